@@ -1,0 +1,5 @@
+"""`python -m mlflow_compress` is `mlflow-compress`."""
+
+from mlflow_compress.cli import main
+
+raise SystemExit(main())

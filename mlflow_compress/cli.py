@@ -1,0 +1,135 @@
+"""`mlflow-compress`: arguments -> configuration -> stage. The only place that prints."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from types import FrameType
+from typing import Any
+
+from mlflow_compress import config
+from mlflow_compress.errors import ConfigError, MlflowCompressError
+
+_EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
+
+
+def _run_main(settings: config.MainConfig) -> str:
+    from mlflow_compress.stages.main import run_main
+
+    return run_main(settings)
+
+
+def _run_quantize(settings: config.QuantizeConfig) -> str:
+    from mlflow_compress.stages.quantize import run_quantize
+
+    return run_quantize(settings)
+
+
+def _run_evaluate(settings: config.EvaluateConfig) -> str:
+    from mlflow_compress.stages.evaluate import run_evaluate
+
+    return run_evaluate(settings)
+
+
+def _run_judge(settings: config.JudgeConfig) -> str:
+    from mlflow_compress.stages.judge import run_judge
+
+    return run_judge(settings)
+
+
+def _run_promote(settings: config.PromoteConfig) -> str:
+    from mlflow_compress.stages.promote import run_promote
+
+    return run_promote(settings)
+
+
+# Stages are imported when they run, so that --help and a wrong parameter answer at once.
+STAGES: dict[str, tuple[type, Callable[[Any], str]]] = {
+    "main": (config.MainConfig, _run_main),
+    "quantize": (config.QuantizeConfig, _run_quantize),
+    "evaluate": (config.EvaluateConfig, _run_evaluate),
+    "judge": (config.JudgeConfig, _run_judge),
+    "promote": (config.PromoteConfig, _run_promote),
+}
+
+
+def _default(value: object) -> str:
+    """Return a default as the user would type it."""
+    return str(value).lower() if isinstance(value, bool) else str(value) or "none, must be given"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser: one sub-command a stage, one option a configuration field, plus the commands that only list."""
+    parser = argparse.ArgumentParser(
+        prog="mlflow-compress",
+        description="Compress a causal language model, measure how far each variant moved, promote by that distance.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (cls, _) in STAGES.items():
+        about = (cls.__doc__ or "").strip()
+        stage = commands.add_parser(name, help=about, description=about, epilog=_EPILOG, allow_abbrev=False)
+        for field in fields(cls):
+            accepted = " | ".join(field.metadata["choices"])
+            doc = f"{field.metadata['help']} {f'({accepted}) ' if accepted else ''}[{_default(field.default)}]"
+            stage.add_argument(f"--{field.name}", metavar="VALUE", help=doc.replace("%", "%%"))
+    commands.add_parser("methods", help="List the compression methods and what each supports.")
+    return parser
+
+
+def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
+    """Return the given parameters as strings; what the parser did not know is kept, for `config.parse` to refuse by name."""
+    values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
+    for token in extra:
+        if token.startswith("--"):
+            name, _, value = token.removeprefix("--").partition("=")
+            values[name] = value
+        elif not values or extra[extra.index(token) - 1][:2] != "--":
+            raise ConfigError("Unexpected argument", allowed="--name VALUE", got=token)
+    return values
+
+
+def _methods_table() -> str:
+    """Return the registered compression methods as an aligned table."""
+    from mlflow_compress.compress.base import METHODS
+
+    rows = [("method", "bits", "what it does")]
+    for name, method in METHODS.items():
+        rows.append((name, "/".join(str(b) for b in method.supported_bits), method.description))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Turn SIGTERM into an exception, so that open runs are closed and temporary folders removed."""
+    raise SystemExit(128 + signum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _terminate)
+    known, extra = build_parser().parse_known_args(argv)
+    try:
+        if known.command == "methods":
+            print(_methods_table())
+            return 0
+        cls, stage = STAGES[known.command]
+        print(stage(config.parse(cls, _parameters(known, extra))))
+        return 0
+    except ConfigError as error:
+        print(f"mlflow-compress: {error}", file=sys.stderr)
+        return 2
+    except MlflowCompressError as error:
+        print(f"mlflow-compress: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mlflow-compress: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

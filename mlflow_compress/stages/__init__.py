@@ -1,0 +1,1 @@
+"""The stages: a configuration and the parts below, put together. Each runs alone or as a child of `main`."""

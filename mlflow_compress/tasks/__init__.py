@@ -1,0 +1,1 @@
+"""Where items come from: question files and corpora, as requests for scoring and `Items` for metrics."""

@@ -1,0 +1,81 @@
+"""Question files: JSONL rows, read and checked before any model is loaded; every error names file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.tasks.base import FAMILIES, Family, Row
+
+_NAMES = {str: "a text", int: "a whole number", list: "a list"}
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 text file, or a `DataError` naming it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot read the file: {error.strerror}", got=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"The file is not UTF-8 (byte {error.start})", got=str(path)) from error
+    if not text.strip():
+        raise DataError("The file is empty", got=str(path))
+    return text
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
+        rows.append({**row, "line": number})
+    return rows
+
+
+def family_of(path: Path, row: Row) -> Family:
+    """Return the family whose fields the row has; none or several is a `DataError`."""
+    fits = [family for _, family in FAMILIES.items() if set(family.fields) <= set(row)]
+    if len(fits) != 1:
+        raise DataError(
+            f"{path}, line {row['line']}: the fields do not tell the task family",
+            allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
+            got=sorted(set(row) - {"line"}),
+        )
+    return fits[0]
+
+
+def _check_row(path: Path, row: Row, family: Family, seen: set[str]) -> None:
+    """Check one row against its family; errors carry file and line."""
+    place = f"{path}, line {row['line']}: "
+    for name, kind in {"id": str, "category": str, **family.fields}.items():
+        if name not in row:
+            raise DataError(f"{place}the field '{name}' is missing")
+        if not isinstance(row[name], kind) or isinstance(row[name], bool):
+            raise DataError(f"{place}'{name}' has the wrong type", allowed=_NAMES[kind], got=row[name])
+    if row["id"] in seen:
+        raise DataError(f"{place}the id is used twice", got=row["id"])
+    seen.add(row["id"])
+    try:
+        family.check(row)
+    except DataError as error:
+        raise DataError(f"{place}{error}") from error
+
+
+def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
+    """Return the family of a question file and its checked rows."""
+    rows = read_jsonl(path)
+    family = family_of(path, rows[0])
+    seen: set[str] = set()
+    for row in rows:
+        _check_row(path, row, family, seen)
+    return family, rows

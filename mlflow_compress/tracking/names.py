@@ -1,0 +1,31 @@
+"""Names that other runs and people search by: run tags and the metrics that head every table."""
+
+from __future__ import annotations
+
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote
+VARIANT = "variant"  # "awq-4bit-g128"
+BASE_MODEL = "base_model"
+VERDICT = "verdict"
+FINGERPRINT = "fingerprint"
+CHECKPOINT = "checkpoint"
+CHECKPOINT_SHA256 = "checkpoint_sha256"
+METHOD = "method"
+ERROR = "error"
+SKIPPED = "skipped"  # what was left out, and why
+
+# The order in which a person should read them; metrics that a run does not have are left out.
+HEADLINE = (
+    "distance/flips_pct",
+    "distance/kl_mean",
+    "distance/all_flips_pct",
+    "quality/accuracy",
+    "quality/accuracy_delta",
+    "quality/perplexity",
+    "robustness/shuffle_drop_pct",
+    "uncertainty/uacc",
+    "uncertainty/set_size",
+    "judge/similarity",
+    "judge/mt_bench",
+    "size/ratio",
+    "size/bits_per_weight",
+)

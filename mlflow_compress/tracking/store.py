@@ -1,0 +1,237 @@
+"""The connection to a tracking store and the runs in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
+
+from mlflow_compress.errors import MlflowCompressError, TrackingError
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.rounding import rounded
+
+_NOTE = "mlflow.note.content"
+_NOTE_LIMIT = 8000
+_TAG_LIMIT = 5000
+_PARENT = "mlflow.parentRunId"
+_RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # how `mlflow run` tells its child which run to fill
+
+
+def _absolute(uri: str) -> str:
+    """Return a SQLite URI with its path made absolute, since stages run in other working directories."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
+        return prefix + str(Path(uri.removeprefix(prefix)).resolve())
+    return uri
+
+
+class TrackedRun:
+    """One open run: what stages may write to it.
+
+    Parameters
+    ----------
+    client : mlflow.tracking.MlflowClient
+        Connected client.
+    run_id : str
+        The run.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+
+    @property
+    def info(self) -> Any:
+        """The run's MLflow information (experiment id, artifact location, status)."""
+        return self._client.get_run(self.run_id).info
+
+    def rename(self, name: str) -> None:
+        """Give the run its short, most-distinctive-first name."""
+        self._client.update_run(self.run_id, name=name)
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        """Set tags, each cut to MLflow's limit."""
+        self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log parameters that the run does not have yet (`mlflow run` has logged its own, shell-quoted)."""
+        there = self._client.get_run(self.run_id).data.params
+        new = [Param(key, str(value)) for key, value in params.items() if key not in there]
+        self._client.log_batch(self.run_id, params=new)
+
+    def log_values(self, values: Mapping[str, float]) -> None:
+        """Log plain numbers in one batch."""
+        now = int(time.time() * 1000)
+        self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
+
+    def log_results(self, results: Sequence[MetricResult]) -> None:
+        """Log metric results in one batch, rounded to what their intervals support; a task's result gets its name appended."""
+        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Store one file as an artifact."""
+        self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def log_folder(self, path: Path, folder: str) -> None:
+        """Store a folder's content as artifacts under `folder`."""
+        self._client.log_artifacts(self.run_id, str(path), folder)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Store a text as an artifact."""
+        self._client.log_text(self.run_id, text, name)
+
+    def log_json(self, value: Any, name: str) -> None:
+        """Store a JSON-serialisable value as an artifact."""
+        self._client.log_dict(self.run_id, value, name)
+
+    def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
+        """Store a table that MLflow's artifact comparison can show side by side."""
+        self._client.log_table(self.run_id, dict(columns), name)
+
+    def set_note(self, markdown: str) -> None:
+        """Set the run's description, cut to MLflow's limit."""
+        self._client.set_tag(self.run_id, _NOTE, markdown[:_NOTE_LIMIT])
+
+
+class Tracker:
+    """A checked connection to the tracking store that MLflow is configured for (default: sqlite in the working directory).
+
+    Raises
+    ------
+    TrackingError
+        When the store cannot be reached or written.
+    """
+
+    def __init__(self) -> None:
+        self.uri = _absolute(mlflow.get_tracking_uri())
+        mlflow.set_tracking_uri(self.uri)
+        os.environ["MLFLOW_TRACKING_URI"] = self.uri
+        try:
+            self.client = MlflowClient(self.uri)
+            self.experiment_id = self._experiment()
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise TrackingError(
+                f"The tracking store cannot be used: {str(error).splitlines()[0]}",
+                got=self.uri,
+                fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
+            ) from error
+
+    def _experiment(self) -> str:
+        """Return the experiment of the surrounding `mlflow run`, or the one named in the environment, or the default."""
+        run_id = os.environ.get(_RUN_ID_VARIABLE)
+        if run_id:
+            return str(self.client.get_run(run_id).info.experiment_id)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        experiment = self.client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self.client.create_experiment(name))
+
+    @contextmanager
+    def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
+        """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted, never RUNNING.
+
+        Parameters
+        ----------
+        name, stage : str
+            Run name and the `stage` tag.
+        tags : mapping
+            More tags.
+        own : bool
+            True fills the run that `mlflow run` has made for this process where there is one; False makes another run
+            (a baseline that is evaluated on the way).
+        """
+        given = os.environ.pop(_RUN_ID_VARIABLE, None) if own else None
+        try:
+            run_id = given or self.client.create_run(self.experiment_id, run_name=name).info.run_id
+            tracked = TrackedRun(self.client, run_id)
+            tracked.rename(name)
+            tracked.set_tags({names.STAGE: stage, **tags})
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise TrackingError(
+                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=self.uri
+            ) from error
+        try:
+            yield tracked
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            message = "interrupted" if interrupted else str(error) or type(error).__name__
+            tracked.set_tags({names.ERROR: message})
+            tracked.set_note(f"**{stage} failed:** {message}")
+            self.client.set_terminated(run_id, "KILLED" if interrupted else "FAILED")
+            raise
+        self.client.set_terminated(run_id, "FINISHED")
+
+    def find_finished(self, stage: str, **tags: str) -> list[Run]:
+        """Return finished runs of a stage with the given tags, newest first, over all experiments."""
+        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
+        terms = [f"tags.`{key}` = '{value}'" for key, value in {names.STAGE: stage, **tags}.items()]
+        found: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs(
+                experiments,
+                filter_string=" and ".join([*terms, "attributes.status = 'FINISHED'"]),
+                order_by=["attributes.start_time DESC"],
+                page_token=token,
+            )
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def children(self, run_id: str) -> dict[str, Run]:
+        """Return the newest child of a run by stage."""
+        runs = self.client.search_runs(
+            [self.client.get_run(run_id).info.experiment_id],
+            filter_string=f"tags.`{_PARENT}` = '{run_id}'",
+            order_by=["attributes.start_time ASC"],
+        )
+        return {run.data.tags[names.STAGE]: run for run in runs if names.STAGE in run.data.tags}
+
+    def fetch(self, run_id: str, folder: str) -> Path:
+        """Return a local path of an artifact folder of a run (a copy only when the store is remote)."""
+        try:
+            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri))
+        except (MlflowException, OSError) as error:
+            raise TrackingError(
+                f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
+                fix="Delete that run, so that it is made again",
+            ) from error
+
+    def fetch_json(self, run_id: str, name: str) -> Any:
+        """Return a JSON artifact of a run."""
+        return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+
+    def run_project(self, folder: Path, parameters: Mapping[str, str], *, parent: TrackedRun, name: str) -> str:
+        """Run an MLflow project as a child of `parent` in this environment and return its run id.
+
+        Raises
+        ------
+        MlflowCompressError
+            With the child's own error message when it fails.
+        """
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={_PARENT: parent.run_id})
+        child = run.info.run_id
+        try:
+            mlflow.projects.run(
+                str(folder),
+                parameters=dict(parameters),
+                env_manager="local",
+                run_id=child,
+                experiment_id=self.experiment_id,
+            )
+        except mlflow.exceptions.ExecutionException as error:
+            tags = self.client.get_run(child).data.tags
+            if self.client.get_run(child).info.status == "RUNNING":
+                self.client.set_terminated(child, "FAILED")
+            raise MlflowCompressError(f"Stage {folder.name} failed: {tags.get(names.ERROR, error)}") from error
+        return str(child)

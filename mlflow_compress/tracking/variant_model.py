@@ -1,0 +1,51 @@
+"""The pyfunc that a registered variant is loaded as: it generates and scores. MLflow runs this file (models from code)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.pyfunc import PythonModel, PythonModelContext
+
+from mlflow_compress.compress.manifest import verify_weights
+from mlflow_compress.records import Request
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.generate import GenerationConfig, generate
+from mlflow_compress.scoring.loading import LoadConfig, load_model
+
+
+class VariantModel(PythonModel):
+    """A compressed checkpoint behind MLflow's `predict`.
+
+    `predict` takes a table: a column "prompt" alone generates ("text" is returned); with a column "continuation" each
+    row is scored instead ("loglik", "n_tokens", "greedy" are returned). Parameters: `max_new_tokens` (default 128).
+    """
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Check the checkpoint against its recorded hashes and load it."""
+        reference = json.loads(Path(context.artifacts["variant"]).read_text())
+        verify_weights(Path(reference["checkpoint"]), reference["weights_sha256"])
+        self._loaded = load_model(LoadConfig(path=reference["checkpoint"], dtype=reference["dtype"]))
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Generate after each prompt, or score each continuation."""
+        frame = pd.DataFrame(model_input)
+        if "prompt" not in frame:
+            raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")
+        if "continuation" not in frame:
+            config = GenerationConfig(max_new_tokens=int((params or {}).get("max_new_tokens", 128)), temperature=0.0)
+            texts = generate(self._loaded, [str(p) for p in frame["prompt"]], config)
+            return pd.DataFrame({"text": [samples[0] for samples in texts]})
+        requests = [
+            Request("predict", str(row), 0, 0, 0, str(prompt), str(text), len(str(text)), len(str(text).encode()))
+            for row, (prompt, text) in enumerate(zip(frame["prompt"], frame["continuation"], strict=True))
+        ]
+        scores, _ = Scorer(self._loaded, ScoringConfig()).score(requests)
+        table = scores.table.to_pandas().set_index("item_id").loc[[str(row) for row in range(len(frame))]]
+        return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
+
+
+mlflow.models.set_model(VariantModel())

@@ -1,0 +1,10 @@
+"""The evaluate stage as an MLflow project of its own: calls the library in this checkout."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from mlflow_compress.cli import main
+
+raise SystemExit(main(["evaluate", *sys.argv[1:]]))

@@ -1,0 +1,160 @@
+"""Tasks: families from fields, prompts, permutations, limits, and errors with file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.tasks.instructions import load_instructions
+from mlflow_compress.tasks.suite import load_suite
+
+SETTINGS = TaskSettings(shots=1, shuffles=2, seed=1)
+
+
+def lettered(n: int = 3, category: str = "rivers") -> list[dict[str, Any]]:
+    dev = {"id": "d0", "category": category, "question": "Which?", "choices": ["w", "x", "y", "z"], "answer": 1}
+    test = [
+        {"id": f"q{i}", "category": category, "question": f"Q{i}?", "choices": list("abcd"), "answer": i % 4}
+        for i in range(n)
+    ]
+    return [{**dev, "split": "dev"}, *test]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def suite(path: Path, rows: list[dict[str, Any]], settings: TaskSettings = SETTINGS) -> Any:
+    return load_suite(write(path, rows), model="other", settings=settings)
+
+
+def test_lettered_prompt_is_the_original_mmlu_style(tmp_path: Path) -> None:
+    plain, six = suite(tmp_path / "mine.jsonl", lettered(1)).tasks
+    first = next(r for r in plain.requests if r.permutation == 0)
+    assert first.context == (
+        "The following are multiple choice questions (with answers) about rivers.\n\n"
+        "Which?\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\n"
+        "Q0?\nA. a\nB. b\nC. c\nD. d\nAnswer:"
+    )
+    assert [r.continuation for r in plain.requests if r.permutation == 0] == [" A", " B", " C", " D"]
+    assert six.name == "mine_six" and six.family == "lettered_six"
+    assert "E. I don't know\nF. None of the above\nAnswer: B" in six.requests[0].context
+    assert [r.continuation for r in six.requests] == [" A", " B", " C", " D", " E", " F"]
+
+
+def test_permutations_move_contents_and_keep_letters(tmp_path: Path) -> None:
+    plain = suite(tmp_path / "mine.jsonl", lettered(40)).tasks[0]
+    for request in plain.requests:
+        shown = request.context.rsplit("\n\n", 1)[1].splitlines()[1 + request.option]
+        assert shown == f"{'ABCD'[request.option]}. {'abcd'[request.content]}"
+    orders = {}
+    for request in plain.requests:
+        orders.setdefault((request.item_id, request.permutation), []).append(request.content)
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders.values())
+    assert all(order == [0, 1, 2, 3] for (_, permutation), order in orders.items() if permutation == 0)
+    assert len({tuple(order) for order in orders.values()}) > 15  # of 24; drawn, not fixed
+
+
+def test_an_items_shuffles_do_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    alone = suite(tmp_path / "mine.jsonl", lettered(1)).tasks[0].requests
+    among = suite(tmp_path / "mine.jsonl", lettered(30)).tasks[0].requests
+    assert list(alone) == [r for r in among if r.item_id == "q0"]
+
+
+def test_limit_takes_the_same_items_each_time_and_counts_by_category(tmp_path: Path) -> None:
+    more = [{**row, "id": "m" + row["id"]} for row in lettered(10, "hills")]
+    rows = lettered(10) + more
+    limited = TaskSettings(shots=1, shuffles=0, seed=3, limit=4)
+    first = suite(tmp_path / "a.jsonl", rows, limited).tasks[0]
+    assert sorted(first.items.column("category").tolist()) == ["hills"] * 4 + ["rivers"] * 4
+    assert first.content_hash() == suite(tmp_path / "a.jsonl", rows, limited).tasks[0].content_hash()
+    other = TaskSettings(shots=1, shuffles=0, seed=4, limit=4)
+    assert first.content_hash() != suite(tmp_path / "a.jsonl", rows, other).tasks[0].content_hash()
+
+
+def test_fields_decide_the_family(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "cloze": {"context": "The sky is", "choices": ["deep blue", "a fish"], "answer": 0},
+        "last_word": {"context": "He sat on the", "target": "chair"},
+        "exact": {"prompt": "2+2=", "answers": ["4"]},
+    }
+    rules = {"cloze": "loglik_per_char", "last_word": "greedy", "exact": "exact_match"}
+    for family, row in rows.items():
+        [task] = suite(tmp_path / f"{family}.jsonl", [{"id": "1", "category": "c", **row}]).tasks
+        assert task.family == family
+        assert task.items.column("rule").tolist() == [rules[family]]
+
+
+def test_cloze_lengths_count_the_text_without_its_delimiter(tmp_path: Path) -> None:
+    row = {"id": "1", "category": "c", "context": "x", "choices": ["é", "ab"], "answer": 0}
+    [task] = suite(tmp_path / "c.jsonl", [row]).tasks
+    assert [(r.continuation, r.n_chars, r.n_bytes) for r in task.requests] == [(" é", 1, 2), (" ab", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{not json", "line 2: not JSON"),
+        ('["a"]', "line 2: not a JSON object"),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"]}', "line 2: the field 'answer' is missing"),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a"], "answer": 0}', "wrong number of options"),
+        (
+            json.dumps({"id": "x", "category": "c", "question": "q", "choices": [str(i) for i in range(27)], "answer": 0}),
+            "wrong number of options",
+        ),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 2}', "not the index of a choice"),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "A"}', "'answer' has the wrong type"),
+        ('{"id": "d0", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 0}', "the id is used twice"),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", " "], "answer": 0}', "not empty"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(lettered(0)[0]) + "\n" + line + "\n")
+    with pytest.raises(DataError) as caught:
+        load_suite(str(path), model="other", settings=SETTINGS)
+    assert words in str(caught.value) and "mine.jsonl, line 2" in str(caught.value)
+
+
+def test_empty_missing_and_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text(" \n")
+    (tmp_path / "latin.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
+    for name, words in [("empty", "is empty"), ("latin", "not UTF-8"), ("absent", "Cannot read")]:
+        with pytest.raises(DataError, match=words):
+            load_suite(str(tmp_path / f"{name}.jsonl"), model="other", settings=SETTINGS)
+
+
+def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"fields do not tell.*lettered: question\+choices\+answer"):
+        suite(tmp_path / "x.jsonl", [{"id": "1", "category": "c", "words": "?"}])
+
+
+def test_too_few_shots_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="too few few-shot examples"):
+        suite(tmp_path / "x.jsonl", lettered(2), TaskSettings(shots=2))
+
+
+@pytest.mark.parametrize("spec", ["nonsense", "auto"])
+def test_unknown_names_and_defaults_without_a_demo_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError):
+        load_suite(spec, model="other", settings=SETTINGS)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", lettered(1))
+    with pytest.raises(ConfigError, match="same name"):
+        load_suite(f"{path},{path}", model="other", settings=SETTINGS)
+
+
+def test_instructions_follow_mt_bench(tmp_path: Path) -> None:
+    good = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": ["r1", "r2"]}
+    [found] = load_instructions(Path(write(tmp_path / "i.jsonl", [good])), SETTINGS)
+    assert (found.item_id, found.turns, found.reference) == ("81", ("Write.", "Again."), ("r1", "r2"))
+    with pytest.raises(DataError, match="line 1: 'turns'"):
+        load_instructions(Path(write(tmp_path / "j.jsonl", [{**good, "turns": ["one"]}])), SETTINGS)
