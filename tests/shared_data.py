@@ -8,4 +8,6 @@ import pytest
 
 SHARED = Path(__file__).parents[2] / "shared"
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the optional shared test data is not beside the checkout")
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the optional shared test data is not beside the checkout"
+)

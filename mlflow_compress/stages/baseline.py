@@ -19,7 +19,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.stages.measure import measure
-from mlflow_compress.stages.results import results_json
+from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import names
@@ -91,13 +91,13 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
         run.log_json(content, "fingerprint.json")
         with StateWriter(work / STATES, loaded) as writer:
             records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
-        store = StateStore.open(work / STATES, loaded)
-        again = Scorer(loaded, ScoringConfig(plan="plain"))
-        noise = measure(again, suite, baseline=store, generations=False)
+        store = StateStore.open(work / STATES, baseline=loaded)
+        other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
+        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
         records.write(work / RECORDS)
         noise.write(work / NOISE)
         results = compute_all(Evidence(baseline=records, noise=noise))
-        run.log_results([r for r in results if r.category is None])
+        run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
         for name in (RECORDS, NOISE, STATES):
             run.log_folder(work / name, name)

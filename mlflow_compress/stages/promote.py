@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from mlflow_compress.config import PromoteConfig
@@ -20,9 +21,23 @@ from mlflow_compress.tracking.store import Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 # Keys under which a variant's run holds the upper ends of its 95 % intervals.
+DELTA = "quality/accuracy_delta"
 GATE_KL = "gate/kl_upper"
 GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
+
+
+def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
+    """Return the upper ends that gates read, unrounded; an interval that is not there leaves its key out."""
+    found: dict[str, float] = {}
+    kl, flips, delta = (pooled.get(f"{name}") for name in ("distance/kl_mean", "distance/flips_pct", DELTA))
+    if kl is not None and kl.high is not None:
+        found[GATE_KL] = kl.high
+    if flips is not None and flips.high is not None:
+        found[GATE_FLIPS] = flips.high
+    if delta is not None and delta.low is not None:
+        found[GATE_DROP] = -100.0 * delta.low
+    return found
 
 
 def gates(config: PromoteConfig) -> list[Gate]:
@@ -80,7 +95,7 @@ def run_promote(config: PromoteConfig) -> str:
             Candidate(
                 name=variant.data.tags[names.VARIANT],
                 run_id=variant.info.run_id,
-                version=register(tracker, name, variant).version,
+                version=str(register(tracker, name, variant).version),
                 method=variant.data.tags[names.METHOD],
                 metrics=variant.data.metrics,
             )

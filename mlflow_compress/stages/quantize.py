@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress import demo
-from mlflow_compress.compress.base import METHODS, method_config
-from mlflow_compress.compress.manifest import Manifest
-from mlflow_compress.compress.pipeline import compress_model
+from mlflow_compress import __version__, demo
+from mlflow_compress.compress.base import METHODS, MethodConfig
+from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compress.run import compress_model
+from mlflow_compress.compress.settings import method_config
+from mlflow_compress.compress.source import resolve as resolve_source
+from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.stages.variant import model_label, model_path
 from mlflow_compress.tasks.files import read_text
@@ -18,11 +23,10 @@ from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 
-def method_settings(config: QuantizeConfig) -> Any:
-    """Return the method's own frozen configuration, or raise the one clear error before any work is done."""
-    method = METHODS.get(config.method)
+def method_settings(config: QuantizeConfig) -> MethodConfig:
+    """Return the method's own frozen settings, or raise the one clear error before any work is done."""
     given: dict[str, Any] = {}
-    if method.needs_calibration:
+    if METHODS.get(config.method).needs_calibration:
         given = {"calibration_samples": config.calibration_samples, "calibration_length": config.calibration_length}
         given["seed"] = config.seed
     return method_config(config.method, bits=config.bits, group_size=config.group_size, **given)
@@ -30,27 +34,43 @@ def method_settings(config: QuantizeConfig) -> Any:
 
 def variant_name(config: QuantizeConfig) -> str:
     """Return the variant's short name, most distinctive first: "awq-4bit-g128"."""
-    settings = method_settings(config)
-    parts = [config.method]
-    if getattr(settings, "bits", None) and config.method != "none":
-        parts.append(f"{settings.bits}bit")
-    if getattr(settings, "group_size", None):
-        parts.append(f"g{settings.group_size}")
-    return "-".join(parts)
+    return METHODS.get(config.method).label(method_settings(config))
 
 
 def calibration_texts(config: QuantizeConfig) -> list[str]:
     """Return the calibration paragraphs, or none where the method needs none."""
     if not METHODS.get(config.method).needs_calibration:
         return []
-    path = resolve(
-        "calibration", config.calibration, model=config.model, embedded=demo.DATA_DIR / "calibration.txt"
-    )
+    path = resolve("calibration", config.calibration, model=config.model, embedded=demo.DATA_DIR / "calibration.txt")
     return [paragraph for paragraph in read_text(path).split("\n\n") if paragraph.strip()]
 
 
-def quantize(config: QuantizeConfig, run: TrackedRun) -> Manifest:
-    """Compress the baseline into `<out>/<model>-<variant>`, and log settings, size and cost.
+def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, texts: list[str]) -> Path:
+    """Return where the checkpoint belongs: its name ends in a digest of everything that decides its bytes."""
+    source = resolve_source(model_path(config.model), trust_remote_code=config.trust_remote_code)
+    decides = [config.method, settings.settings(), texts, hash_weights(source.folder)[1], __version__]
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
+    label = model_label(config.model).replace("/", "-")
+    return Path(config.out).resolve() / f"{label}-{variant_name(config)}-{digest}"
+
+
+def size_values(manifest: Manifest) -> dict[str, float]:
+    """Return what a manifest says of size and cost, as metrics."""
+    return {
+        "size/ratio": round(manifest.size_ratio, 4),
+        "size/bytes": manifest.size_bytes,
+        "size/bits_per_weight": round(manifest.bits_per_weight, 4),
+        "size/bits_per_weight_model": round(manifest.bits_per_weight_model, 4),
+        "speed/compress_seconds": round(manifest.seconds, 2),
+        "speed/compress_peak_memory_mb": round(manifest.peak_memory_bytes / 2**20, 1),
+    }
+
+
+def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
+    """Compress the baseline into a folder of `config.out`, and log settings, size and cost.
+
+    A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
+    were checked against its manifest.
 
     Raises
     ------
@@ -60,46 +80,40 @@ def quantize(config: QuantizeConfig, run: TrackedRun) -> Manifest:
     """
     settings = method_settings(config)
     texts = calibration_texts(config)
-    name = variant_name(config)
-    folder = Path(config.out).resolve() / f"{model_label(config.model).replace('/', '-')}-{name}"
-    manifest = compress_model(
-        model_path(config.model),
-        config.method,
-        settings,
-        texts,
-        folder,
-        device=config.device,
-        trust_remote_code=config.trust_remote_code,
-    )
+    folder = checkpoint_folder(config, settings, texts)
+    if folder.exists():
+        manifest = Manifest.read(folder)
+        run.set_tags({names.SKIPPED: "compression: the finished checkpoint was there already"})
+    else:
+        manifest = compress_model(
+            model_path(config.model),
+            config.method,
+            settings,
+            texts,
+            folder,
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+        )
     run.log_params({"model": config.model, "method": config.method, **manifest.settings})
-    run.set_tags({names.CHECKPOINT: str(folder), names.METHOD: config.method, names.VARIANT: name})
+    run.set_tags({names.CHECKPOINT: str(folder), names.METHOD: config.method, names.VARIANT: manifest.label})
     run.log_values(size_values(manifest))
-    run.log_file(folder / Manifest.FILE)
-    return manifest
+    run.log_file(folder / MANIFEST_FILE)
+    run.set_note(f"**{manifest.label}**: {describe(manifest)}; reload check passed.")
+    return manifest, folder
 
 
-def size_values(manifest: Manifest) -> dict[str, float]:
-    """Return what a manifest says of size and cost, as metrics."""
-    return {
-        "size/ratio": manifest.size_ratio,
-        "size/bytes": manifest.bytes,
-        "size/bits_per_weight": manifest.bits_per_weight,
-        "speed/compress_seconds": manifest.seconds,
-        "speed/compress_peak_memory_mb": manifest.peak_memory_bytes / 2**20,
-    }
+def describe(manifest: Manifest) -> str:
+    """Return size and cost in plain words."""
+    return (
+        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight "
+        f"({manifest.bits_per_weight_model:.2f} over the whole model), made in {manifest.seconds:.0f} s"
+    )
 
 
 def run_quantize(config: QuantizeConfig) -> str:
     """Run the stage under a run of its own and return what to tell the user."""
     tracker = Tracker()
     label = model_label(config.model)
-    name = f"quantize {variant_name(config)} {label}"
-    with tracker.run(name, "quantize", {names.BASE_MODEL: label}) as run:
-        manifest = quantize(config, run)
-        folder = tracker.client.get_run(run.run_id).data.tags[names.CHECKPOINT]
-    lines = [
-        f"{variant_name(config)}: {manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per weight,",
-        f"reload check passed, checkpoint in {folder}",
-        how_to_open(tracker, run.run_id),
-    ]
-    return "\n".join(lines)
+    with tracker.run(f"quantize {config.method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
+        manifest, folder = quantize(config, run)
+    return f"{manifest.label}: {describe(manifest)}\nCheckpoint: {folder}\n{how_to_open(tracker, run.run_id)}"

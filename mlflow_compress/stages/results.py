@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import names
 
 _FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category")
 
@@ -20,6 +21,7 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
 
 
-def headline(results: Iterable[MetricResult]) -> dict[str, MetricResult]:
-    """Return the pooled results by metric name."""
-    return {result.name: result for result in results if result.task is None and result.category is None}
+
+def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
+    """Return what becomes MLflow metrics of an evaluation: every pooled value, and a few by task (under 100 in all)."""
+    return [r for r in results if r.category is None and (r.task is None or r.name in names.BY_TASK)]

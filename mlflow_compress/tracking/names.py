@@ -29,3 +29,12 @@ HEADLINE = (
     "size/ratio",
     "size/bits_per_weight",
 )
+
+# What a task's own rows are logged for on the evaluate run; everything else by task and category is in metrics.json.
+BY_TASK = (
+    "quality/accuracy",
+    "quality/accuracy_delta",
+    "distance/flips_pct",
+    "distance/all_flips_pct",
+    "distance/kl_mean",
+)

@@ -1,4 +1,4 @@
-"""The pyfunc that a registered variant is loaded as: it generates and scores. MLflow runs this file (models from code)."""
+"""What a registered variant is loaded as: a pyfunc that generates and scores. MLflow runs this file (models from code)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import mlflow
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
-from mlflow_compress.compress.manifest import verify_weights
+from mlflow_compress.compress.manifest import Manifest
+from mlflow_compress.errors import CheckpointError
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generate import GenerationConfig, generate
@@ -27,7 +28,9 @@ class VariantModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Check the checkpoint against its recorded hashes and load it."""
         reference = json.loads(Path(context.artifacts["variant"]).read_text())
-        verify_weights(Path(reference["checkpoint"]), reference["weights_sha256"])
+        manifest = Manifest.read(Path(reference["checkpoint"]))
+        if manifest.weight_files != reference["weight_files"]:
+            raise CheckpointError("The checkpoint was made anew since it was registered", got=reference["checkpoint"])
         self._loaded = load_model(LoadConfig(path=reference["checkpoint"], dtype=reference["dtype"]))
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:

@@ -102,14 +102,25 @@ def test_cloze_lengths_count_the_text_without_its_delimiter(tmp_path: Path) -> N
     [
         ("{not json", "line 2: not JSON"),
         ('["a"]', "line 2: not a JSON object"),
-        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"]}', "line 2: the field 'answer' is missing"),
+        (
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"]}',
+            "line 2: the field 'answer' is missing",
+        ),
         ('{"id": "x", "category": "c", "question": "q", "choices": ["a"], "answer": 0}', "wrong number of options"),
         (
-            json.dumps({"id": "x", "category": "c", "question": "q", "choices": [str(i) for i in range(27)], "answer": 0}),
+            json.dumps(
+                {"id": "x", "category": "c", "question": "q", "choices": [str(i) for i in range(27)], "answer": 0}
+            ),
             "wrong number of options",
         ),
-        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 2}', "not the index of a choice"),
-        ('{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "A"}', "'answer' has the wrong type"),
+        (
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 2}',
+            "not the index of a choice",
+        ),
+        (
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "A"}',
+            "'answer' has the wrong type",
+        ),
         ('{"id": "d0", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 0}', "the id is used twice"),
         ('{"id": "x", "category": "c", "question": "q", "choices": ["a", " "], "answer": 0}', "not empty"),
     ],

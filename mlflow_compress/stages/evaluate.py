@@ -1,0 +1,100 @@
+"""The evaluate stage: the variant on the same items as its baseline, every distance with its interval."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.config import EvaluateConfig, EvaluateSettings
+from mlflow_compress.metrics.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.evidence import Evidence, MetricSettings
+from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.records import MetricResult
+from mlflow_compress.report.verdict import verdict
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model
+from mlflow_compress.scoring.store import StateStore
+from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
+from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.promote import gate_values
+from mlflow_compress.stages.results import logged, results_json
+from mlflow_compress.stages.variant import model_label, model_path, read_manifest
+from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.views import how_to_open
+
+BASELINE_RUN = "baseline_run_id"
+
+
+def suite_of(config: EvaluateSettings) -> Suite:
+    """Read and check the tasks of a configuration, before any model is loaded."""
+    settings = TaskSettings(shots=config.shots, shuffles=config.shuffles, seed=config.seed, limit=config.limit)
+    return load_suite(config.tasks, model=config.model, settings=settings)
+
+
+def load(path: str, config: Any) -> LoadedModel:
+    """Load a model as the configuration says."""
+    return load_model(
+        LoadConfig(
+            path=path, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
+        )
+    )
+
+
+def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseline]:
+    """Score the variant, and the baseline where it was not scored before; return everything that metrics read."""
+    suite = suite_of(config)
+    base_model = load(model_path(config.model), config)
+    variant_model = load(config.checkpoint, config)
+    check_same_tokenizer(base_model, variant_model)
+    baseline = find_or_evaluate(tracker, base_model, suite, config)
+    store = StateStore.open(baseline.states, baseline=base_model)
+    del base_model  # its head is in the store; only the variant's memory is needed from here on
+    variant = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store)
+    settings = MetricSettings(seed=config.seed, split_seed=config.seed)
+    found = Evidence(baseline=baseline.records, variant=variant, noise=baseline.noise, settings=settings)
+    return found, baseline
+
+
+def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult]) -> None:
+    """Log metrics (pooled and by task), records, the flips table, and what could not be computed and why."""
+    pooled = headline(list(results))
+    run.log_results(logged(results))
+    run.log_values(gate_values(pooled))
+    run.log_json(results_json(results), "metrics.json")
+    run.log_json(flips_table(found), "flips.json")
+    skipped = unmet(found)
+    if skipped:
+        run.log_json(skipped, "not_computed.json")
+    with tempfile.TemporaryDirectory() as folder:
+        found.subject.write(Path(folder))
+        run.log_folder(Path(folder), RECORDS)
+
+
+def run_evaluate(config: EvaluateConfig) -> str:
+    """Run the stage under a run of its own and return what to tell the user.
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+    """
+    tracker = Tracker()
+    label = model_label(config.model)
+    with tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
+        manifest = read_manifest(config.checkpoint)
+        run.rename(f"evaluate {manifest.label} {label}")
+        run.set_tags({names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint})
+        run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
+        found, baseline = evidence(config, tracker)
+        results = compute_all(found)
+        log_evaluation(run, found, results)
+        sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
+        source = "evaluated now" if baseline.fresh else "found in the store"
+        run.set_tags({names.VERDICT: sentence, BASELINE_RUN: baseline.run_id, "baseline": source})
+        run.set_note(sentence)
+    return f"{sentence}\nBaseline run {baseline.run_id} ({source}).\n{how_to_open(tracker, run.run_id)}"

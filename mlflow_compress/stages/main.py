@@ -1,0 +1,97 @@
+"""The main stage: quantize -> evaluate -> judge as child projects of one parent run that carries what people compare."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlflow_compress.config import (
+    EvaluateSettings,
+    JudgeSettings,
+    MainConfig,
+    QuantizeConfig,
+    as_strings,
+    subset,
+)
+from mlflow_compress.metrics.compute import headline
+from mlflow_compress.stages.evaluate import suite_of
+from mlflow_compress.stages.judge import instructions_of
+from mlflow_compress.stages.quantize import calibration_texts, variant_name
+from mlflow_compress.stages.results import results_from_json
+from mlflow_compress.stages.summary import Outcome, publish, table
+from mlflow_compress.stages.variant import model_label, read_manifest
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.views import how_to_open, save_leaderboard
+
+PROJECTS = Path(__file__).resolve().parents[2] / "projects"
+
+
+def _absolute(values: Mapping[str, str]) -> dict[str, str]:
+    """Make paths absolute: child projects run in their own folders."""
+    changed = dict(values)
+    for name in ("model", "calibration", "instructions", "encoder"):
+        if name in changed and Path(changed[name]).exists():
+            changed[name] = str(Path(changed[name]).resolve())
+    if "out" in changed:
+        changed["out"] = str(Path(changed["out"]).resolve())
+    if "tasks" in changed:
+        parts = [part.strip() for part in changed["tasks"].split(",")]
+        changed["tasks"] = ",".join(str(Path(p).resolve()) if Path(p).exists() else p for p in parts)
+    return changed
+
+
+def _children(config: MainConfig, tracker: Tracker, run: TrackedRun) -> dict[str, str]:
+    """Run the stages one after the other and return their run ids."""
+    quantize = _absolute(as_strings(subset(config, QuantizeConfig)))
+    runs = {"quantize": tracker.run_project(PROJECTS / "quantize", quantize, parent=run, name="quantize")}
+    checkpoint = tracker.client.get_run(runs["quantize"]).data.tags[names.CHECKPOINT]
+    stages: dict[str, type] = {"evaluate": EvaluateSettings}
+    if config.judge:
+        stages["judge"] = JudgeSettings
+    for stage, cls in stages.items():
+        values = {**_absolute(as_strings(subset(config, cls))), "checkpoint": checkpoint}
+        runs[stage] = tracker.run_project(PROJECTS / stage, values, parent=run, name=stage)
+    return runs
+
+
+def run_main(config: MainConfig) -> str:
+    """Compress, evaluate and judge one variant, and return the table and the links to open.
+
+    Everything that can be checked without a model is checked before the first child starts. The parent run ends
+    FINISHED with every headline metric, or FAILED with the failing stage's message.
+    """
+    tracker = Tracker()
+    label = model_label(config.model)
+    with tracker.run(f"{config.method} {label}", "main", {names.BASE_MODEL: label}) as run:
+        variant = variant_name(config)
+        run.rename(f"{variant} {label}")
+        run.set_tags({names.VARIANT: variant, names.METHOD: config.method})
+        calibration_texts(config)
+        suite_of(config)
+        if config.judge:
+            instructions_of(config)
+        children = _children(config, tracker, run)
+        tags = tracker.client.get_run(children["quantize"]).data.tags
+        results = [
+            result
+            for stage in ("evaluate", "judge")
+            if stage in children
+            for result in results_from_json(tracker.fetch_json(children[stage], "metrics.json"))
+        ]
+        outcome = Outcome(
+            label=label,
+            variant=variant,
+            checkpoint=tags[names.CHECKPOINT],
+            manifest=read_manifest(tags[names.CHECKPOINT]),
+            pooled=headline(results),
+            results=results,
+            children=children,
+            dtype=config.dtype,
+            seed=config.seed,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            publish(outcome, tracker, run, Path(folder))
+        save_leaderboard(tracker)
+    return f"{table(outcome)}\n\n{how_to_open(tracker, run.run_id)}"

@@ -1,0 +1,109 @@
+"""Tracking against a real SQLite store: run life cycle, look-ups, registry, saved view."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.registry import PREVIOUS, move_alias, registered_name
+from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
+
+
+def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
+    with tracker.run("awq demo", "main", {names.VARIANT: "awq"}) as run:
+        run.log_params({"bits": 4})
+        run.log_results([MetricResult("distance/kl_mean", 0.021312, 0.0193, 0.0233), MetricResult("a/b", 1.0, task="t")])
+        run.log_table({"prompt": ["p"], "output": ["o"]}, "outputs.json")
+        run.set_note("first line")
+    stored = tracker.client.get_run(run.run_id)
+    assert stored.info.status == "FINISHED" and stored.info.run_name == "awq demo"
+    assert stored.data.metrics == {"distance/kl_mean": 0.0213, "a/b/t": 1.0}
+    assert stored.data.params == {"bits": "4"}
+    assert stored.data.tags["mlflow.note.content"] == "first line"
+    assert tracker.fetch_json(run.run_id, "outputs.json") == {"columns": ["prompt", "output"], "data": [["p", "o"]]}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigError("broken"), "FAILED"), (OSError("disk"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_a_run_never_stays_running(tracker: Tracker, error: BaseException, status: str) -> None:
+    with pytest.raises(type(error)), tracker.run("x", "main", {}) as run:
+        raise error
+    stored = tracker.client.get_run(run.run_id)
+    assert stored.info.status == status
+    assert stored.data.tags[names.ERROR] == (str(error) or "interrupted")
+
+
+def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
+    for fingerprint, fails in [("a", False), ("a", True), ("b", False)]:
+        try:
+            with tracker.run("baseline", "baseline", {names.FINGERPRINT: fingerprint}):
+                if fails:
+                    raise ConfigError("no")
+        except ConfigError:
+            pass
+    assert len(tracker.find_finished("baseline", **{names.FINGERPRINT: "a"})) == 1
+    assert len(tracker.find_finished("baseline")) == 2
+    assert tracker.find_finished("main") == []
+
+
+def test_the_run_of_mlflow_run_is_filled_once(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tracker.client.create_run(tracker.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    with tracker.run("outer", "evaluate", {}) as outer, tracker.run("inner", "baseline", {}, own=False) as inner:
+        pass
+    assert outer.run_id == given != inner.run_id
+    assert "MLFLOW_RUN_ID" not in os.environ
+
+
+def test_an_unwritable_store_is_one_clear_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
+    mlflow.set_tracking_uri("sqlite:////proc/nowhere/mlflow.db")
+    with pytest.raises(TrackingError, match="tracking store cannot be used.*Set MLFLOW_TRACKING_URI"):
+        Tracker()
+
+
+def test_a_relative_store_is_made_absolute_for_child_processes(workdir: Path) -> None:
+    mlflow.set_tracking_uri("sqlite:///mlflow.db")
+    assert Tracker().uri == f"sqlite:///{workdir / 'mlflow.db'}" == os.environ["MLFLOW_TRACKING_URI"]
+
+
+def test_lost_artifacts_are_an_error_with_a_way_out(tracker: Tracker) -> None:
+    with tracker.run("x", "baseline", {}) as run:
+        pass
+    with pytest.raises(TrackingError, match="Delete that run"):
+        tracker.fetch(run.run_id, "records")
+
+
+def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
+    name = registered_name("org/model")
+    assert name == "compressed-org-model"
+    tracker.client.create_registered_model(name)
+    versions = [
+        str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)
+    ]
+    assert move_alias(tracker, name, "champion", versions[0]) is None
+    assert move_alias(tracker, name, "champion", versions[0]) == versions[0]  # again: nothing moves
+    assert PREVIOUS not in tracker.client.get_registered_model(name).aliases
+    assert move_alias(tracker, name, "champion", versions[2]) == versions[0]
+    aliases = tracker.client.get_registered_model(name).aliases
+    assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], PREVIOUS: versions[0]}
+
+
+def test_the_leaderboard_is_a_saved_view_with_the_headline_first(tracker: Tracker) -> None:
+    save_leaderboard(tracker)
+    tag = tracker.client.get_experiment(tracker.experiment_id).tags[f"mlflow.sharedViewState.{LEADERBOARD}"]
+    state = json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;"))))
+    assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"
+    assert f"viewStateShareKey={LEADERBOARD}" in how_to_open(tracker)
+    assert "workflowType=machine_learning" in how_to_open(tracker, "abc")
