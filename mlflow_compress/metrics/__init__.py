@@ -1,0 +1,24 @@
+"""Exact metrics: records or arrays in, results out; numpy and scipy only, no model, no I/O, no tracking.
+
+A new metric is one new file with a function under `@METRICS.register(name)` and `@metric(...)`; `compute_all` finds it.
+"""
+
+from __future__ import annotations
+
+from mlflow_compress.metrics.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
+from mlflow_compress.metrics.registry import METRICS, Key, Metric, all_keys, key
+
+__all__ = [
+    "METRICS",
+    "AnswerEmbeddings",
+    "Evidence",
+    "Key",
+    "Metric",
+    "MetricSettings",
+    "all_keys",
+    "compute_all",
+    "headline",
+    "key",
+    "unmet",
+]

@@ -1,0 +1,63 @@
+"""Array types of the package and the checks that keep a NaN from travelling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+Objects = npt.NDArray[Any]
+
+
+def finite(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
+    """Return `values` as a float64 array without copying where that is possible.
+
+    Parameters
+    ----------
+    name : str
+        What the values are, for the message.
+    values : array_like
+        Numbers; booleans become 0 and 1.
+    ndim : int
+        Number of dimensions that the array must have.
+
+    Raises
+    ------
+    DataError
+        When the array is empty, has another number of dimensions, or holds a NaN or an infinity.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != ndim or array.size == 0:
+        raise DataError(f"{name} must be a non-empty array with {ndim} dimension(s)", got=f"shape {array.shape}")
+    # The sum of values with a NaN or an infinity is not finite: one pass without a mask in the good case.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()
+    if not np.isfinite(total) and not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))
+        raise DataError(f"{name} holds {len(bad)} NaN or infinite value(s), the first at {bad[0].tolist()}")
+    return array
+
+
+def same_length(**arrays: Sequence[Any] | npt.NDArray[Any]) -> int:
+    """Return the common length of the named arrays; a `DataError` names the lengths where they differ."""
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError("Paired arrays must have one length", got=str(lengths))
+    return next(iter(lengths.values()))
+
+
+def softmax(logits: npt.ArrayLike) -> Float:
+    """Return the softmax over the last axis; minus infinity gives probability 0.
+
+    ``p_i = exp(x_i - max x) / sum_j exp(x_j - max x)``
+    """
+    x = np.asarray(logits, dtype=np.float64)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True), dtype=np.float64)

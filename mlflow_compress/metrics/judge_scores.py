@@ -1,0 +1,162 @@
+"""Scores that a judge gave: by turn, average, by category, with the paired difference to the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.arrays import Float, Int, Objects
+from mlflow_compress.metrics.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.records import Judgments, MetricResult
+
+TURNS = 2
+
+
+@dataclass(frozen=True)
+class TurnScores:
+    """A judge's scores, one row a question.
+
+    Attributes
+    ----------
+    question : list of (task, item_id)
+        The questions, sorted.
+    category : numpy.ndarray of str, shape (n,)
+        Each question's category.
+    score : numpy.ndarray, shape (n, 2)
+        Mean over repeats of the readable scores of each turn; NaN where there is none.
+    n_unscored : numpy.ndarray of int, shape (n, 2)
+        Judgments of each turn without a readable score.
+    """
+
+    question: list[tuple[str, str]]
+    category: Objects
+    score: Float
+    n_unscored: Int
+
+
+def turn_scores(judgments: Judgments) -> TurnScores:
+    """Average the repeats of each question and turn; a judgment without a readable score is counted, never averaged.
+
+    Raises
+    ------
+    DataError
+        For no judgments, a turn outside 0 and 1, or a score outside 1..10.
+    """
+    if len(judgments) == 0:
+        raise DataError("The judgments records are empty")
+    keys = judgments.key_rows()
+    if len(set(keys)) != len(keys):
+        raise AlignmentError("Duplicate keys in the judgments records", fix="Every key must be unique")
+    score, turn = judgments.column("score").astype(np.float64), judgments.column("turn").astype(np.int64)
+    read = ~np.isnan(score)
+    if (score[read] < 1).any() or (score[read] > 10).any() or not np.isin(turn, range(TURNS)).all():
+        raise DataError("Judgments need turns 0 or 1 and scores from 1 to 10 (or none)")
+    names = [(task, item) for task, item, *_ in keys]
+    question = sorted(set(names))
+    index = {name: row for row, name in enumerate(question)}
+    row = np.array([index[name] for name in names], dtype=np.int64)
+    shape = (len(question), TURNS)
+    total, count, unread = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    np.add.at(total, (row[read], turn[read]), score[read])
+    np.add.at(count, (row[read], turn[read]), 1.0)
+    np.add.at(unread, (row[~read], turn[~read]), 1)
+    category = np.full(len(question), "", dtype=object)
+    category[row] = [c or "" for c in judgments.table.column("category").to_pylist()]
+    with np.errstate(invalid="ignore"):
+        return TurnScores(question, category, np.where(count > 0, total / count, np.nan), unread)
+
+
+def _columns(score: Float) -> Float:
+    """Score and presence of each turn: (n, 4) columns score1, has1, score2, has2."""
+    there = np.isfinite(score)
+    filled = np.where(there, score, 0.0)
+    return np.column_stack([filled[:, 0], there[:, 0], filled[:, 1], there[:, 1]]).astype(np.float64)
+
+
+def _turn(turn: int) -> Statistic:
+    def statistic(means: Float) -> Float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(means[..., 2 * turn] / means[..., 2 * turn + 1], dtype=np.float64)
+
+    return statistic
+
+
+def _average(means: Float) -> Float:
+    return np.asarray((_turn(0)(means) + _turn(1)(means)) / 2.0, dtype=np.float64)
+
+
+def _key(name: str, direction: Direction, low: float, meaning: str) -> Key:
+    high = 9.0 if low < 0 else 10.0
+    return Key(name=f"judge/{name}", direction=direction, low=low, high=high, unit="points", meaning=meaning)
+
+
+@METRICS.register("judge_scores")
+@metric(
+    keys=(
+        _key("mt_bench", "higher", 1.0, "Mean of the two turns' mean scores; of turn 1 where there is no turn 2."),
+        _key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
+        _key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
+        _key("mt_bench_baseline", "neither", 1.0, "The baseline's average."),
+        _key("mt_bench_delta", "higher", -9.0, "Variant minus baseline, on question turns that both have scores for."),
+    ),
+    needs=("judgments",),
+    source="FastChat llm_judge, single-answer grading; unreadable ratings are counted as unscored, never as -1",
+)
+def judge_scores(evidence: Evidence) -> list[MetricResult]:
+    """Mean scores by turn and on average, by category too; bootstrap over questions, `n` counts scored answers."""
+    assert evidence.subject.judgments is not None and evidence.baseline.judgments is not None
+    subject = turn_scores(evidence.subject.judgments)
+    results = _mean_scores(evidence, subject, "")
+    if evidence.variant is None:
+        return results
+    baseline = turn_scores(evidence.baseline.judgments)
+    if baseline.question != subject.question:
+        raise AlignmentError(
+            "Baseline and variant were judged on different questions",
+            got=str(sorted(set(baseline.question) ^ set(subject.question))[:3]),
+            fix="Judge both on the same questions",
+        )
+    results += _mean_scores(evidence, baseline, "_baseline")
+    shared = np.where(np.isfinite(baseline.score), subject.score - baseline.score, np.nan)
+    delta = TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
+    return results + _mean_scores(evidence, delta, "_delta")
+
+
+def _mean_scores(evidence: Evidence, scores: TurnScores, suffix: str) -> list[MetricResult]:
+    s = evidence.settings
+    has_second = bool(np.isfinite(scores.score[:, 1]).any())
+    wanted: dict[str, tuple[Statistic, list[int]]] = {
+        f"mt_bench{suffix}": (_average, [0, 1]) if has_second else (_turn(0), [0])
+    }
+    if suffix == "":
+        wanted["mt_bench_turn1"] = (_turn(0), [0])
+        if has_second:
+            wanted["mt_bench_turn2"] = (_turn(1), [1])
+    categories = [None, *sorted({c for c in scores.category if c})]
+    results = []
+    for category in categories:
+        rows = np.arange(len(scores.question)) if category is None else np.flatnonzero(scores.category == category)
+        columns = _columns(scores.score[rows])
+        for name, (statistic, turns) in wanted.items():
+            value = float(statistic(columns.mean(axis=0)))
+            if not np.isfinite(value):  # nothing readable here
+                continue
+            interval = bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            low, high = (None, None) if interval is None else interval
+            results.append(
+                MetricResult(
+                    name=f"judge/{name}",
+                    value=value,
+                    low=low,
+                    high=high,
+                    level=s.level,
+                    n=int(np.isfinite(scores.score[rows][:, turns]).sum()),
+                    n_unscored=int(scores.n_unscored[rows][:, turns].sum()),
+                    category=category,
+                )
+            )
+    return results

@@ -1,0 +1,129 @@
+"""Top margins: how sure the baseline was of the answers that a variant changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.bootstrap import bootstrap
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.intervals import wilson
+from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.view import CHOICE
+from mlflow_compress.records import MetricResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinnedShare:
+    """A share by bin, ready to draw; only bins that hold items.
+
+    Attributes
+    ----------
+    left, right : numpy.ndarray, shape (n_bins,)
+        Edges of each bin.
+    n : numpy.ndarray of int, shape (n_bins,)
+        Items in each bin.
+    share, low, high : numpy.ndarray, shape (n_bins,)
+        Share of items with the event, and its Wilson interval.
+    """
+
+    left: Float
+    right: Float
+    n: Int
+    share: Float
+    low: Float
+    high: Float
+
+
+def share_by_bin(
+    values: npt.ArrayLike, events: npt.ArrayLike, *, edges: npt.ArrayLike | None = None, level: float = 0.95
+) -> BinnedShare:
+    """Return P(event) by bin of a value in [0, 1], with intervals: figures 3 and 4 of the flips paper.
+
+    Parameters
+    ----------
+    values : array_like, shape (n,)
+        Top margins (or probabilities) of the baseline.
+    events : array_like of bool, shape (n,)
+        Answer changed, or answer incorrect.
+    edges : array_like, shape (n_bins + 1,), optional
+        Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right edge.
+    level : float
+        Confidence level of the Wilson intervals.
+    """
+    x = finite("values", values)
+    happened = np.asarray(events, dtype=bool)
+    same_length(values=x, events=happened)
+    cuts = finite("edges", np.linspace(0.0, 1.0, 11) if edges is None else edges)
+    if len(cuts) < 2 or (np.diff(cuts) <= 0).any() or x.min() < cuts[0] or x.max() > cuts[-1]:
+        raise ConfigError("Bin edges must increase and enclose every value", got=f"{cuts[0]} to {cuts[-1]}")
+    codes = np.minimum(np.searchsorted(cuts, x, side="right") - 1, len(cuts) - 2)
+    n = np.bincount(codes, minlength=len(cuts) - 1)
+    k = np.bincount(codes, weights=happened, minlength=len(cuts) - 1).astype(int)
+    used = np.flatnonzero(n)
+    bounds = np.array([wilson(int(k[i]), int(n[i]), level=level) for i in used])
+    return BinnedShare(
+        left=cuts[used],
+        right=cuts[used + 1],
+        n=n[used],
+        share=k[used] / n[used],
+        low=bounds[:, 0],
+        high=bounds[:, 1],
+    )
+
+
+_MEANINGS = {
+    "margin_correct": ("higher", "Mean top margin of the items that the model has right."),
+    "margin_incorrect": ("neither", "Mean top margin of the items that the model has wrong."),
+    "margin_correct_baseline": ("neither", "Mean top margin of the items that the baseline has right."),
+    "margin_incorrect_baseline": ("neither", "Mean top margin of the items that the baseline has wrong."),
+}
+
+
+@METRICS.register("margins")
+@metric(
+    keys=tuple(
+        Key(
+            name=f"quality/{name}",
+            direction="higher" if direction == "higher" else "neither",
+            low=0.0,
+            high=1.0,
+            unit="probability",
+            meaning=meaning,
+        )
+        for name, (direction, meaning) in _MEANINGS.items()
+    ),
+    needs=("items", "option_scores"),
+    source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
+)
+def margins(evidence: Evidence) -> list[MetricResult]:
+    """Mean of ``p(best) - p(second best)`` over correct and over incorrect items, pooled and by task."""
+    models = {"": evidence.subject_predictions}
+    if evidence.variant is not None:
+        models["_baseline"] = evidence.baseline_predictions
+    s = evidence.settings
+    results = []
+    for part in evidence.parts(CHOICE, pooled=CHOICE, categories=()):
+        for suffix, predictions in models.items():
+            margin, right = predictions.margin[part.rows, 0], predictions.correct[part.rows, 0]
+            usable = np.isfinite(margin)
+            for name, chosen in (("correct", usable & right), ("incorrect", usable & ~right)):
+                if not chosen.any():
+                    continue
+                values = margin[chosen]
+                interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+                results.append(
+                    part.result(
+                        f"quality/margin_{name}{suffix}",
+                        float(values.mean()),
+                        interval,
+                        n=len(values),
+                        level=s.level,
+                        n_unscored=int((~usable).sum()),
+                    )
+                )
+    return results

@@ -1,0 +1,177 @@
+"""Robustness against the order of the answers: the two-shuffle metric, consistency over content, position bias."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.arrays import Bool, Float, Int
+from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, first_column
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.predictions import OptionGrid, Predictions
+from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.view import Part
+from mlflow_compress.records import MetricResult
+
+
+def shuffle_accuracy(correct: npt.ArrayLike, correct_shuffled: npt.ArrayLike) -> float:
+    """The answer-order metric ``M = (1/S) sum_s (1/n) sum_i a_i a_i^(s)``.
+
+    Parameters
+    ----------
+    correct : array_like of bool, shape (n,)
+        Right on the original order.
+    correct_shuffled : array_like of bool, shape (n, S)
+        Right on each shuffle.
+
+    References
+    ----------
+    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. With all 24 orders as the
+    shuffles the same formula is the all-orders mode.
+    """
+    a, s = np.asarray(correct, dtype=bool), np.asarray(correct_shuffled, dtype=bool)
+    if a.ndim != 1 or s.ndim != 2 or len(a) != len(s) or a.size == 0 or s.shape[1] == 0:
+        raise DataError("Give correctness of shapes (n,) and (n, S)", got=f"{a.shape} and {s.shape}")
+    return float((a[:, None] & s).mean())
+
+
+def drop_pct(accuracy: float, metric_value: float) -> float:
+    """``100 (Acc - M)/Acc``; a `DataError` where the accuracy is 0, for which no drop exists.
+
+    Examples
+    --------
+    >>> round(drop_pct(80.3, 75.3), 1)
+    6.2
+    """
+    if accuracy <= 0.0:
+        raise DataError("A relative drop needs an accuracy above 0", got=accuracy)
+    return 100.0 * (accuracy - metric_value) / accuracy
+
+
+def content_consistency(content: npt.ArrayLike) -> Float:
+    """Return, for each item, the share of shuffles in which the content chosen in the original order is chosen again.
+
+    Parameters
+    ----------
+    content : array_like of int, shape (n, 1 + S)
+        Original index of the chosen content; column 0 is the original order.
+    """
+    c = np.asarray(content)
+    if c.ndim != 2 or c.shape[1] < 2:
+        raise DataError("Consistency needs the original order and at least one shuffle", got=f"shape {c.shape}")
+    return np.asarray((c[:, 1:] == c[:, :1]).mean(axis=1), dtype=np.float64)
+
+
+def position_bias(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: int) -> float:
+    """Total variation between the distribution of chosen letters and that of the gold letters, in [0, 1].
+
+    ``sum_l |share chosen l - share gold l| / 2``. 0 for a model that is always right; a model that always says
+    "A" on balanced four-option items has 0.75.
+    """
+    chosen, gold = np.asarray(letter).ravel(), np.asarray(gold_letter).ravel()
+    if chosen.size == 0 or chosen.size != gold.size:
+        raise DataError("Give one chosen and one gold letter an answer", got=f"{chosen.size} and {gold.size}")
+    a = np.bincount(chosen, minlength=n_letters) / chosen.size
+    b = np.bincount(gold, minlength=n_letters) / gold.size
+    return float(np.abs(a - b).sum() / 2.0)
+
+
+def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
+    """Return the shown position of the right content, shape (n_items, n_permutations)."""
+    shown = (grid.content == np.asarray(gold)[:, None, None]) & np.isfinite(grid.loglik)
+    return np.asarray(shown.argmax(axis=-1), dtype=np.int64)
+
+
+def _drop(accuracy: int, metric_column: int) -> Statistic:
+    def statistic(means: Float) -> Float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(
+                100.0 * (means[..., accuracy] - means[..., metric_column]) / means[..., accuracy], dtype=np.float64
+            )
+
+    return statistic
+
+
+def _drop_difference(means: Float) -> Float:
+    return _drop(2, 3)(means) - _drop(0, 1)(means)
+
+
+def _second_column(means: Float) -> Float:
+    return np.asarray(means[..., 1], dtype=np.float64)
+
+
+def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
+    right = predictions.correct[rows, :used]
+    return np.column_stack([right[:, 0], (right[:, :1] & right[:, 1:]).mean(axis=1)])
+
+
+def _complete(predictions: Predictions, part: Part, used: int) -> Bool:
+    return np.asarray(predictions.scored[part.rows, :used].all(axis=1), dtype=bool)
+
+
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> Key:
+    return Key(name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+
+
+@METRICS.register("answer_order")
+@metric(
+    keys=(
+        _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
+        _key("shuffle_drop_pct", "lower", 0.0, 100.0, "percent", "Relative loss of accuracy under shuffled answers."),
+        _key("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
+        _key("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
+        _key("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
+        _key("content_consistency_baseline", "neither", 0.0, 1.0, "share", "The baseline's consistency."),
+        _key("position_bias", "lower", 0.0, 1.0, "share", "Distance of chosen from gold letters, over all orders."),
+        _key("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
+    ),
+    needs=("items", "option_scores", "family:lettered", "shuffles"),
+    source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
+)
+def answer_order(evidence: Evidence) -> list[MetricResult]:
+    """``M`` and ``100 (Acc - M)/Acc`` over lettered items scored under every order; bootstrap over items.
+
+    The accuracy in the drop is that of the same items. The drop is not returned where it does not exist (accuracy 0).
+    """
+    models = {"": evidence.subject_predictions}
+    if evidence.variant is not None:
+        models["_baseline"] = evidence.baseline_predictions
+    used = min(p.scored.shape[1] for p in models.values())
+    golds = gold_letters(evidence.grid("baseline"), evidence.view.gold)
+    s = evidence.settings
+    results: list[MetricResult] = []
+    for part in evidence.parts(("lettered",), pooled=("lettered",)):
+        complete = np.logical_and.reduce([_complete(p, part, used) for p in models.values()])
+        rows = part.rows[complete]
+        if not len(rows):
+            continue
+        values: list[tuple[str, Float, Statistic]] = []
+        columns = {suffix: _columns(predictions, rows, used) for suffix, predictions in models.items()}
+        values.append(("shuffle_accuracy", columns[""], _second_column))
+        for suffix in models if part.category is None else ("",):
+            values.append((f"shuffle_drop_pct{suffix}", columns[suffix], _drop(0, 1)))
+        if part.category is None:
+            for suffix, predictions in models.items():
+                consistent = content_consistency(predictions.content[rows, :used])
+                values.append((f"content_consistency{suffix}", consistent[:, None], first_column))
+            if evidence.variant is not None:
+                both = np.hstack([columns["_baseline"], columns[""]])
+                values.append(("shuffle_drop_delta_pct", both, _drop_difference))
+        left = len(part.rows) - len(rows)
+        for name, table, statistic in values:
+            value = float(statistic(table.mean(axis=0)))
+            if not np.isfinite(value):  # no drop exists where the accuracy is 0
+                continue
+            interval = bootstrap(table, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            results.append(
+                part.result(f"robustness/{name}", value, interval, n=len(rows), level=s.level, n_unscored=left)
+            )
+        if part.category is None:
+            letters = int(evidence.view.n_options[rows].max())
+            for suffix, predictions in models.items():
+                bias = position_bias(predictions.letter[rows, :used], golds[rows, :used], letters)
+                results.append(
+                    part.result(f"robustness/position_bias{suffix}", bias, n=len(rows), level=s.level, n_unscored=left)
+                )
+    return results

@@ -1,0 +1,193 @@
+"""Corpus metrics from token records: perplexities, their ratio, and the distance from the baseline token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from mlflow_compress.metrics.arrays import Float, finite
+from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, cluster_sums
+from mlflow_compress.metrics.corpus import CorpusStatistics, TokenBatch, reduce_batches
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.view import Part
+from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
+
+
+def _scores(run: RunRecords) -> TokenScores:
+    assert run.token_scores is not None  # `needs` has been checked
+    return run.token_scores
+
+
+def _parts(evidence: Evidence, tokens: TokenScores) -> Iterator[tuple[Part, Float]]:
+    groups = token_groups(tokens)
+    yield Part(None, None, np.arange(len(tokens))), groups.window.astype(np.float64)
+    if evidence.settings.pooled_only:
+        return
+    for code in np.argsort(groups.tasks.astype(str)):
+        rows = np.flatnonzero(groups.task == code)
+        yield Part(str(groups.tasks[code]), None, rows), groups.window[rows].astype(np.float64)
+
+
+def _perplexity(column: int) -> Statistic:
+    return lambda sums: np.asarray(np.exp(sums[..., column] / sums[..., -1]), dtype=np.float64)
+
+
+def _perplexity_ratio(sums: Float) -> Float:
+    return np.asarray(np.exp((sums[..., 1] - sums[..., 0]) / sums[..., -1]), dtype=np.float64)
+
+
+def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: str) -> Key:
+    return Key(name=f"quality/{name}", direction=direction, low=low, high=np.inf, unit=unit, meaning=meaning)
+
+
+@METRICS.register("perplexity")
+@metric(
+    keys=(
+        _ppl_key("perplexity", "lower", 1.0, "perplexity", "exp of the mean nll a scored token."),
+        _ppl_key("perplexity_baseline", "neither", 1.0, "perplexity", "The baseline's perplexity on the same tokens."),
+        _ppl_key("perplexity_ratio", "lower", 0.0, "ratio", "Variant over baseline perplexity, paired by token."),
+    ),
+    needs=("token_scores",),
+    source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
+)
+def perplexity(evidence: Evidence) -> list[MetricResult]:
+    """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval where there is one window only."""
+    ours = _scores(evidence.baseline)
+    columns = [finite("the baseline's nll", ours.column("nll"))]
+    if evidence.variant is not None:
+        theirs = _scores(evidence.variant)
+        check_same_targets(ours, theirs)
+        columns.append(finite("the variant's nll", matched(ours, theirs, "nll")))
+    nll = np.column_stack(columns)
+    wanted = [("quality/perplexity", _perplexity(len(columns) - 1))]
+    if evidence.variant is not None:
+        wanted += [("quality/perplexity_baseline", _perplexity(0)), ("quality/perplexity_ratio", _perplexity_ratio)]
+    s = evidence.settings
+    results = []
+    for part, windows in _parts(evidence, ours):
+        sums = cluster_sums(nll[part.rows], windows)
+        for name, statistic in wanted:
+            value = float(statistic(sums.sum(axis=0)))
+            interval = bootstrap(sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            results.append(part.result(name, value, interval, n=len(part.rows), level=s.level))
+    return results
+
+
+def _batch(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> TokenBatch:
+    check_same_targets(baseline, variant)
+    return TokenBatch(
+        nll_baseline=baseline.column("nll"),
+        nll_variant=matched(baseline, variant, "nll"),
+        kl=matched(baseline, distances, "kl"),
+        p_baseline=baseline.column("p_target"),
+        p_variant=matched(baseline, variant, "p_target"),
+        same_top=matched(baseline, distances, "same_top"),
+    )
+
+
+def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> CorpusStatistics:
+    """Return every llama.cpp statistic of two runs' token records, over all their corpora.
+
+    Raises
+    ------
+    AlignmentError
+        When the records do not hold the same tokens, or the targets differ.
+    """
+    token_groups(baseline)  # refuses repeated tokens
+    return reduce_batches([_batch(baseline, variant, distances)])
+
+
+def stream_statistics(
+    batches: Iterable[tuple[TokenScores, TokenScores, TokenDistances]],
+) -> CorpusStatistics:
+    """Return the same for records that come in pieces, such as the row groups of Parquet files.
+
+    Parameters
+    ----------
+    batches : iterable of (baseline, variant, distances)
+        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes a token stay in
+        memory, so that ten million tokens need well under a gigabyte.
+    """
+
+    def paired() -> Iterator[TokenBatch]:
+        for baseline, variant, distances in batches:
+            token_groups(baseline)
+            yield _batch(baseline, variant, distances)
+
+    return reduce_batches(paired())
+
+
+def corpus_confidence(evidence: Evidence) -> tuple[Float, Float]:
+    """Return the baseline's probability of each corpus token and the KL there, shapes (n_tokens,)."""
+    ours = _scores(evidence.baseline)
+    assert evidence.variant is not None and evidence.variant.token_distances is not None
+    kl = matched(ours, evidence.variant.token_distances, "kl")
+    return np.asarray(ours.column("p_target"), dtype=np.float64), kl
+
+
+def _mean_of(column: int) -> Statistic:
+    return lambda sums: np.asarray(sums[..., column] / sums[..., -1], dtype=np.float64)
+
+
+def _percent_mean(sums: Float) -> Float:
+    return np.asarray(100.0 * sums[..., 3] / sums[..., -1], dtype=np.float64)
+
+
+def _percent_rms(sums: Float) -> Float:
+    return np.asarray(100.0 * np.sqrt(sums[..., 4] / sums[..., -1]), dtype=np.float64)
+
+
+# Columns: kl, tv complement, same_top, dp, dp²; the last column that `cluster_sums` appends is the token count.
+_STATISTICS: dict[str, Callable[[Float], Float]] = {
+    "corpus_kl_mean": _mean_of(0),
+    "corpus_acceptance": _mean_of(1),
+    "corpus_top1_agreement": _mean_of(2),
+    "corpus_dp_mean_pct": _percent_mean,
+    "corpus_dp_rms_pct": _percent_rms,
+}
+
+
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> Key:
+    return Key(name=f"distance/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+
+
+@METRICS.register("corpus_distance")
+@metric(
+    keys=(
+        _key("corpus_kl_mean", "lower", 0.0, np.inf, "nats", "Mean KL(baseline || variant) a corpus token."),
+        _key("corpus_kl_p99", "lower", 0.0, np.inf, "nats", "99th percentile of the KL over corpus tokens."),
+        _key("corpus_kl_max", "lower", 0.0, np.inf, "nats", "Largest KL of any corpus token."),
+        _key("corpus_acceptance", "higher", 0.0, 1.0, "share", "Expected acceptance rate 1 - TV on corpus tokens."),
+        _key("corpus_top1_agreement", "higher", 0.0, 1.0, "share", "Corpus tokens with the same most probable token."),
+        _key("corpus_dp_mean_pct", "neither", -100.0, 100.0, "percent", "Mean change of the target's probability."),
+        _key("corpus_dp_rms_pct", "lower", 0.0, 100.0, "percent", "RMS change of the target's probability."),
+    ),
+    needs=("variant", "token_scores", "token_distances"),
+    source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
+)
+def corpus_distance(evidence: Evidence) -> list[MetricResult]:
+    """Token-level distances pooled over all corpora's tokens and by corpus; `statistics` has every llama.cpp number."""
+    ours = _scores(evidence.baseline)
+    assert evidence.variant is not None and evidence.variant.token_distances is not None
+    theirs, distances = _scores(evidence.variant), evidence.variant.token_distances
+    check_same_targets(ours, theirs)
+    dp = matched(ours, theirs, "p_target") - ours.column("p_target")
+    kl = finite("the corpus KL", matched(ours, distances, "kl"))
+    accepted = 1.0 - matched(ours, distances, "tv")
+    columns = np.column_stack([kl, accepted, matched(ours, distances, "same_top"), dp, dp * dp])
+    s = evidence.settings
+    results = []
+    for part, windows in _parts(evidence, ours):
+        sums = cluster_sums(columns[part.rows], windows)
+        n = len(part.rows)
+        for name, statistic in _STATISTICS.items():
+            value = float(statistic(sums.sum(axis=0)))
+            interval = bootstrap(sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            results.append(part.result(f"distance/{name}", value, interval, n=n, level=s.level))
+        p99, highest = np.quantile(kl[part.rows], [0.99, 1.0])
+        results.append(part.result("distance/corpus_kl_p99", float(p99), n=n, level=s.level))
+        results.append(part.result("distance/corpus_kl_max", float(highest), n=n, level=s.level))
+    return results

@@ -1,0 +1,77 @@
+"""Tests and decisions: exact McNemar, Holm's correction, non-inferiority."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.metrics.arrays import Float, finite
+
+
+def mcnemar_exact(c2w: int, w2c: int) -> float:
+    """Two-sided exact McNemar p-value: the binomial test of `c2w` against `w2c` at 1/2.
+
+    ``p = min(1, 2 P(X <= min(c2w, w2c)))`` with ``X ~ Binomial(c2w + w2c, 1/2)``; 1 where nothing changed.
+
+    References
+    ----------
+    McNemar, Psychometrika 1947; the exact form as in `statsmodels.stats.contingency_tables.mcnemar(exact=True)`.
+
+    Examples
+    --------
+    >>> mcnemar_exact(0, 5)
+    0.0625
+    """
+    if c2w < 0 or w2c < 0:
+        raise DataError("Counts cannot be negative", got=f"{c2w}, {w2c}")
+    if c2w + w2c == 0:
+        return 1.0
+    return float(min(1.0, 2.0 * binom.cdf(min(c2w, w2c), c2w + w2c, 0.5)))
+
+
+def holm(p_values: npt.ArrayLike) -> Float:
+    """Return p-values adjusted by Holm's step-down rule, in the order given.
+
+    With the p-values sorted upwards, ``adjusted_(i) = max_{j <= i} min(1, (m - j + 1) p_(j))``. The family-wise error
+    rate stays at the level under any dependence.
+
+    References
+    ----------
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    """
+    p = finite("p-values", p_values)
+    if (p < 0).any() or (p > 1).any():
+        raise DataError("P-values must lie in [0, 1]", got=f"{p.min()} to {p.max()}")
+    order = np.argsort(p, kind="stable")
+    stepped = np.minimum(np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))), 1.0)
+    adjusted = np.empty_like(p)
+    adjusted[order] = stepped
+    return adjusted
+
+
+def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:
+    """Return whether a difference to the baseline is shown to be no worse than `margin`.
+
+    Parameters
+    ----------
+    low, high : float
+        Confidence interval of (variant - baseline), or of a distance.
+    margin : float
+        The largest harm that is accepted, not negative, in the same unit.
+    direction : {"higher", "lower"}
+        Which way is better. "lower" (a distance): ``high <= margin``. "higher" (accuracy): ``low >= -margin``.
+
+    Notes
+    -----
+    The interval's bad end decides, never the point estimate, so a small sample fails instead of passing.
+    """
+    if margin < 0 or math.isnan(margin):
+        raise ConfigError("A non-inferiority margin is the accepted harm and cannot be negative", got=margin)
+    if not low <= high:
+        raise DataError("An interval needs low <= high", got=f"{low}, {high}")
+    return high <= margin if direction == "lower" else low >= -margin

@@ -1,0 +1,160 @@
+"""Likeness of generated texts: ROUGE-L and BLEU of the variant's answers against the baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.arrays import Float, same_length
+from mlflow_compress.metrics.bootstrap import bootstrap, cluster_sums, ratio
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.view import Part
+from mlflow_compress.records import Generations, MetricResult, align
+
+
+def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence, with one big integer as the row of the table.
+
+    References
+    ----------
+    Hyyrö, "Bit-parallel LCS-length computation revisited", 2004. `rouge_score` fills the table cell by cell in
+    Python, which takes minutes on long answers; the result is the same.
+    """
+    places: dict[str, int] = {}
+    for i, token in enumerate(a):
+        places[token] = places.get(token, 0) | 1 << i
+    full = (1 << len(a)) - 1
+    row = full
+    for token in b:
+        match = row & places.get(token, 0)
+        row = ((row + match) | (row - match)) & full
+    return len(a) - row.bit_count()
+
+
+def rouge_l(references: Sequence[str], texts: Sequence[str]) -> Float:
+    """ROUGE-L F-measure of each text against its reference, shape (n,), in [0, 1].
+
+    ``F = 2 P R/(P + R)`` with ``P = LCS/len(text)``, ``R = LCS/len(reference)`` over `rouge_score`'s tokens (lower
+    case, letters and digits, no stemming). Two texts without tokens are equal: 1.
+
+    References
+    ----------
+    Lin, "ROUGE: a package for automatic evaluation of summaries", 2004; tokens as in Google's `rouge_score`.
+    """
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    if same_length(references=references, texts=texts) == 0:
+        raise DataError("ROUGE-L needs at least one pair of texts")
+    tokenize = DefaultTokenizer(use_stemmer=False).tokenize
+    scores = []
+    for reference, text in zip(references, texts, strict=True):
+        a, b = tokenize(reference), tokenize(text)
+        scores.append(2.0 * lcs_length(a, b) / (len(a) + len(b)) if a or b else 1.0)
+    return np.array(scores)
+
+
+def bleu(references: Sequence[str], texts: Sequence[str]) -> float:
+    """Corpus BLEU of the texts against one reference each, in percent, by sacrebleu with its defaults (13a, exp)."""
+    import sacrebleu
+
+    if same_length(references=references, texts=texts) == 0:
+        raise DataError("BLEU needs at least one pair of texts")
+    return float(sacrebleu.corpus_bleu(list(texts), [list(references)]).score)
+
+
+def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generations, Generations]:
+    """Return the rows of both models that have a partner, in the baseline's order.
+
+    One model may have more samples than the other (the baseline is often sampled twice, for the similarity floor);
+    what is compared is the samples that both have.
+
+    Raises
+    ------
+    AlignmentError
+        When the models answered different instructions or turns, or saw different prompts.
+    """
+    ours, theirs = set(baseline.key_rows()), set(variant.key_rows())
+    lonely = {key[:3] for key in ours} ^ {key[:3] for key in theirs}
+    if lonely:
+        raise AlignmentError(
+            "Baseline and variant answered different instructions",
+            got=str(sorted(lonely)[:3]),
+            fix="Generate both with the same tasks and limit",
+        )
+    both = ours & theirs
+    b, q = (type(r)(r.table.filter(pa.array([key in both for key in r.key_rows()]))) for r in (baseline, variant))
+    q = Generations(q.table.take(align(b, q)))
+    pairs = zip(b.column("turn"), b.column("prompt"), q.column("prompt"), strict=True)
+    # Later turns contain the model's own earlier answer, so only the first turn must agree.
+    for row, (turn, prompt, other) in enumerate(pairs):
+        if turn == 0 and prompt != other:
+            raise AlignmentError(
+                "Baseline and variant answered different prompts",
+                got=str(b.key_rows()[row]),
+                fix="Generate both with the same tasks and prompt format",
+            )
+    return b, q
+
+
+@METRICS.register("text_overlap")
+@metric(
+    keys=(
+        Key(
+            name="judge/rouge_l",
+            direction="higher",
+            low=0.0,
+            high=1.0,
+            unit="share",
+            meaning="Mean ROUGE-L F-measure of the variant's answers against the baseline's.",
+        ),
+        Key(
+            name="judge/bleu",
+            direction="higher",
+            low=0.0,
+            high=100.0,
+            unit="points",
+            meaning="Corpus BLEU of the variant's answers against the baseline's.",
+        ),
+    ),
+    needs=("variant", "generations", "package:rouge_score", "package:sacrebleu"),
+    source="rouge_score tokens and definition; sacrebleu corpus BLEU",
+)
+def text_overlap(evidence: Evidence) -> list[MetricResult]:
+    """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns.
+
+    Tasks of the family "exact" are left out: their one-word answers are scored as right or wrong.
+    """
+    ours, theirs = evidence.baseline.generations, evidence.variant.generations if evidence.variant else None
+    if ours is None or theirs is None:
+        return []
+    items = evidence.baseline.items
+    short = set(items.where(family="exact").column("task")) if items is not None else set()
+    tasks = sorted(set(ours.column("task")) - short)
+    if not tasks:
+        return []
+    ours, theirs = shared_samples(ours.where(task=tasks), theirs.where(task=tasks))
+    references, texts = ours.table.column("text").to_pylist(), theirs.table.column("text").to_pylist()
+    scores = rouge_l(references, texts)
+    task_of = ours.column("task")
+    _, instruction = np.unique([f"{t}\x1f{i}" for t, i, *_ in ours.key_rows()], return_inverse=True)
+    s = evidence.settings
+    results = []
+    for task in (None, *tasks):
+        rows = np.arange(len(scores)) if task is None else np.flatnonzero(task_of == task)
+        part = Part(task, None, rows)
+        interval = bootstrap(
+            cluster_sums(scores[rows], instruction[rows]),
+            ratio,
+            resamples=s.resamples,
+            level=s.level,
+            seed=s.seed,
+            method=s.method,
+        )
+        results.append(part.result("judge/rouge_l", float(scores[rows].mean()), interval, n=len(rows), level=s.level))
+        value = bleu([references[r] for r in rows], [texts[r] for r in rows])
+        results.append(part.result("judge/bleu", value, n=len(rows), level=s.level))
+    return results

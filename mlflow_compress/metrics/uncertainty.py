@@ -1,0 +1,181 @@
+"""Conformal metrics of six-option items: UAcc, set size, coverage, "I don't know" rates, and the variant's shift."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.arrays import Float, Int, softmax
+from mlflow_compress.metrics.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.conformal import SCORES, ConformalResult, conformal, split
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.view import Part
+from mlflow_compress.records import MetricResult
+
+N_OPTIONS = 6
+DONT_KNOW, NONE_OF_THESE = 4, 5
+
+
+@dataclass(frozen=True)
+class _Model:
+    results: list[ConformalResult]
+    kept: list[ConformalResult]
+    answer: Int
+
+    def columns(self) -> Float:
+        """Correct, then size and coverage by score, then E and F, one row a test item."""
+        first = [self.results[0].correct]
+        per_score = [column for r in self.results for column in (r.size, r.covered)]
+        rates = [self.answer == DONT_KNOW, self.answer == NONE_OF_THESE]
+        kept = [column for r in self.kept for column in (r.size, r.covered)]
+        return np.column_stack([*first, *per_score, *rates, *kept]).astype(np.float64)
+
+
+def _uacc(means: Float) -> Float:
+    ratios = [means[..., 0] / means[..., 1 + 2 * i] for i in range(len(SCORES))]
+    return np.asarray(math.sqrt(N_OPTIONS) * sum(ratios) / len(SCORES), dtype=np.float64)
+
+
+def _mean_columns(*columns: int) -> Statistic:
+    return lambda means: np.asarray(means[..., list(columns)].mean(axis=-1), dtype=np.float64)
+
+
+def _percent(column: int) -> Statistic:
+    return lambda means: np.asarray(100.0 * means[..., column], dtype=np.float64)
+
+
+_STATISTICS: dict[str, Statistic] = {
+    "uacc": _uacc,
+    "set_size": _mean_columns(1, 3),
+    "coverage": _mean_columns(2, 4),
+    "dont_know_pct": _percent(5),
+    "none_of_these_pct": _percent(6),
+}
+_KEPT: dict[str, Statistic] = {"set_size_kept": _mean_columns(7, 9), "coverage_kept": _mean_columns(8, 10)}
+_WIDTH = 1 + 2 * len(SCORES) + 2
+
+
+def _difference(statistic: Statistic, width: int) -> Statistic:
+    return lambda means: statistic(means[..., width:]) - statistic(means[..., :width])
+
+
+def _mean_over_tasks(statistic: Statistic, tasks: list[Float]) -> float:
+    return float(np.mean([statistic(columns.mean(axis=0)) for columns in tasks]))
+
+
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> Key:
+    return Key(name=f"uncertainty/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+
+
+_HIGHEST = math.sqrt(N_OPTIONS)
+_BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
+    ("uacc", "higher", 0.0, _HIGHEST, "ratio", "Accuracy over set size times sqrt(6), mean of the ratios by score."),
+    ("set_size", "lower", 1.0, 6.0, "options", "Mean size of the conformal sets, over LAC and APS."),
+    ("coverage", "neither", 0.0, 1.0, "share", "Sets that hold the gold option; 1 - alpha is aimed at."),
+    ("dont_know_pct", "neither", 0.0, 100.0, "percent", 'Items answered with E, "I don\'t know".'),
+    ("none_of_these_pct", "neither", 0.0, 100.0, "percent", 'Items answered with F, "None of the above".'),
+)
+
+
+@METRICS.register("uncertainty")
+@metric(
+    keys=(
+        *(_key(*row) for row in _BASE),
+        *(
+            _key(
+                f"{name}_baseline",
+                "neither",
+                low,
+                high,
+                unit,
+                f"The baseline's value: {meaning[0].lower()}{meaning[1:]}",
+            )
+            for name, _, low, high, unit, meaning in _BASE
+        ),
+        _key("uacc_delta", "higher", -_HIGHEST, _HIGHEST, "ratio", "Variant minus baseline UAcc, paired."),
+        _key("set_size_delta", "lower", -5.0, 5.0, "options", "Variant minus baseline set size, paired."),
+        _key("set_size_kept", "lower", 1.0, 6.0, "options", "Set size when the baseline's threshold is kept."),
+        _key("coverage_kept", "higher", 0.0, 1.0, "share", "Coverage when the baseline's threshold is kept."),
+    ),
+    needs=("items", "option_scores", "family:lettered_six"),
+    source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
+)
+def uncertainty(evidence: Evidence) -> list[MetricResult]:
+    """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over test items.
+
+    Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
+    in [LUB], where UAcc is a mean of ratios. The thresholds are held fixed in the bootstrap.
+    """
+    sides = ["baseline"] if evidence.variant is None else ["baseline", "variant"]
+    results: list[MetricResult] = []
+    tables: dict[str, list[Float]] = {side: [] for side in sides}
+    parts: list[Part] = []
+    n_unscored = 0
+    for part in evidence.parts(("lettered_six",), categories=()):
+        scored = np.logical_and.reduce([evidence.grid(side).scored[part.rows, 0] for side in sides])
+        rows = part.rows[scored]
+        # By id, so that the seeded split does not depend on the order in which items were recorded.
+        rows = rows[np.argsort(evidence.view.item_id[rows].astype(str), kind="stable")]
+        if len(rows) < 2:
+            continue
+        if (evidence.view.n_options[rows] != N_OPTIONS).any():
+            raise DataError("An item of the family lettered_six does not have six options", got=part.task)
+        for side, model in _judge(evidence, rows, sides).items():
+            tables[side].append(model.columns())
+        parts.append(part)
+        n_unscored += len(part.rows) - len(rows)
+        tasks = {side: [tables[side][-1]] for side in sides}
+        results += _report(evidence, part, tasks, len(part.rows) - len(rows))
+    if parts:
+        pooled = Part(None, None, np.concatenate([p.rows for p in parts]))
+        results = _report(evidence, pooled, tables, n_unscored) + results
+    return results
+
+
+def _judge(evidence: Evidence, rows: Int, sides: list[str]) -> dict[str, _Model]:
+    s, gold = evidence.settings, evidence.view.gold[rows]
+    calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
+    models: dict[str, _Model] = {}
+    for side in sides:
+        p = softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS])
+        own = [conformal(p, gold, calibration=calibration, test=test, score=k, alpha=s.alpha) for k in SCORES]
+        kept = []
+        if side == "variant":
+            thresholds = [r.threshold for r in models["baseline"].results]
+            kept = [
+                conformal(p, gold, calibration=calibration, test=test, score=k, threshold=q)
+                for k, q in zip(SCORES, thresholds, strict=True)
+            ]
+        models[side] = _Model(own, kept, np.asarray(p[test].argmax(axis=1), dtype=np.int64))
+    return models
+
+
+def _report(evidence: Evidence, part: Part, tables: dict[str, list[Float]], n_unscored: int) -> list[MetricResult]:
+    s = evidence.settings
+    subject = tables["variant"] if "variant" in tables else tables["baseline"]
+    n = sum(len(t) for t in subject)
+
+    def result(name: str, statistic: Statistic, tasks: list[Float]) -> MetricResult:
+        # Several tasks have no common row to draw; their pooled value is a plain mean without an interval.
+        interval = None
+        if len(tasks) == 1:
+            interval = bootstrap(
+                tasks[0], statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
+            )
+        value = _mean_over_tasks(statistic, tasks)
+        return part.result(f"uncertainty/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored)
+
+    results = [result(name, statistic, subject) for name, statistic in _STATISTICS.items()]
+    if "variant" in tables:
+        base = [t[:, :_WIDTH] for t in tables["baseline"]]
+        paired = [np.hstack([b, v]) for b, v in zip(base, subject, strict=True)]
+        results += [result(f"{name}_baseline", statistic, base) for name, statistic in _STATISTICS.items()]
+        results += [result(name, statistic, subject) for name, statistic in _KEPT.items()]
+        results += [
+            result(f"{name}_delta", _difference(_STATISTICS[name], _WIDTH), paired) for name in ("uacc", "set_size")
+        ]
+    return results

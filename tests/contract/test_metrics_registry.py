@@ -1,0 +1,219 @@
+"""Properties that every registered metric must have: a new metric fails here until it declares itself and behaves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.metrics import METRICS, Evidence, MetricSettings, all_keys, compute_all, headline, key, unmet
+from mlflow_compress.records import Records, RunRecords
+from tests import metric_records
+
+# What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
+# fails `test_no_key_was_forgotten`: decide where it belongs.
+IDENTITY = {
+    "quality/accuracy_delta": 0.0,
+    "quality/mcnemar_p": 1.0,
+    "quality/perplexity_ratio": 1.0,
+    "distance/flips_pct": 0.0,
+    "distance/all_flips_pct": 0.0,
+    "distance/c2w_pct": 0.0,
+    "distance/w2c_pct": 0.0,
+    "distance/w2w_pct": 0.0,
+    "distance/changed_correct_pct": 0.0,
+    "distance/changed_incorrect_pct": 0.0,
+    "distance/kl_mean": 0.0,
+    "distance/kl_reverse_mean": 0.0,
+    "distance/js_mean": 0.0,
+    "distance/acceptance": 1.0,
+    "distance/top1_agreement": 1.0,
+    "distance/corpus_kl_mean": 0.0,
+    "distance/corpus_kl_p99": 0.0,
+    "distance/corpus_kl_max": 0.0,
+    "distance/corpus_acceptance": 1.0,
+    "distance/corpus_top1_agreement": 1.0,
+    "distance/corpus_dp_mean_pct": 0.0,
+    "distance/corpus_dp_rms_pct": 0.0,
+    "robustness/shuffle_drop_delta_pct": 0.0,
+    "uncertainty/uacc_delta": 0.0,
+    "uncertainty/set_size_delta": 0.0,
+    "judge/mt_bench_delta": 0.0,
+    "judge/similarity_unweighted": 1.0,
+    "judge/similarity": 1.0,
+    "judge/rouge_l": 1.0,
+    "judge/bleu": 100.0,
+    "noise/flips_pct": 0.0,
+    "noise/all_flips_pct": 0.0,
+    "noise/kl_mean": 0.0,
+    "noise/top1_agreement": 1.0,
+    "noise/corpus_kl_mean": 0.0,
+    "noise/corpus_top1_agreement": 1.0,
+    "noise/corpus_dp_rms_pct": 0.0,
+}
+# One model alone: with a variant equal to the baseline, the plain key equals its `_baseline` twin.
+SINGLE = {
+    "quality/accuracy",
+    "quality/perplexity",
+    "quality/margin_correct",
+    "quality/margin_incorrect",
+    "robustness/shuffle_drop_pct",
+    "robustness/content_consistency",
+    "robustness/position_bias",
+    "uncertainty/uacc",
+    "uncertainty/set_size",
+    "uncertainty/coverage",
+    "uncertainty/dont_know_pct",
+    "uncertainty/none_of_these_pct",
+    "judge/mt_bench",
+    "judge/consistency",
+}
+ALONE = {
+    "robustness/shuffle_accuracy",
+    "uncertainty/set_size_kept",
+    "uncertainty/coverage_kept",
+    "judge/mt_bench_turn1",
+    "judge/mt_bench_turn2",
+    "judge/similarity_floor",
+}
+
+FULL = metric_records.evidence(60)
+RESULTS = compute_all(FULL)
+SAME = headline(compute_all(metric_records.identical(FULL)))
+
+
+def test_no_key_was_forgotten():
+    placed = set(IDENTITY) | SINGLE | {f"{name}_baseline" for name in SINGLE} | ALONE
+    assert placed == set(all_keys())
+
+
+def test_full_evidence_meets_every_need_and_every_key_is_returned():
+    assert unmet(FULL) == {}
+    assert {r.name for r in RESULTS} == set(all_keys())
+    assert set(headline(RESULTS)) == set(all_keys())
+
+
+@pytest.mark.parametrize("name", METRICS.names())
+def test_declaration_is_complete(name):
+    metric = METRICS.get(name)
+    assert metric.keys and metric.needs and metric.source
+    assert metric.function.__doc__
+    for declared in metric.keys:
+        section, _, rest = declared.name.partition("/")
+        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise"} and rest
+        assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
+        assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
+        assert key(declared.name) is declared
+
+
+def test_no_key_is_declared_twice():
+    names = [k.name for _, metric in METRICS.items() for k in metric.keys]
+    assert len(names) == len(set(names))
+    assert len(names) < 100  # an MLflow run stays readable
+
+
+def test_values_lie_in_bounds_and_intervals_hold_them():
+    for r in RESULTS:
+        declared = key(r.name)
+        assert math.isfinite(r.value)
+        assert declared.low <= r.value <= declared.high, r.name
+        assert r.n > 0
+        if r.low is not None:
+            assert r.high is not None
+            assert r.low - 1e-9 <= r.value <= r.high + 1e-9, r
+
+
+@pytest.mark.parametrize(("name", "expected"), sorted(IDENTITY.items()))
+def test_identical_models_have_no_distance(name, expected):
+    assert SAME[name].value == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(SINGLE))
+def test_identical_models_have_equal_single_values(name):
+    assert SAME[name].value == SAME[f"{name}_baseline"].value
+
+
+def _shuffled(run: RunRecords, seed: int) -> RunRecords:
+    rng = np.random.default_rng(seed)
+    parts = {}
+    for f in fields(run):
+        part = getattr(run, f.name)
+        if isinstance(part, Records):
+            parts[f.name] = type(part)(part.table.take(rng.permutation(len(part))))
+    return replace(run, **parts)
+
+
+def test_row_order_does_not_matter():
+    moved = Evidence(
+        _shuffled(FULL.baseline, 1), _shuffled(FULL.variant, 2), _shuffled(FULL.noise, 3), embeddings=FULL.embeddings
+    )
+    assert len(compute_all(moved)) == len(RESULTS)
+    for ours, theirs in zip(RESULTS, compute_all(moved), strict=True):
+        assert (ours.name, ours.task, ours.category, ours.n) == (theirs.name, theirs.task, theirs.category, theirs.n)
+        assert ours.value == pytest.approx(theirs.value, rel=1e-12, abs=1e-12)
+
+
+def test_equal_input_gives_equal_output():
+    fresh = compute_all(metric_records.evidence(60))
+    assert fresh == RESULTS
+
+
+def test_swapping_the_models_mirrors_the_change():
+    swapped = Evidence(replace(FULL.variant, option_distances=None, token_distances=None), FULL.baseline)
+    there, back = headline(RESULTS), headline(compute_all(swapped))
+    for name in ("quality/accuracy_delta", "robustness/shuffle_drop_delta_pct", "uncertainty/uacc_delta"):
+        assert back[name].value == pytest.approx(-there[name].value)
+    for name in ("distance/flips_pct", "distance/all_flips_pct", "distance/w2w_pct", "quality/mcnemar_p"):
+        assert back[name].value == pytest.approx(there[name].value)
+    assert back["distance/c2w_pct"].value == there["distance/w2c_pct"].value
+    assert back["quality/perplexity_ratio"].value == pytest.approx(1 / there["quality/perplexity_ratio"].value)
+
+
+def test_flips_identities():
+    h = {name: result.value for name, result in headline(RESULTS).items()}
+    flips, delta = h["distance/flips_pct"], 100 * h["quality/accuracy_delta"]
+    n = headline(RESULTS)["distance/flips_pct"].n
+    assert flips >= abs(delta)
+    assert h["distance/c2w_pct"] == pytest.approx((flips - delta) / 2)
+    assert h["distance/all_flips_pct"] == pytest.approx(flips + h["distance/w2w_pct"])
+    assert round(n * flips / 100) % 2 == round(n * abs(delta) / 100) % 2
+
+
+def test_baseline_alone_reports_itself():
+    alone = Evidence(FULL.baseline)
+    names = set(headline(compute_all(alone)))
+    assert {"quality/accuracy", "quality/perplexity", "robustness/shuffle_drop_pct", "uncertainty/uacc"} <= names
+    assert not any(name.startswith("distance/") or name.endswith("_baseline") for name in names)
+    assert unmet(alone)["flips"] == "no variant to compare"
+    assert (
+        headline(compute_all(alone))["quality/accuracy"].value == headline(RESULTS)["quality/accuracy_baseline"].value
+    )
+
+
+def test_nothing_is_computed_from_nothing():
+    assert compute_all(Evidence(RunRecords())) == []
+    assert set(unmet(Evidence(RunRecords(), RunRecords()))) == set(METRICS.names())
+
+
+def test_unknown_key_names_those_that_exist():
+    with pytest.raises(ConfigError, match="quality/accuracy"):
+        key("quality/acuracy")
+
+
+@pytest.mark.parametrize("bad", [{"level": 1.0}, {"alpha": 0.0}, {"resamples": 10}, {"method": "magic"}])
+def test_settings_are_checked(bad):
+    with pytest.raises(ConfigError):
+        MetricSettings(**bad)
+
+
+def test_a_value_out_of_bounds_is_refused():
+    metric = METRICS.get("accuracy")
+    good = metric.compute(FULL)[0]
+    broken = replace(metric, function=lambda _: [replace(good, value=1.5)])
+    with pytest.raises(DataError, match="bounds"):
+        broken.compute(FULL)
+    with pytest.raises(DataError, match="finite"):
+        replace(metric, function=lambda _: [replace(good, value=float("nan"))]).compute(FULL)

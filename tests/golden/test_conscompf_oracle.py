@@ -1,0 +1,25 @@
+"""The ConSCompF authors' implementation on given embeddings (shared/data/conscompf_oracle)."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mlflow_compress.metrics.conscompf import consistency, similarity
+from tests.shared_data import SHARED, needs_shared
+
+ORACLE = SHARED / "data" / "conscompf_oracle"
+
+
+@needs_shared
+def test_both_weightings_and_every_instruction():
+    data, expected = np.load(ORACLE / "embeddings.npz"), json.loads((ORACLE / "results.json").read_text())
+    found = similarity(data["a"], data["b"])
+    np.testing.assert_allclose(found.cosine, expected["similarity_per_instruction"], atol=1e-6)
+    np.testing.assert_allclose(consistency(data["a"]), expected["consistency_a"], atol=1e-6)
+    np.testing.assert_allclose(consistency(data["b"]), expected["consistency_b"], atol=1e-6)
+    assert found.mean("unweighted") == pytest.approx(expected["similarity_mean"], abs=1e-6)
+    assert found.mean("reference") == pytest.approx(expected["weighted_reference_mean"], abs=1e-6)
+    assert found.mean() == pytest.approx(expected["weighted_equation4_mean"], abs=1e-6)

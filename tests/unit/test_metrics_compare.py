@@ -1,0 +1,173 @@
+"""Comparing from predictions alone: plain rows, harness logs, records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics import compute_all, headline
+from mlflow_compress.metrics.compare import (
+    answers_from_harness,
+    answers_from_rows,
+    compare_answers,
+    compare_records,
+)
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.records import RunRecords
+from tests import metric_records
+from tests.shared_data import SHARED, needs_shared
+
+KEYS = {
+    "n",
+    "accuracy_baseline",
+    "accuracy_variant",
+    "accuracy_delta",
+    "c2w",
+    "w2c",
+    "w2w",
+    "flips_pct",
+    "all_flips_pct",
+    "mcnemar_p",
+}
+
+
+def _rows(preds, gold="AABBC"):
+    return answers_from_rows({"id": i, "pred": p, "gold": g} for i, (p, g) in enumerate(zip(preds, gold, strict=True)))
+
+
+def test_plain_rows_by_hand():
+    # gold A A B B C; baseline A B B C C: right 1 0 1 0 1; variant B C B B A: right 0 0 1 1 0.
+    # c2w: items 0 and 4; w2c: item 3; w2w: item 1 (B to C).
+    found = compare_answers(_rows("ABBCC"), _rows("BCBBA"))
+    assert set(found) >= KEYS
+    assert (found["n"], found["c2w"], found["w2c"], found["w2w"]) == (5, 2, 1, 1)
+    assert (found["accuracy_baseline"], found["accuracy_variant"]) == (0.6, 0.4)
+    assert found["accuracy_delta"] == pytest.approx(-0.2)
+    assert (found["flips_pct"], found["all_flips_pct"], found["mcnemar_p"]) == (60.0, 80.0, 1.0)
+    assert found["flips_pct_interval"][0] < 60.0 < found["flips_pct_interval"][1]
+    json.dumps(found)
+
+
+def test_order_does_not_matter_and_unanswered_is_counted_apart():
+    base, variant = _rows("ABBCC"), _rows(["B", "C", "B", "B", None])
+    found = compare_answers(base, variant[::-1])
+    assert (found["n"], found["n_unscored"], found["c2w"]) == (4, 1, 1)
+    with pytest.raises(DataError, match="No item"):
+        compare_answers(base, _rows([None] * 5))
+
+
+def test_answers_of_any_type_compare_by_equality():
+    # 1 and "1" are different answers; 1 is right where the gold is 1.
+    found = compare_answers(_rows([1, "1"], gold=[1, 1]), _rows(["1", "one"], gold=[1, 1]))
+    assert (found["c2w"], found["w2w"]) == (1, 1)
+
+
+def test_other_items_golds_and_prompts_are_refused():
+    base = _rows("ABBCC")
+    with pytest.raises(AlignmentError, match=r"1 only in the baseline \['4'\]"):
+        compare_answers(base, base[:4])
+    with pytest.raises(AlignmentError, match=r"differ in the gold of 1 item.*'0'"):
+        compare_answers(base, _rows("ABBCC", gold="BABBC"))
+    with pytest.raises(AlignmentError, match="an id twice"):
+        compare_answers([*base, base[0]], base)
+    with pytest.raises(DataError, match="holds no answers"):
+        compare_answers(base, [])
+    one = answers_from_rows([{"id": 1, "pred": "A", "gold": "A", "prompt": "0-shot"}])
+    other = answers_from_rows([{"id": 1, "pred": "A", "gold": "A", "prompt": "5-shot"}])
+    with pytest.raises(AlignmentError, match="differ in the prompt"):
+        compare_answers(one, other)
+    with pytest.raises(DataError, match="Row 1 lacks pred, gold"):
+        answers_from_rows([{"id": 1}])
+
+
+def _sample(doc_id, values, target, **more):
+    choices = ("one", "a long one")
+    return {
+        "doc_id": doc_id,
+        "target": target,
+        "arguments": {f"gen_args_{i}": {"arg_0": "Q", "arg_1": f" {c}"} for i, c in enumerate(choices)},
+        "filtered_resps": [[str(v), "False"] for v in values],
+        "prompt_hash": "abc",
+        **more,
+    }
+
+
+def test_harness_samples_by_hand():
+    # Sums -3 and -5: choice 0. A character: -3/3 = -1 and -5/10 = -0.5: choice 1.
+    rows = [_sample(0, (-3.0, -5.0), 1), _sample(1, (-2.0, -2.0), 0)]
+    plain, normalised = answers_from_harness(rows), answers_from_harness(rows, per_char=True)
+    assert [a.pred for a in plain] == [0, 0]  # the tie takes the first
+    assert [a.pred for a in normalised] == [1, 1]
+    found = compare_answers(plain, normalised)
+    assert (found["c2w"], found["w2c"], found["w2w"]) == (1, 1, 0)
+
+
+def test_harness_generations_take_the_logged_score():
+    base = {"doc_id": 3, "target": "42", "filtered_resps": ["42"], "exact_match": 1.0, "task_name": "gsm8k"}
+    variant = {**base, "filtered_resps": ["forty"], "exact_match": 0.0}
+    found = compare_answers(answers_from_harness([base]), answers_from_harness([variant]))
+    assert (found["c2w"], found["w2w"], found["all_flips_pct"]) == (1, None, None)
+    assert answers_from_harness([base])[0].id == "gsm8k/3"
+
+
+def test_broken_harness_samples_are_refused():
+    with pytest.raises(DataError, match="Row 1 is no harness sample"):
+        answers_from_harness([{"doc_id": 1}])
+    with pytest.raises(DataError, match="NaN"):
+        answers_from_harness([_sample(0, (float("nan"), -1.0), 0)])
+    with pytest.raises(DataError, match="no exact_match"):
+        answers_from_harness([{"doc_id": 1, "target": "x", "filtered_resps": ["x"]}])
+    with pytest.raises(DataError, match="lacks the choices"):
+        answers_from_harness([{**_sample(0, (-1.0, -2.0), 0), "arguments": {}}], per_char=True)
+
+
+def test_records_agree_with_the_metrics():
+    full = metric_records.evidence(30)
+    found, results = compare_records(full.baseline, full.variant), headline(compute_all(full))
+    assert found["n"] == 60
+    assert found["flips_pct"] == results["distance/flips_pct"].value
+    assert found["all_flips_pct"] == results["distance/all_flips_pct"].value
+    assert found["accuracy_delta"] == results["quality/accuracy_delta"].value
+    assert found["accuracy_delta_interval"] == [
+        results["quality/accuracy_delta"].low,
+        results["quality/accuracy_delta"].high,
+    ]
+    assert set(found["tasks"]) == {"mmlu", "piqa", "lambada", "trivia"}
+    assert found["tasks"]["lambada"]["w2w"] is None
+    json.dumps(found)
+
+
+def test_records_without_choices_pool_what_there_is():
+    full = metric_records.evidence(6)
+    words = [
+        RunRecords(items=r.items.where(family="exact"), generations=r.generations)
+        for r in (full.baseline, full.variant)
+    ]
+    found = compare_records(*words)
+    assert found["n"] == 20 and found["all_flips_pct"] is None
+    with pytest.raises(DataError, match="cannot be compared"):
+        compare_records(RunRecords(), RunRecords())
+    nobody = RunRecords(items=words[0].items, generations=full.baseline.generations.where(task="instructions"))
+    with pytest.raises(DataError, match="No item"):
+        compare_records(nobody, nobody)
+    assert Evidence(nobody).missing("predictions") is None
+
+
+@needs_shared
+def test_published_predictions():
+    # shared/data/flips_oracle, METRICS.md section 10.
+    folder = SHARED / "data" / "flips_oracle"
+    items = json.loads((folder / "_bench_items.json").read_text())["mmlu"]
+
+    def answers(precision):
+        name = f"google__gemma-2-2b-it__{precision}__mmlu.json"
+        preds = json.loads((folder / name).read_text())["preds"]
+        # Ids repeat in the published list, so the position is the id.
+        return answers_from_rows(
+            {"id": i, "pred": p, "gold": item["answer"]} for i, (p, item) in enumerate(zip(preds, items, strict=True))
+        )
+
+    found = compare_answers(answers("fp16"), answers("int4"))
+    assert (found["n"], found["c2w"], found["w2c"], found["w2w"], found["mcnemar_p"]) == (975, 46, 46, 42, 1.0)

@@ -1,0 +1,218 @@
+"""Conformal sets and ConSCompF: by hand, against MAPIE's definitions, and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
+from mlflow_compress.metrics.arrays import softmax
+from mlflow_compress.metrics.conformal import (
+    conformal,
+    conformal_quantile,
+    conformity_scores,
+    coverage_by_class,
+    prediction_sets,
+    repeated_splits,
+    split,
+)
+from mlflow_compress.metrics.conscompf import consistency, principal_components, similarity, similarity_matrix
+from mlflow_compress.metrics.tied_order import network_argsort
+from tests.metric_records import QUICK
+
+P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+
+
+def test_scores_by_hand():
+    # LAC: 1 - p_y. APS: mass down to y: gold 1 of row 0 is second, 0.5 + 0.3; gold 2 of row 1 is first, 0.7.
+    np.testing.assert_allclose(conformity_scores(P, [1, 2], "lac"), [0.7, 0.3])
+    np.testing.assert_allclose(conformity_scores(P, [1, 2], "aps"), [0.8, 0.7])
+
+
+def test_quantile_by_hand():
+    # n = 9, alpha = 0.1: k = ceil(10 x 0.9) = 9, the largest. n = 8: k = ceil(8.1) = 9 > 8, no finite threshold.
+    s = np.arange(1.0, 10.0)
+    assert conformal_quantile(s, 0.1) == 9.0
+    assert conformal_quantile(s[:8], 0.1) == math.inf
+    assert conformal_quantile(s[:8], 0.1, mode="reference") == math.inf
+    # n = 19, alpha = 0.2: k = ceil(20 x 0.8) = 16.
+    assert conformal_quantile(np.arange(19.0), 0.2) == 15.0
+    with pytest.raises(ConfigError):
+        conformal_quantile(s, 1.0)
+
+
+def test_sets_by_hand():
+    # LAC at 0.75: p >= 0.25. APS at 0.8: cumulative 0.5, 0.8 (in), 1.0 (out); row 1: 0.7 (in), 0.9 (out).
+    assert prediction_sets(P, 0.75, "lac").tolist() == [[True, True, False], [False, False, True]]
+    assert prediction_sets(P, 0.8 + 1e-12, "aps").tolist() == [[True, True, False], [False, False, True]]
+    # A threshold below every option gives the most probable one; an infinite one gives them all.
+    assert prediction_sets(P, 0.1, "aps").sum(axis=1).tolist() == [1, 1]
+    assert prediction_sets(P, math.inf, "lac").all() and prediction_sets(P, math.inf, "aps").all()
+
+
+def test_ties_take_the_lowest_index_and_the_reference_does_not():
+    p = np.array([[0.4, 0.4, 0.2]])
+    np.testing.assert_allclose(conformity_scores(p, [0], "aps"), [0.4])
+    np.testing.assert_allclose(conformity_scores(p, [0], "aps", mode="reference"), [0.8])
+
+
+def test_reference_order_of_ties_by_hand():
+    # Six equal keys stay in place through every stage of the network but those where padding (infinity) passes.
+    order = network_argsort(np.array([[2.0, 1.0, 2.0, 1.0]]))
+    assert sorted(order[0, :2].tolist()) == [1, 3] and sorted(order[0, 2:].tolist()) == [0, 2]
+    with pytest.raises(UnsupportedError):
+        network_argsort(np.zeros((1, 9)))
+
+
+@QUICK
+@given(st.lists(st.permutations(range(6)), min_size=1, max_size=5))
+def test_reference_order_sorts(rows):
+    values = np.array(rows, dtype=float)
+    np.testing.assert_array_equal(network_argsort(values), np.argsort(values, axis=1))
+
+
+def test_result_by_hand():
+    # Calibrate on row 0 only is impossible at alpha = 0.1, so keep a threshold: sets {0, 1} and {2}.
+    r = conformal(P, [1, 2], calibration=[0], test=[0, 1], score="lac", threshold=0.75)
+    assert (r.accuracy, r.set_size, r.coverage) == (0.5, 1.5, 1.0)
+    assert r.uacc == pytest.approx(0.5 / 1.5 * math.sqrt(3))
+    assert coverage_by_class(r, [1, 2]) == {1: 1.0, 2: 1.0}
+    assert conformal(P, [1, 2], calibration=[0], test=[1], score="lac").threshold == math.inf
+    with pytest.raises(DataError):
+        coverage_by_class(r, [1])
+
+
+@pytest.mark.parametrize("bad", [[[0.5, 0.6]], [[1.5, -0.5]], [0.5, 0.5], [[math.nan, 1.0]]])
+def test_broken_probabilities_are_refused(bad):
+    with pytest.raises(DataError):
+        conformity_scores(bad, [0], "lac")
+    with pytest.raises(DataError):
+        conformity_scores(P, [0, 3], "lac")
+
+
+def test_split_is_seeded_and_complete():
+    calibration, test = split(11)
+    assert len(calibration) == 5 and sorted([*calibration, *test]) == list(range(11))
+    assert split(11)[0].tolist() == calibration.tolist()
+    with pytest.raises(DataError):
+        split(1)
+
+
+def _simulated(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Golds drawn from the stated probabilities, distorted: conformal sets must cover anyway."""
+    rng = np.random.default_rng(seed)
+    logits = 2.0 * rng.normal(size=(n, 6))
+    gold = np.array([rng.choice(6, p=p) for p in softmax(logits)])
+    return softmax(3.0 * logits), gold
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_coverage_is_what_was_asked_for(score):
+    p, gold = _simulated(600, 1)
+    runs = repeated_splits(p, gold, score, n_splits=200, alpha=0.2)
+    # Expected coverage is at least k/(n + 1) = 241/301 = 0.8007; 200 splits of 300 test items have an error of 0.3 %.
+    # Discrete sets with the "or top-1" rule may only exceed it; LAC is tight.
+    assert runs["coverage"].mean() > 0.79
+    if score == "lac":
+        assert runs["coverage"].mean() < 0.83
+    assert runs["uacc"].shape == (200,)
+    with pytest.raises(ConfigError):
+        repeated_splits(p, gold, score, n_splits=0)
+
+
+def test_sets_against_a_plain_recomputation():
+    # Item by item with Python's sorted, the way the definition reads.
+    p, gold = _simulated(200, 7)
+    calibration, test = split(200)
+    for score in ("lac", "aps"):
+
+        def mass_down_to(row, option, score=score):
+            if score == "lac":
+                return 1.0 - row[option]
+            ahead = sorted(range(6), key=lambda o: (-row[o], o))
+            return math.fsum(row[o] for o in ahead[: ahead.index(option) + 1])
+
+        scores = sorted(mass_down_to(p[i], gold[i]) for i in calibration)
+        threshold = scores[math.ceil(101 * 0.9) - 1]
+        sizes, covered = [], []
+        for i in test:
+            inside = {o for o in range(6) if mass_down_to(p[i], o) <= threshold + 1e-12} or {int(p[i].argmax())}
+            sizes.append(len(inside))
+            covered.append(gold[i] in inside)
+        found = conformal(p, gold, calibration=calibration, test=test, score=score)
+        assert found.threshold == pytest.approx(threshold, abs=1e-12)
+        assert found.set_size == pytest.approx(
+            np.mean(sizes), abs=1.01 / 100
+        )  # a set at the threshold itself may differ
+        assert found.coverage == pytest.approx(np.mean(covered), abs=1.01 / 100)
+
+
+def test_similarity_by_hand():
+    # Two instructions, two answers each, in the plane. a: (1,0),(0,1): consistency 0, mean on the diagonal.
+    # b: (1,0),(1,0): consistency 1. y = cos 45 deg, c = (0 + 1)/2: y c + 1 - c = 0.5 y + 0.5.
+    a = np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
+    b = np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]])
+    found = similarity(a, b)
+    y = math.sqrt(0.5)
+    np.testing.assert_allclose(consistency(a), [0.0, 1.0], atol=1e-12)
+    np.testing.assert_allclose(found.cosine, [y, 0.0], atol=1e-12)
+    np.testing.assert_allclose(found.per_instruction(), [0.5 * y + 0.5, 0.0], atol=1e-12)
+    # Rescaled: c = (0.5, 1) becomes (0, 1): weights (0, 1), so 1 and 0.
+    np.testing.assert_allclose(found.per_instruction("reference"), [1.0, 0.0], atol=1e-12)
+    assert found.mean("unweighted") == pytest.approx(y / 2)
+
+
+@QUICK
+@given(st.integers(0, 1000))
+def test_similarity_is_symmetric_and_scale_free(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 4, 3, 5))
+    for weighting in ("equation4", "reference", "unweighted"):
+        assert similarity(a, b).mean(weighting) == pytest.approx(similarity(b, a).mean(weighting), abs=1e-12)
+        assert similarity(a, a).mean(weighting) == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(consistency(7.0 * a), consistency(a), atol=1e-12)
+    # The closed form of the pairwise mean against the pairs themselves.
+    u = a / np.linalg.norm(a, axis=-1, keepdims=True)
+    pairs = [(u[:, i] * u[:, j]).sum(-1) for i in range(3) for j in range(i)]
+    np.testing.assert_allclose(consistency(a), np.mean(pairs, axis=0), atol=1e-12)
+
+
+def test_equal_consistency_is_not_divided_by_zero():
+    a = np.array([[[1.0, 0.0], [0.0, 1.0]]])
+    found = similarity(a, a[:, ::-1])
+    assert found.mean("reference") == found.mean("equation4") == pytest.approx(1.0)
+
+
+def test_matrix_and_components():
+    rng = np.random.default_rng(3)
+    near, far = rng.normal(size=(2, 6, 3, 8))
+    models = [near, near + 0.05 * rng.normal(size=near.shape), far]
+    matrix = similarity_matrix(models, "unweighted")
+    assert (matrix == matrix.T).all() and (np.diag(matrix) == 1).all()
+    assert matrix[0, 1] > 0.9 > matrix[0, 2]
+    points = principal_components(matrix)
+    assert points.shape == (3, 2)
+    assert np.linalg.norm(points[0] - points[1]) < np.linalg.norm(points[0] - points[2])
+    # All distances between rows survive, since three points span a plane.
+    assert np.linalg.norm(points[0] - points[2]) == pytest.approx(np.linalg.norm(matrix[0] - matrix[2]))
+    with pytest.raises(DataError):
+        similarity_matrix([near])
+    with pytest.raises(DataError):
+        principal_components(matrix, 4)
+
+
+def test_broken_embeddings_are_refused():
+    ok = np.ones((2, 2, 3))
+    for bad in (
+        np.zeros((2, 2, 3)),
+        np.ones((2, 1, 3)),
+        np.ones((2, 3)),
+        np.ones((3, 2, 3)),
+        np.full((2, 2, 3), np.nan),
+    ):
+        with pytest.raises(DataError):
+            similarity(ok, bad)

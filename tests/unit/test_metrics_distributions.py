@@ -1,0 +1,254 @@
+"""Divergences and corpus statistics: by hand, against scipy, and as inequalities."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import jensenshannon
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics import compute_all
+from mlflow_compress.metrics.corpus import (
+    TokenBatch,
+    corpus_statistics,
+    mean_and_error,
+    percentiles,
+    reduce_batches,
+)
+from mlflow_compress.metrics.divergence import LN2, acceptance_rate, js_divergence, kl_divergence, total_variation
+from mlflow_compress.metrics.perplexity import statistics, stream_statistics
+from tests import metric_records
+from tests.metric_records import QUICK
+
+weights = st.lists(st.integers(0, 20), min_size=2, max_size=6).filter(lambda w: sum(w) > 0)
+pairs = st.integers(2, 6).flatmap(
+    lambda n: st.tuples(
+        *[st.lists(st.integers(0, 20), min_size=n, max_size=n).filter(lambda w: sum(w) > 0) for _ in range(2)]
+    )
+)
+
+
+def _logs(counts: list[int]) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(counts) / sum(counts))
+
+
+def test_divergences_by_hand():
+    # P = (1/2, 1/2), Q = (1/4, 3/4): KL = (ln 2 + ln 2/3)/2 = (ln 4/3)/2; TV = 1/4; min sum = 3/4.
+    p, q = np.log([0.5, 0.5]), np.log([0.25, 0.75])
+    assert kl_divergence(p, q) == pytest.approx(math.log(4 / 3) / 2)
+    assert kl_divergence(q, p) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
+    assert total_variation(p, q) == pytest.approx(0.25)
+    assert acceptance_rate(p, q) == pytest.approx(0.75)
+
+
+@QUICK
+@given(pairs)
+def test_divergences_against_scipy_and_their_bounds(counts):
+    p, q = _logs(counts[0]), _logs(counts[1])
+    kl = float(kl_divergence(p, q))
+    assert kl == pytest.approx(float(scipy.stats.entropy(np.exp(p), np.exp(q))), abs=1e-9)
+    js, tv = float(js_divergence(p, q)), float(total_variation(p, q))
+    assert js == pytest.approx(float(jensenshannon(np.exp(p), np.exp(q))) ** 2, abs=1e-7)
+    assert js == pytest.approx(float(js_divergence(q, p)), abs=1e-12)
+    assert -1e-12 <= js <= LN2 + 1e-12
+    assert 0 <= tv <= 1 and float(acceptance_rate(p, q)) == pytest.approx(1 - tv)
+    assert tv <= math.sqrt(max(kl, 0.0) / 2) + 1e-9  # Pinsker
+    assert float(kl_divergence(p, p)) == 0.0 and float(js_divergence(p, p)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_disjoint_support():
+    p, q = _logs([1, 0]), _logs([0, 1])
+    assert kl_divergence(p, q) == math.inf
+    assert js_divergence(p, q) == pytest.approx(LN2)
+    assert acceptance_rate(p, q) == 0.0
+
+
+@pytest.mark.parametrize("bad", [[0.5, 0.5], [], [math.nan, 0.0], 1.0])
+def test_only_log_probabilities_are_accepted(bad):
+    with pytest.raises(DataError):
+        kl_divergence(bad, np.log([0.5, 0.5]))
+    with pytest.raises(DataError):
+        kl_divergence(np.log([0.5, 0.5]), np.log([0.25, 0.25, 0.5]))
+
+
+def test_equation_one_weights_items_then_options():
+    # Items of 4 options (mmlu) and of 2 (piqa) weigh the same, whatever their number of option rows.
+    full = metric_records.evidence(9)
+    d = full.variant.option_distances
+    per_item = []
+    for task in ("mmlu", "piqa"):
+        for i in range(9):
+            per_item.append(d.where(task=task, item_id=f"{i:05d}", permutation=0).column("kl").mean())
+    (pooled,) = [r for r in compute_all(full) if r.name == "distance/kl_mean" and r.task is None]
+    assert pooled.value == pytest.approx(np.mean(per_item))
+    assert pooled.n == 18
+
+
+def _corpus(n=400, seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    nll_b = rng.exponential(2.0, n)
+    nll_q = np.maximum(nll_b + 0.1 * rng.normal(size=n), 1e-3)
+    given = {
+        "nll_baseline": nll_b,
+        "nll_variant": nll_q,
+        "kl": rng.exponential(0.05, n),
+        "p_baseline": np.exp(-nll_b),
+        "p_variant": np.exp(-nll_q),
+        "same_top": rng.random(n) > 0.1,
+    }
+    return {**given, **changes}
+
+
+def test_corpus_statistics_by_hand():
+    # nll_b = (1, 3), nll_q = (2, 5): means 2 and 3.5. se(b)² = (5 - 4)/1 = 1, se(q)² = (14.5 - 12.25)/1 = 2.25,
+    # cov = (8.5 - 7)/1 = 1.5 = se(b) se(q), so the correlation is 1. u(ln ratio)² = 2.25 + 1 - 3 = 0.25.
+    # dp = (-0.1, 0.3): mean 0.1, se² = (0.05 - 0.01)/1 = 0.04; RMS = sqrt(0.05).
+    # dp² = (0.01, 0.09), se² = 0.0041 - 0.0025.
+    s = corpus_statistics(
+        nll_baseline=[1, 3],
+        nll_variant=[2, 5],
+        kl=[0.0, 1.0],
+        p_baseline=[0.5, 0.1],
+        p_variant=[0.4, 0.4],
+        same_top=[True, False],
+    )
+    assert s.n == 2
+    assert s.perplexity_baseline == pytest.approx((math.exp(2), math.exp(2)))
+    assert s.perplexity_variant == pytest.approx((math.exp(3.5), 1.5 * math.exp(3.5)))
+    assert s.log_ratio == pytest.approx((1.5, 0.5))
+    assert s.ratio == pytest.approx((math.exp(1.5), 0.5 * math.exp(1.5)))
+    u_b, u_q = math.exp(2), 1.5 * math.exp(3.5)
+    assert s.difference == pytest.approx((math.exp(3.5) - math.exp(2), u_q - u_b))  # correlation 1: |u_q - u_b|
+    assert s.correlation == pytest.approx(1.0)
+    assert s.kl == pytest.approx((0.5, 0.5))
+    assert s.dp_mean == pytest.approx((0.1, 0.2))
+    assert s.dp_rms == pytest.approx((math.sqrt(0.05), 0.5 / math.sqrt(0.05) * 0.04))
+    assert s.p_correlation is None  # p_variant does not vary
+    assert s.same_top == pytest.approx((0.5, 0.5))
+    assert s.kl_percentiles[0.75] == 0.75 and s.dp_percentiles[0.0] == pytest.approx(-0.1)
+
+
+def test_corpus_statistics_against_numpy():
+    given = _corpus()
+    s = corpus_statistics(**given)
+    nll_b, nll_q = given["nll_baseline"], given["nll_variant"]
+    assert s.perplexity_variant.value == pytest.approx(np.exp(nll_q.mean()))
+    assert s.perplexity_variant.uncertainty == pytest.approx(np.exp(nll_q.mean()) * nll_q.std(ddof=1) / 20)
+    assert s.correlation == pytest.approx(np.corrcoef(nll_b, nll_q)[0, 1])
+    assert s.p_correlation == pytest.approx(np.corrcoef(given["p_baseline"], given["p_variant"])[0, 1])
+    assert s.log_ratio.uncertainty == pytest.approx((nll_q - nll_b).std(ddof=1) / 20)
+    assert s.kl_percentiles[0.999] == pytest.approx(np.percentile(given["kl"], 99.9))
+
+
+def test_one_token_and_equal_models():
+    one = corpus_statistics(
+        nll_baseline=[1.0], nll_variant=[1.0], kl=[0.0], p_baseline=[0.3], p_variant=[0.3], same_top=[True]
+    )
+    assert one.log_ratio == (0.0, 0.0) and one.correlation is None and one.dp_rms == (0.0, 0.0)
+    assert mean_and_error([4.0]) == (4.0, 0.0)
+    assert percentiles([1.0, 2.0], (0.5,)) == {0.5: 1.5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl": np.full(400, np.nan)},
+        {"p_variant": np.full(400, 1.5)},
+        {"nll_variant": np.ones(3)},
+        {"nll_baseline": np.array([])},
+    ],
+)
+def test_broken_corpora_are_refused(changes):
+    with pytest.raises(DataError):
+        corpus_statistics(**_corpus(**changes))
+
+
+def test_records_give_the_same_statistics_as_arrays():
+    full = metric_records.evidence(3)
+    b, v, d = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
+    found = statistics(b, v, d)
+    expected = corpus_statistics(
+        nll_baseline=b.column("nll"),
+        nll_variant=v.column("nll"),
+        kl=d.column("kl"),
+        p_baseline=b.column("p_target"),
+        p_variant=v.column("p_target"),
+        same_top=d.column("same_top"),
+    )
+    assert found == expected
+    results = {r.name: r.value for r in compute_all(full) if r.task is None}
+    assert results["quality/perplexity"] == pytest.approx(found.perplexity_variant.value)
+    assert results["quality/perplexity_ratio"] == pytest.approx(found.ratio.value)
+    assert results["distance/corpus_kl_mean"] == pytest.approx(found.kl.value)
+    assert results["distance/corpus_dp_rms_pct"] == pytest.approx(100 * found.dp_rms.value)
+    assert results["distance/corpus_kl_p99"] == pytest.approx(found.kl_percentiles[0.99])
+
+
+def test_batches_add_up():
+    given = _corpus(1000)
+    pieces = [TokenBatch(**{k: v[i : i + 300] for k, v in given.items()}) for i in range(0, 1000, 300)]
+    whole, streamed = corpus_statistics(**given), reduce_batches(iter(pieces))
+    assert streamed.n == 1000 and streamed.kl_percentiles == whole.kl_percentiles
+    assert streamed.difference == pytest.approx(whole.difference)
+    assert streamed.dp_rms == pytest.approx(whole.dp_rms)
+    with pytest.raises(DataError, match="at least one token"):
+        reduce_batches([])
+    full = metric_records.evidence(3)
+    tables = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
+    parts = [tuple(type(t)(t.table.slice(i, 70)) for t in tables) for i in range(0, 600, 70)]
+    assert stream_statistics(parts).ratio == pytest.approx(statistics(*tables).ratio)
+
+
+TEN_MILLION = """
+import resource, time
+import numpy as np
+import pyarrow as pa
+from mlflow_compress.metrics.perplexity import stream_statistics
+from mlflow_compress.records import TokenDistances, TokenScores
+
+N, WINDOWS = 1_000_000, 4_000
+
+def records(kind, keys, **columns):
+    columns = {**keys, **{name: pa.array(values) for name, values in columns.items()}}
+    return kind(pa.table([columns[f.name].cast(f.type) for f in kind.SCHEMA], schema=kind.SCHEMA))
+
+def triples():
+    rng = np.random.default_rng(0)
+    argmax = np.zeros(N, dtype=np.int32)
+    for part in range(10):
+        window = pa.array(np.repeat(np.arange(WINDOWS) + part * WINDOWS, N // WINDOWS)).cast(pa.string())
+        position = pa.array(np.tile(np.arange(N // WINDOWS, dtype=np.int32), WINDOWS))
+        task = pa.array(["wiki"]).take(pa.array(np.zeros(N, dtype=np.int64)))
+        keys = {"task": task, "item_id": window, "position": position}
+        nll, kl = rng.exponential(2.0, N), rng.exponential(0.05, N)
+        scores = [
+            records(TokenScores, keys, target=argmax, nll=x, p_target=np.exp(-x), argmax=argmax, entropy=nll)
+            for x in (nll, nll + 0.1 * rng.random(N))
+        ]
+        yield *scores, records(TokenDistances, keys, kl=kl, kl_reverse=kl, js=kl, tv=kl, same_top=kl < 0.2)
+
+start = time.process_time()
+for _ in triples():
+    pass
+making = time.process_time() - start
+start = time.process_time()
+found = stream_statistics(triples())
+print(found.n, time.process_time() - start - making, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_ten_million_tokens_within_ten_seconds_and_a_gigabyte():
+    done = subprocess.run([sys.executable, "-c", TEN_MILLION], capture_output=True, text=True, check=True)
+    n, seconds, gigabytes = (float(x) for x in done.stdout.split())
+    assert n == 10_000_000
+    assert seconds < 10.0  # processor time, so that a busy machine does not decide
+    assert gigabytes < 1.0

@@ -1,0 +1,235 @@
+"""From records to predictions: rules, ties, and every broken input named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics import Evidence, compute_all
+from mlflow_compress.metrics.arrays import finite, same_length, softmax
+from mlflow_compress.metrics.predictions import normalise_answer, option_grid, option_means, predict
+from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.view import ItemView
+from mlflow_compress.records import Items, OptionDistances, OptionScores, RunRecords, TokenScores
+from tests import metric_records
+from tests.metric_records import QUICK
+
+FULL = metric_records.evidence(12)
+
+
+def _edit(records, row, **changes):
+    rows = records.table.to_pylist()
+    rows[row] = {**rows[row], **changes}
+    return type(records).from_rows(rows)
+
+
+def _without(records, *rows):
+    kept = [r for i, r in enumerate(records.table.to_pylist()) if i not in rows]
+    return type(records).from_rows(kept)
+
+
+def _with_scores(scores: OptionScores) -> Evidence:
+    return Evidence(FULL.baseline, replace(FULL.variant, option_scores=scores))
+
+
+@QUICK
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=6), st.floats(-100, 100))
+def test_softmax_sums_to_one_and_ignores_a_shift(values, shift):
+    p = softmax(values)
+    assert p.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(softmax(np.array(values) + shift), p, atol=1e-12)
+
+
+def test_array_checks_name_what_is_wrong():
+    with pytest.raises(DataError, match="nll must be a non-empty array"):
+        finite("nll", [])
+    with pytest.raises(DataError, match=r"2 NaN or infinite value\(s\), the first at \[1\]"):
+        finite("nll", [0.0, np.nan, np.inf])
+    # An overflowing sum of finite values is not a defect of the values.
+    assert finite("big", [1.7e308, 1.7e308]).tolist() == [1.7e308, 1.7e308]
+    with pytest.raises(DataError, match="'b': 2"):
+        same_length(a=[1], b=[1, 2])
+
+
+def test_length_normalisation_changes_the_answer():
+    # Totals -10 and -12 over 5 and 15 characters: -2 and -0.8 a character; the plain rule takes the first option.
+    items = FULL.baseline.items.where(task="piqa").table.slice(0, 1)
+    item = items.to_pylist()[0]
+    rows = [
+        {
+            "task": "piqa",
+            "item_id": item["item_id"],
+            "permutation": 0,
+            "option": o,
+            "content": o,
+            "loglik": value,
+            "n_tokens": 3,
+            "n_chars": len(item["options"][o]),
+            "n_bytes": 1,
+            "greedy": False,
+        }
+        for o, value in enumerate((-10.0, -12.0))
+    ]
+    for rule, letter in (("loglik", 0), ("loglik_per_char", 1)):
+        view = ItemView(Items.from_rows([{**item, "rule": rule}]))
+        found, _ = predict(view, RunRecords(option_scores=OptionScores.from_rows(rows)))
+        assert found.letter[0, 0] == letter
+    no_text = OptionScores.from_rows([{**row, "n_chars": 0} for row in rows])
+    with pytest.raises(DataError, match="no characters"):
+        option_grid(view, no_text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  Paris. ", "paris"),
+        ("The  Eiffel-Tower!", "the eiffeltower"),
+        ("$1,234.50", "1234.5"),
+        ("1234.5", "1234.5"),
+        ("-5", "-5.0"),
+        ("12%", "12.0"),
+        ("18.", "18.0"),
+        ("3.5", "3.5"),
+        ("35", "35.0"),
+        ("", ""),
+        ("5 apples", "5 apples"),
+    ],
+)
+def test_normalised_answers(text, expected):
+    assert normalise_answer(text) == expected
+
+
+def test_exact_match_reads_the_first_sample_and_counts_the_rest_apart():
+    items = FULL.baseline.items.where(family="exact")
+    answers = FULL.baseline.generations
+    fixed = _edit(_edit(answers, 0, text=" ANSWER 0! "), 1, text="wrong")
+    found, grid = predict(ItemView(items), RunRecords(generations=_without(fixed, 2)))
+    assert grid is None
+    assert found.correct[:2, 0].tolist() == [True, False]
+    assert found.scored[:4, 0].tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_broken_log_likelihoods_are_refused_by_name(value):
+    with pytest.raises(DataError, match=r"1 log-likelihoods are NaN or infinite; the first belongs to mmlu/00000"):
+        compute_all(_with_scores(_edit(FULL.variant.option_scores, 2, loglik=value)))
+
+
+def test_partly_scored_items_are_refused():
+    with pytest.raises(DataError, match=r"3 of 4 options.*mmlu/00000"):
+        compute_all(_with_scores(_without(FULL.variant.option_scores, 1)))
+
+
+def test_unscored_items_are_counted_apart():
+    rows = [i for i, r in enumerate(FULL.variant.option_scores.key_rows()) if r[:2] == ("mmlu", "00003")]
+    found = {
+        r.name: r
+        for r in compute_all(_with_scores(_without(FULL.variant.option_scores, *rows)))
+        if r.task == "mmlu" and r.category is None
+    }
+    for name in ("quality/accuracy", "distance/flips_pct", "robustness/shuffle_drop_pct"):
+        assert (found[name].n, found[name].n_unscored) == (11, 1)
+    assert found["quality/accuracy_baseline"].n == 12
+
+
+def test_duplicates_and_strangers_are_refused():
+    scores = FULL.variant.option_scores
+    with pytest.raises(AlignmentError, match="Duplicate keys"):
+        compute_all(_with_scores(OptionScores.concat([scores, OptionScores(scores.table.slice(0, 1))])))
+    with pytest.raises(AlignmentError, match=r"belong to no item.*mmlu/nobody"):
+        compute_all(_with_scores(_edit(scores, 0, item_id="nobody")))
+    with pytest.raises(DataError, match="an option that its item does not have"):
+        compute_all(_with_scores(_edit(scores, 0, option=7)))
+    with pytest.raises(AlignmentError, match="Duplicate keys in the items"):
+        ItemView(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
+
+
+def test_items_are_checked():
+    with pytest.raises(DataError, match="empty"):
+        ItemView(Items.concat([]))
+    for gold in (None, 4):
+        with pytest.raises(DataError, match="no valid gold"):
+            ItemView(_edit(FULL.baseline.items, 0, gold=gold))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("prompt", "5-shot prompt"), ("gold", 2), ("options", ["a", "b", "c", "e"]), ("rule", "greedy")],
+)
+def test_models_that_saw_other_items_are_refused(column, value):
+    changed = replace(FULL.variant, items=_edit(FULL.variant.items, 0, **{column: value}))
+    with pytest.raises(AlignmentError, match=rf"differ in the {column} of 1 item.*mmlu/00000"):
+        Evidence(FULL.baseline, changed)
+
+
+def test_missing_items_are_refused():
+    with pytest.raises(AlignmentError, match="1 only in the baseline"):
+        Evidence(FULL.baseline, replace(FULL.variant, items=_without(FULL.variant.items, 0)))
+
+
+def test_other_answer_orders_are_refused():
+    scores = FULL.variant.option_scores
+    keys = scores.key_rows()
+    first = [i for i, k in enumerate(keys) if k[:3] == ("mmlu", "00000", 1)]
+    contents = [scores.table.column("content")[i].as_py() for i in first]
+    swapped = scores
+    for i, content in zip(first, reversed(contents), strict=True):
+        swapped = _edit(swapped, i, content=content)
+    with pytest.raises(AlignmentError, match="different answer orders"):
+        compute_all(_with_scores(swapped))
+
+
+def test_distances_average_options_and_refuse_nan():
+    view = FULL.view
+    distances = FULL.variant.option_distances
+    values = option_means(view, distances, "kl")
+    mine = distances.where(task="mmlu", item_id="00004", permutation=0).column("kl")
+    assert values[4] == pytest.approx(mine.sum() / 4)
+    assert np.isnan(values[view.family == "exact"]).all()
+    with pytest.raises(DataError, match="kl distances hold NaN"):
+        option_means(view, _edit(distances, 5, kl=float("nan")), "kl")
+    with pytest.raises(DataError, match="3 of 4 options"):
+        option_means(view, OptionDistances(distances.table.slice(1)), "kl")
+
+
+def test_evidence_says_what_is_missing():
+    empty = Evidence(RunRecords())
+    for part in ("view", "variant_predictions", "noise_predictions"):
+        with pytest.raises(DataError):
+            getattr(empty, part)
+    with pytest.raises(DataError, match="no option distances"):
+        empty.distance("kl")
+    only_text = Evidence(RunRecords(items=FULL.baseline.items, generations=FULL.baseline.generations))
+    with pytest.raises(DataError, match="no option scores"):
+        only_text.grid("baseline")
+    assert only_text.missing("shuffles") == "the baseline was not scored under shuffled answer orders"
+    assert only_text.missing("noise_option_distances") == "no second run of the baseline"
+    assert Evidence(FULL.baseline, FULL.baseline).missing("option_distances") is not None
+
+
+def test_tokens_join_in_any_order():
+    ours, theirs = FULL.baseline.token_scores, FULL.variant.token_scores
+    order = np.random.default_rng(0).permutation(len(theirs))
+    moved = TokenScores(theirs.table.take(order))
+    np.testing.assert_array_equal(matched(ours, moved, "nll"), theirs.column("nll"))
+    check_same_targets(ours, moved)
+    assert len(np.unique(token_groups(moved).window)) == 12
+
+
+def test_other_tokens_are_refused():
+    ours = FULL.baseline.token_scores
+    with pytest.raises(AlignmentError, match=r"different target tokens at 1 positions.*wiki/w000 position 3"):
+        check_same_targets(ours, _edit(ours, 3, target=5))
+    with pytest.raises(AlignmentError, match="1 only in the baseline"):
+        check_same_targets(ours, _without(ours, 0))
+    with pytest.raises(AlignmentError, match="Duplicate"):
+        token_groups(TokenScores.concat([ours, TokenScores(ours.table.slice(0, 1))]))
+    with pytest.raises(DataError, match="empty"):
+        token_groups(TokenScores.concat([]))
+    with pytest.raises(DataError, match="NaN"):
+        compute_all(Evidence(RunRecords(token_scores=_edit(ours, 0, nll=float("nan")))))

@@ -1,0 +1,351 @@
+"""Noise floor, rankings, symmetry, noise control, planning, correlation, pairwise, buckets and text overlap."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sacrebleu
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
+from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
+from mlflow_compress.metrics.arrays import softmax
+from mlflow_compress.metrics.association import spearman
+from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
+from mlflow_compress.metrics.gaussian_control import gaussian_control
+from mlflow_compress.metrics.noise import distinguishable, noise_labels
+from mlflow_compress.metrics.pairwise import pairwise
+from mlflow_compress.metrics.planning import (
+    items_for_accuracy_change,
+    items_for_flips_gate,
+    items_for_mean,
+    items_for_width,
+)
+from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
+from mlflow_compress.metrics.significance import mcnemar_exact
+from mlflow_compress.metrics.symmetry import difference_shape
+from mlflow_compress.metrics.text import bleu, lcs_length, rouge_l, shared_samples
+from mlflow_compress.records import Generations, MetricResult, RunRecords
+from tests import metric_records
+from tests.metric_records import QUICK
+
+FULL = metric_records.evidence(30)
+
+
+# --- noise floor
+
+
+def _result(value, low=None, high=None):
+    return MetricResult(name="x", value=value, low=low, high=high)
+
+
+def test_a_distance_must_clear_its_floor_with_its_near_end():
+    floor = _result(0.01)
+    assert distinguishable(_result(0.02, 0.011, 0.03), floor)
+    assert not distinguishable(_result(0.02, 0.009, 0.03), floor)
+    assert distinguishable(_result(0.02), floor) and not distinguishable(_result(0.01), floor)
+    agreement = _result(0.999)
+    assert distinguishable(_result(0.95, 0.9, 0.99), agreement, direction="higher")
+    assert not distinguishable(_result(0.99, 0.98, 1.0), agreement, direction="higher")
+
+
+def test_the_variant_stands_out_and_a_second_run_does_not():
+    labels = noise_labels(compute_all(FULL))
+    assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
+    again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
+    assert set(noise_labels(compute_all(again)).values()) == {"not distinguishable from the noise floor"}
+    assert noise_labels(compute_all(Evidence(FULL.baseline, FULL.variant))) == {}
+
+
+def test_the_second_run_may_cover_fewer_items():
+    few = replace(
+        FULL.noise,
+        items=FULL.noise.items.where(task="mmlu"),
+        option_scores=FULL.noise.option_scores.where(task="mmlu"),
+        option_distances=FULL.noise.option_distances.where(task="mmlu"),
+        token_scores=None,
+        token_distances=None,
+    )
+    found = headline(compute_all(Evidence(FULL.baseline, FULL.variant, few)))
+    assert found["noise/kl_mean"].n == 30
+    assert "noise/corpus_kl_mean" not in found
+    assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
+
+
+# --- rankings
+
+
+def test_rankings_by_hand():
+    # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
+    a, b = [[1, 2, 3]], [[2, 1, 4]]
+    assert top_k_agreement(a, b).tolist() == [pytest.approx(2 / 3)]
+    # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
+    assert rank_biased_overlap(a, b, p=0.5).tolist() == [pytest.approx(5 / 12)]
+
+
+@QUICK
+@given(st.permutations(range(12)), st.permutations(range(12)), st.floats(0.1, 0.95))
+def test_ranking_properties(first, second, p):
+    a, b = np.array([first[:6]]), np.array([second[:6]])
+    rbo, agreement = rank_biased_overlap(a, b, p=p)[0], top_k_agreement(a, b)[0]
+    assert 0 <= rbo <= 1 + 1e-12 and 0 <= agreement <= 1
+    assert rbo == pytest.approx(rank_biased_overlap(b, a, p=p)[0])
+    assert rank_biased_overlap(a, a, p=p)[0] == pytest.approx(1.0)
+    assert agreement == len(set(first[:6]) & set(second[:6])) / 6
+    assert rank_biased_overlap(a, a + 100, p=p)[0] == 0.0
+
+
+def test_broken_rankings_are_refused():
+    for a, b in (([[1, 1]], [[1, 2]]), ([[1, 2]], [[1]]), ([], []), ([1], [1])):
+        with pytest.raises(DataError):
+            top_k_agreement(a, b)
+    with pytest.raises(ConfigError):
+        rank_biased_overlap([[1]], [[1]], p=1.0)
+
+
+# --- symmetry of the log-likelihood differences
+
+
+def test_difference_shape_by_hand():
+    # d = ln q - ln b = nll_b - nll_q = (1, -1, 0, 0): symmetric.
+    s = difference_shape([2, 1, 1, 1], [1, 2, 1, 1], n_bins=3, clip=1.0)
+    assert (s.mean, s.better, s.worse, s.asymmetry, s.skewness) == (0.0, 0.25, 0.25, 0.0, 0.0)
+    assert s.counts.tolist() == [1, 2, 1] and s.edges.tolist() == pytest.approx([-1, -1 / 3, 1 / 3, 1])
+    # Everything worse: the distributions of d and -d do not touch.
+    assert difference_shape([1, 1], [2, 3]).asymmetry == 1.0
+    same = difference_shape([1.0, 2.0], [1.0, 2.0])
+    assert same.skewness is None and same.counts.sum() == 2
+
+
+def test_asymmetry_is_the_kolmogorov_distance():
+    d = np.random.default_rng(0).normal(0.2, 1.0, size=300)
+    s = difference_shape(10 + d, np.full(300, 10.0))
+    assert s.asymmetry == pytest.approx(scipy.stats.ks_2samp(d, -d).statistic)
+    assert s.skewness == pytest.approx(scipy.stats.skew(d))
+    with pytest.raises(ConfigError):
+        difference_shape([1.0], [1.0], n_bins=4)
+    with pytest.raises(ConfigError):
+        difference_shape([1.0], [1.0], clip=0.0)
+
+
+# --- Gaussian control
+
+
+def test_noise_keeps_the_tables_perplexity_and_raises_the_renormalised_one():
+    rng = np.random.default_rng(1)
+    log_p = np.log(softmax(rng.normal(size=(4000, 50))))
+    targets = np.array([rng.choice(50, p=p) for p in np.exp(log_p)])
+    c = gaussian_control(log_p, targets, scale=0.5, seed=2)
+    # The table's: unchanged but for the mean of 4,000 noises, whose standard error is 0.5/sqrt(4000) = 0.008.
+    assert math.log(c.perplexity_table / c.perplexity_baseline) == pytest.approx(0.0, abs=0.025)
+    # Renormalised: the nll rises by the KL, here near scale²/2.
+    assert math.log(c.perplexity_renormalised / c.perplexity_baseline) == pytest.approx(c.kl_mean, abs=0.025)
+    assert c.kl_mean == pytest.approx(0.125, rel=0.1)
+    assert 0 < c.top1_agreement < 1
+
+
+def test_no_noise_changes_nothing_and_chunks_do_not_matter():
+    log_p, targets = np.log(softmax(np.random.default_rng(0).normal(size=(10, 4)))), np.arange(10) % 4
+    c = gaussian_control(log_p, targets, scale=0.0)
+    assert c.kl_mean == pytest.approx(0.0, abs=1e-12) and c.top1_agreement == 1.0
+    assert c.perplexity_table == pytest.approx(c.perplexity_baseline)
+    one, many = (gaussian_control(log_p, targets, scale=0.3, chunk=size) for size in (100, 3))
+    assert one.kl_mean == pytest.approx(many.kl_mean)
+    for bad in ({"scale": -1.0}, {"scale": math.nan}):
+        with pytest.raises(ConfigError):
+            gaussian_control(log_p, targets, **bad)
+    with pytest.raises(DataError):
+        gaussian_control(log_p, targets[:3], scale=0.1)
+    with pytest.raises(DataError):
+        gaussian_control(log_p + 1.0, targets, scale=0.1)
+
+
+# --- planning
+
+
+def test_sample_sizes_by_hand():
+    # ((1.959964 + 0.841621) x 1/0.1)² = 784.9.
+    assert items_for_mean(0.1, 1.0) == 785
+    # Connor: z_a sqrt(0.1) + z_b sqrt(0.1 - 0.0004) = 0.619793 + 0.265614; squared over 0.0004 is 1959.9.
+    assert items_for_accuracy_change(0.02, 0.1) == 1960
+    assert items_for_accuracy_change(-0.02, 0.1) == 1960
+    assert items_for_width(0.5, 0.05) == 381
+    # No flips at all: the Wilson bound z²/(n + z²) is 0.05 at n = 19 z² = 72.99.
+    assert items_for_flips_gate(0.0, 0.05) == 73
+    # About ((1.96 + 0.84) sqrt(0.04 x 0.96)/0.02)² = 753 by the normal rule; whole flips cost a little more.
+    assert 753 < items_for_flips_gate(0.03, 0.05) < 900
+    for call in (
+        lambda: items_for_mean(0.0, 1.0),
+        lambda: items_for_mean(0.1, 1.0, power=1.0),
+        lambda: items_for_accuracy_change(0.2, 0.1),
+        lambda: items_for_width(1.2, 0.1),
+        lambda: items_for_width(0.5, 0.5),
+        lambda: items_for_flips_gate(0.05, 0.05),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+
+
+@pytest.mark.slow
+def test_planned_power_is_reached():
+    rng = np.random.default_rng(5)
+    n = items_for_accuracy_change(0.04, 0.12)
+    gained, lost = rng.multinomial(n, [0.04, 0.08, 0.88], size=2000)[:, :2].T
+    power = np.mean([mcnemar_exact(int(b), int(c)) < 0.05 for b, c in zip(lost, gained, strict=True)])
+    assert 0.74 < power < 0.84  # the exact test is a little conservative
+    from mlflow_compress.metrics.intervals import wilson
+
+    n = items_for_flips_gate(0.03, 0.05)
+    passed = np.mean([wilson(int(k), n).high <= 0.05 for k in rng.binomial(n, 0.03, size=2000)])
+    assert 0.75 < passed < 0.87
+
+
+# --- Spearman
+
+
+def test_spearman_against_scipy_and_by_hand():
+    # Ranks 1 2 3 4 5 against 2 1 4 3 5: sum of d² is 4, rho = 1 - 6 x 4/(5 x 24) = 0.8.
+    found = spearman([1, 2, 3, 4, 5], [20, 10, 40, 30, 50])
+    assert found.rho == pytest.approx(0.8)
+    half = 1.959964 * math.sqrt((1 + 0.32) / 2)
+    assert found.interval == pytest.approx((math.tanh(math.atanh(0.8) - half), math.tanh(math.atanh(0.8) + half)))
+    assert found.p_value == pytest.approx(scipy.stats.spearmanr([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]).pvalue)
+    assert spearman([1, 2, 3, 4, 5], [1, 2, 3, 4, 9]).interval == (1.0, 1.0)
+    assert spearman([1, 2, 3], [1, 3, 2]).interval is None
+    for x, y in (([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3])):
+        with pytest.raises(DataError):
+            spearman(x, y)
+
+
+# --- pairwise judging
+
+
+def test_pairwise_by_hand():
+    #           win      loss      tie (orders disagree)  tie (one says tie)  tie    unread
+    first = ["first", "second", "first", "first", "tie", None]
+    second = ["second", "first", "first", "tie", "tie", "first"]
+    r = pairwise(first, second)
+    assert (r.wins, r.losses, r.ties, r.disagreements, r.n_unscored, r.n) == (1, 1, 3, 2, 1, 5)
+    assert r.win_rate == 0.5 and r.p_value == 1.0
+    low, high = r.interval()
+    assert low < 0.5 < high and low == pytest.approx(1 - high)
+    with pytest.raises(DataError):
+        pairwise([], [])
+    with pytest.raises(DataError):
+        pairwise([None], ["tie"])
+    with pytest.raises(DataError, match="Unknown verdict"):
+        pairwise(["A"], ["tie"])
+
+
+# --- buckets
+
+
+def test_mean_by_bin_by_hand():
+    found = mean_by_bin([0.1, 0.2, 0.9], [1.0, 3.0, 5.0], edges=[0, 0.5, 1.0])
+    assert found.n.tolist() == [2, 1] and found.mean.tolist() == [2.0, 5.0]
+    assert found.low[0] <= 2.0 <= found.high[0] and math.isnan(found.low[1])
+    with pytest.raises(ConfigError):
+        mean_by_bin([2.0], [1.0])
+    with pytest.raises(DataError):
+        mean_by_bin([0.1], [1.0, 2.0])
+
+
+def test_kl_by_confidence_holds_every_item():
+    found, tokens = kl_by_confidence(FULL), token_kl_by_confidence(FULL)
+    assert found is not None and tokens is not None
+    assert found.n.sum() == 60 and tokens.n.sum() == 600
+    pooled = headline(compute_all(FULL))
+    assert (found.n * found.mean).sum() / 60 == pytest.approx(pooled["distance/kl_mean"].value)
+    assert (tokens.n * tokens.mean).sum() / 600 == pytest.approx(pooled["distance/corpus_kl_mean"].value)
+    assert token_kl_by_confidence(Evidence(FULL.baseline)) is None
+    words = FULL.baseline.items.where(family="last_word")
+    only = [
+        replace(r, items=words, option_scores=r.option_scores.where(task="lambada"))
+        for r in (FULL.baseline, FULL.variant)
+    ]
+    only[1] = replace(only[1], option_distances=FULL.variant.option_distances.where(task="lambada"))
+    assert kl_by_confidence(Evidence(*only)) is None
+
+
+# --- text overlap
+
+
+@QUICK
+@given(st.text("abcd ", max_size=40), st.text("abcd ", max_size=40))
+def test_rouge_equals_rouge_score(reference, text):
+    expected = RougeScorer(["rougeL"]).score(reference, text)["rougeL"].fmeasure
+    if not reference.split() and not text.split():
+        expected = 1.0
+    assert rouge_l([reference], [text])[0] == pytest.approx(expected)
+
+
+def test_longest_common_subsequence_by_hand_and_by_force():
+    assert lcs_length("ABCBDAB", "BDCABA") == 4  # BCBA, the textbook example
+    assert lcs_length("", "A") == 0
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a, b = ("".join(rng.choice(list("xyz"), size=6)) for _ in range(2))
+        best = max(
+            n for n in range(7) for c in itertools.combinations(a, n) if all(ch in it for it in [iter(b)] for ch in c)
+        )
+        assert lcs_length(a, b) == best
+
+
+def test_bleu_is_sacrebleus_and_equal_texts_have_all():
+    texts = ["the cat sat on the mat today", "a model was made smaller"]
+    assert bleu(texts, texts) == pytest.approx(100.0)
+    other = ["the cat sat on a mat today", "a model was made small"]
+    assert bleu(texts, other) == sacrebleu.corpus_bleu(other, [texts]).score
+    for function in (rouge_l, bleu):
+        with pytest.raises(DataError):
+            function([], [])
+
+
+def test_texts_are_paired_and_other_prompts_refused():
+    ours = FULL.baseline.generations
+    rows = ours.table.to_pylist()
+    other = Generations.from_rows([{**rows[0], "prompt": "another"}, *rows[1:]])
+    with pytest.raises(AlignmentError, match="different prompts"):
+        shared_samples(ours, other)
+    # A second turn's prompt contains the model's own first answer and may differ.
+    later = Generations.from_rows([{**row, "turn": 1} for row in rows])
+    changed = Generations.from_rows([{**row, "turn": 1, "prompt": "other"} for row in rows[::-1]])
+    found = shared_samples(later, changed)
+    assert [t.table.column("text").to_pylist() for t in found] == [[row["text"] for row in rows]] * 2
+
+
+def test_more_samples_of_one_model_are_left_out_but_not_instructions():
+    answers = FULL.baseline.generations.where(task="instructions")
+    first = answers.where(sample=0)
+    assert len(answers) == 10
+    assert [len(t) for t in shared_samples(answers, first)] == [5, 5]
+    with pytest.raises(AlignmentError, match=r"different instructions.*'i0'"):
+        shared_samples(answers, answers.where(item_id=["i1", "i2", "i3", "i4"]))
+
+
+def test_one_word_answers_are_not_texts():
+    exact = [replace(r, generations=r.generations.where(task="trivia")) for r in (FULL.baseline, FULL.variant)]
+    assert "judge/rouge_l" not in headline(compute_all(Evidence(*exact)))
+
+
+def test_a_missing_package_is_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr("mlflow_compress.metrics.evidence.find_spec", lambda name: None)
+    assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
+
+
+def test_long_answers_are_quick():
+    words = [str(i % 97) for i in range(3000)]
+    assert lcs_length(words, words[::-1]) > 0
+
+
+def test_runs_without_any_records_have_nothing():
+    assert compute_all(Evidence(RunRecords(), RunRecords(), RunRecords())) == []
