@@ -1,0 +1,1 @@
+"""What people read: verdict, tables, figures, one self-contained HTML page. Pure: results in, text and files out."""

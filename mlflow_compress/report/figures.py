@@ -1,0 +1,128 @@
+"""All figures of a report, drawn from evidence and results, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from mlflow_compress.metrics.compute import headline
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.tables import change_by_margin, flips_by_category, kl_values, token_kl_values
+from mlflow_compress.records import MetricResult
+from mlflow_compress.report.plots.categories import Group, draw_categories
+from mlflow_compress.report.plots.divergence import draw_divergence
+from mlflow_compress.report.plots.margin import draw_margin
+from mlflow_compress.report.plots.pairs import draw_pairs
+from mlflow_compress.report.plots.style import RC, Drawing
+from mlflow_compress.report.plots.variants import draw_variants
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: its PNG file, the finding in its title, and one sentence on how to read it."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+def _predictions(evidence: Evidence) -> bool:
+    return evidence.variant is not None and all(evidence.missing(need) is None for need in ("items", "predictions"))
+
+
+def _margin(evidence: Evidence) -> Drawing | None:
+    bins = change_by_margin(evidence) if _predictions(evidence) else None
+    return None if bins is None else draw_margin(bins, level=evidence.settings.level)
+
+
+def _divergence(evidence: Evidence) -> Drawing | None:
+    if evidence.missing("items") is None and evidence.missing("option_distances") is None:
+        kl = kl_values(evidence)
+        if len(kl):
+            return draw_divergence(kl, unit="item")
+    kl = token_kl_values(evidence)
+    return draw_divergence(kl, unit="corpus token") if len(kl) else None
+
+
+def _groups(evidence: Evidence, results: Sequence[MetricResult]) -> list[Group]:
+    """Categories where a task has them, else the task as a whole."""
+    if not _predictions(evidence):
+        return []
+    by_category = flips_by_category(evidence)
+    several = len({task for task, _ in by_category}) > 1
+    groups = [
+        Group(
+            name=f"{task}: {category}" if several else category,
+            n=f.n,
+            c2w=100 * f.c2w / f.n,
+            w2c=100 * f.w2c / f.n,
+            w2w=100 * (f.w2w or 0) / f.n,
+        )
+        for (task, category), f in by_category.items()
+    ]
+    whole: dict[str, dict[str, MetricResult]] = {}
+    for result in results:
+        if result.task is not None and result.category is None and result.name.startswith("distance/"):
+            whole.setdefault(result.task, {})[result.name.removeprefix("distance/")] = result
+    for task, found in whole.items():
+        if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
+            w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
+            c2w, w2c = found["c2w_pct"], found["w2c_pct"]
+            groups.append(Group(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
+    return groups
+
+
+def _categories(evidence: Evidence, results: Sequence[MetricResult]) -> Drawing | None:
+    groups = _groups(evidence, results)
+    return draw_categories(groups) if groups else None
+
+
+def draw_all(
+    evidence: Evidence,
+    results: Sequence[MetricResult],
+    variants: Sequence[Mapping[str, Any]],
+    current: str,
+    folder: Path,
+) -> list[Figure]:
+    """Draw every figure whose data are there and write it as a PNG of 1110 pixels width.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Records of baseline and variant.
+    results : sequence of MetricResult
+        `metrics.compute_all(evidence)`.
+    variants : sequence of mapping
+        Variants measured so far, this one included: `name`, `bits_per_weight` or `bytes`, `kl`, optionally `kl_low`,
+        `kl_high`.
+    current : str
+        Name of this variant among them.
+    folder : Path
+        Where the files go; made where it does not exist.
+
+    Returns
+    -------
+    list of Figure
+        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline beside variant.
+        A figure whose data are missing is left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = []
+    with matplotlib.rc_context(RC):
+        drawings = {
+            "size_against_kl": draw_variants(variants, current),
+            "kl_by_item": _divergence(evidence),
+            "change_by_margin": _margin(evidence),
+            "flips_by_category": _categories(evidence, results),
+            "baseline_and_variant": draw_pairs(headline(list(results)), level=evidence.settings.level),
+        }
+        for name, drawing in drawings.items():
+            if drawing is not None:
+                path = folder / f"{name}.png"
+                drawing.canvas.savefig(path)
+                figures.append(Figure(path, drawing.title, drawing.caption))
+    return figures

@@ -1,0 +1,110 @@
+"""How numbers are written: as many digits as their interval supports, shares as percent, differences in points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlflow_compress.records import MetricResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How a metric is shown.
+
+    Attributes
+    ----------
+    factor : float
+        What the value is multiplied with (100 for shares shown in percent).
+    suffix, difference_suffix : str
+        Behind a value, and behind a difference of two values.
+    decimals : int
+        Fewest decimals; an interval may ask for more.
+    """
+
+    factor: float = 1.0
+    suffix: str = ""
+    difference_suffix: str = ""
+    decimals: int = 2
+
+
+SHARE = Scale(factor=100.0, suffix=" %", difference_suffix=" pt", decimals=1)
+PERCENT = Scale(suffix=" %", difference_suffix=" pt", decimals=1)
+PLAIN = Scale()
+NATS = Scale(decimals=0)
+
+_MOST_DECIMALS = 6
+_SIGNIFICANT = 3
+
+
+def scale_of(unit: str) -> Scale:
+    """Return how a unit of `metrics.Key` is shown."""
+    return {"share": SHARE, "percent": PERCENT, "nats": NATS}.get(unit, PLAIN)
+
+
+def _decimals_of(value: float, half_width: float | None) -> int:
+    """Decimals that show an interval's half-width with one digit (two where the first is 1), or three of the value."""
+    if half_width:
+        digits = -math.floor(math.log10(half_width))
+        return digits + 1 if half_width * 10**digits < 1.999 else digits
+    return 0 if value == 0 else _SIGNIFICANT - 1 - math.floor(math.log10(abs(value)))
+
+
+def decimals(value: float, low: float | None, high: float | None, *, fewest: int) -> int:
+    """Return the decimals that a value and its interval are written with, at least `fewest`."""
+    half = (high - low) / 2 if low is not None and high is not None else None
+    return max(fewest, min(_decimals_of(value, half), 12))
+
+
+def plain(value: float, digits: int, *, signed: bool = False) -> str:
+    """Return a number with fixed decimals, in exponent form where those would hide it; a rounded zero has no sign."""
+    if value == 0:
+        return "0"
+    if digits > 4 and abs(value) < 1e-4:
+        return f"{value:+.1e}" if signed else f"{value:.1e}"
+    text = f"{value:{'+' if signed else ''}.{min(digits, _MOST_DECIMALS)}f}"
+    if float(text) == 0:
+        return f"{value:+.1g}" if signed else f"{value:.1g}"
+    return text
+
+
+def value_text(result: MetricResult, scale: Scale) -> str:
+    """Return a value alone, as in "57.5 %"."""
+    value = scale.factor * result.value
+    low, high = (None if v is None else scale.factor * v for v in (result.low, result.high))
+    # A level (as opposed to a difference) is compared with its neighbour in the table: keep three digits at least.
+    fewest = max(scale.decimals, 0 if value == 0 or scale is not NATS else decimals(value, None, None, fewest=0))
+    return plain(value, decimals(value, low, high, fewest=fewest)) + scale.suffix
+
+
+def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> str:
+    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]"; differences carry their sign."""
+    value = scale.factor * result.value
+    suffix = scale.difference_suffix if difference else scale.suffix
+    if result.low is None or result.high is None:
+        return plain(value, decimals(value, None, None, fewest=scale.decimals), signed=difference) + suffix
+    low, high = scale.factor * result.low, scale.factor * result.high
+    digits = decimals(value, low, high, fewest=scale.decimals)
+    text = plain(value, digits, signed=difference) + suffix
+    if low == high:
+        return text  # bootstrap of a constant: nothing varies
+    return f"{text} [{plain(low, digits)}, {plain(high, digits)}]"
+
+
+def bytes_text(n: int) -> str:
+    """Return a size in decimal units, as in "15.1 MB"."""
+    size = float(n)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a size ratio in words: "3.6x smaller", "same size", "1.2x larger"."""
+    if abs(ratio - 1) < 0.005:
+        return "same size"
+    if ratio > 1:
+        return f"{ratio:.2f}x smaller" if ratio < 1.1 else f"{ratio:.1f}x smaller"
+    return f"{1 / ratio:.2f}x larger" if ratio > 1 / 1.1 else f"{1 / ratio:.1f}x larger"

@@ -1,0 +1,145 @@
+"""Figures are drawn for whatever evidence there is, and state what the numbers say."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+
+from mlflow_compress.metrics import Evidence, MetricSettings, compute_all
+from mlflow_compress.metrics.margins import share_by_bin
+from mlflow_compress.records import Items
+from mlflow_compress.report.figures import draw_all
+from mlflow_compress.report.plots.categories import MOST, Group, draw_categories
+from mlflow_compress.report.plots.divergence import draw_divergence
+from mlflow_compress.report.plots.margin import draw_margin
+from mlflow_compress.report.plots.style import RC
+from mlflow_compress.report.plots.variants import draw_variants
+from tests import metric_records
+
+ALL = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]
+FAST = MetricSettings(resamples=100, method="percentile")
+VARIANTS = [
+    {"name": "none", "bits_per_weight": 16.0, "bytes": 100, "kl": 0.0, "kl_low": 0.0, "kl_high": 0.0},
+    {"name": "a$b$", "bits_per_weight": 4.1, "bytes": 30, "kl": 0.1, "kl_low": 0.0, "kl_high": 0.2},
+    {"name": "mine", "bits_per_weight": 4.1, "bytes": 30, "kl": 0.1},
+]
+
+
+def drawn(figures):
+    """Names in order; every file must be a PNG that is wide enough and not blank."""
+    for figure in figures:
+        data = figure.path.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert 1000 <= struct.unpack(">I", data[16:20])[0] <= 1200
+        pixels = matplotlib.image.imread(figure.path)
+        assert (pixels[..., :3].min(axis=-1) < 0.5).mean() > 0.002
+        assert figure.title and figure.caption.endswith(".")
+    return [figure.path.stem for figure in figures]
+
+
+@pytest.fixture(scope="module")
+def full():
+    found = replace(metric_records.evidence(), settings=FAST)
+    return found, compute_all(found)
+
+
+def test_every_figure_of_full_evidence(full, tmp_path):
+    before = dict(matplotlib.rcParams)
+    assert drawn(draw_all(*full, VARIANTS, "mine", tmp_path / "new" / "folder")) == ALL
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_identical_models(full, tmp_path):
+    same = metric_records.identical(full[0])
+    figures = draw_all(same, compute_all(same), VARIANTS[:1], "none", tmp_path)
+    assert drawn(figures) == ALL
+    titles = {figure.path.stem: figure.title for figure in figures}
+    assert titles["kl_by_item"] == "KL is exactly 0 for all 120 items"
+    assert titles["change_by_margin"].startswith("No answer changed")
+    assert titles["flips_by_category"].startswith("No answer changed")
+    assert titles["baseline_and_variant"].startswith("Unchanged")
+
+
+def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
+    evidence = full[0]
+    assert evidence.variant is not None
+    gone = {"token_scores": None, "token_distances": None}
+    items = Evidence(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ALL[1:]
+    gone = dict.fromkeys(("items", "option_scores", "option_distances", "generations", "judgments"))
+    corpus = Evidence(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    figures = draw_all(corpus, compute_all(corpus), [], "mine", tmp_path / "corpus")
+    assert drawn(figures) == ["kl_by_item"]
+    assert "600 corpus tokens" in figures[0].caption
+
+
+def test_a_baseline_alone_has_no_figures(full, tmp_path):
+    alone = Evidence(full[0].baseline)
+    assert draw_all(alone, compute_all(alone), [], "x", tmp_path) == []
+
+
+def test_single_category(full, tmp_path):
+    evidence = full[0]
+    assert evidence.baseline.items is not None and evidence.variant is not None
+    rows = [{**r, "category": r["category"] and "law"} for r in evidence.baseline.items.table.to_pylist()]
+    items = Items.from_rows(rows)
+    one = Evidence(replace(evidence.baseline, items=items), replace(evidence.variant, items=items), settings=FAST)
+    assert drawn(draw_all(one, compute_all(one), VARIANTS[2:], "mine", tmp_path)) == ALL
+
+
+def test_the_variants_finding_by_hand():
+    # "mine" (4.1 bits, KL 0.1): only "b" is at most as large and at most as far.
+    b = {"name": "b", "bits_per_weight": 4.0, "kl": 0.05}
+    with matplotlib.rc_context(RC):
+        title = draw_variants([VARIANTS[0], VARIANTS[2], b], "mine").title
+        alone = draw_variants([VARIANTS[0], VARIANTS[2]], "mine")
+        single = draw_variants([VARIANTS[2], {"name": "no size", "kl": 0.1}], "mine")
+    assert title == "mine: KL 0.1 at 4.10 bits per weight; b is both as small and as close"
+    assert alone.title.endswith("no other of 2 variants is both as small and as close")
+    assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
+    assert "1 without a size or a KL is left out" in single.caption
+    assert draw_variants([{"name": "x", "kl": None, "bytes": 3}], "x") is None
+
+
+def test_labels_do_not_overlap():
+    crowd = [
+        {"name": f"method-{i}-4bit-g128", "bits_per_weight": 4.0 + 0.04 * i, "kl": 0.1 + 0.004 * i} for i in range(8)
+    ]
+    with matplotlib.rc_context(RC):
+        canvas = draw_variants([*crowd, {"name": "far", "bits_per_weight": 8.0, "kl": 0.001}], crowd[3]["name"]).canvas
+    axes = canvas.axes[0]
+    boxes = [t.get_window_extent() for t in axes.texts if t.get_text()]
+    assert len(boxes) == 9
+    overlaps = [(i, j) for i in range(9) for j in range(i) if boxes[i].overlaps(boxes[j])]
+    assert overlaps == []
+    frame = axes.get_window_extent()
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes)
+
+
+def test_the_margin_finding_by_hand():
+    # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
+    bins = share_by_bin([0.1, 0.2, 0.8, 0.9], [1, 0, 0, 0])
+    with matplotlib.rc_context(RC):
+        assert draw_margin(bins, level=0.95).title == (
+            "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
+        )
+
+
+def test_zeros_of_the_kl_are_counted():
+    with matplotlib.rc_context(RC):
+        drawing = draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
+        one = draw_divergence(np.array([0.5]), unit="item")
+    assert drawing.caption.endswith("2 items with a KL of exactly 0.")
+    assert one.caption.endswith("no items with a KL of exactly 0.")
+
+
+def test_many_categories_are_cut_and_counted():
+    groups = [Group(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
+    with matplotlib.rc_context(RC):
+        drawing = draw_categories(groups)
+    assert drawing.caption.endswith("7 further categories are not drawn.")
+    assert drawing.title == "Answers changed most in c30 (31.0 %), least in c00 (1.0 %)"

@@ -1,0 +1,187 @@
+"""The page and the tables: escaping, nothing loaded from elsewhere, limits, missing metrics."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+
+from mlflow_compress.metrics import MetricSettings, compute_all, headline, unmet
+from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.records import MetricResult
+from mlflow_compress.report.figures import Figure
+from mlflow_compress.report.html import render_report
+from mlflow_compress.report.rows import headline_rows
+from mlflow_compress.report.text import NOTE_LIMIT, headline_table, note_markdown
+from tests import metric_records
+
+SIZES = SimpleNamespace(base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16)
+FAST = MetricSettings(resamples=100, method="percentile")
+VOID = {"meta", "img"}
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text, and fails on tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data + "\n"
+
+
+@pytest.fixture(scope="module")
+def full():
+    found = replace(metric_records.evidence(), settings=FAST)
+    return found, compute_all(found)
+
+
+@pytest.fixture(scope="module")
+def identical(full):
+    found = metric_records.identical(full[0])
+    return found, compute_all(found)
+
+
+def result(name, value, low=None, high=None):
+    return MetricResult(name, value, low, high, n=100)
+
+
+def rows_of(*results):
+    return {row.label: row for row in headline_rows({r.name: r for r in results})}
+
+
+def test_the_page_is_well_formed_escaped_and_loads_nothing(full, tmp_path):
+    evidence, results = full
+    flips = [
+        {**row, "question": "<script>alert('q')</script> & \"x\"", "variant": "<img src=http://evil.example/x>"}
+        for row in flips_table(evidence)
+    ]
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"\x89PNG not really")
+    page = render_report(
+        title="<b>title</b>",
+        verdict="verdict <i>first</i>",
+        results=results,
+        figures=[Figure(picture, 'say "hello"', "<u>caption</u>")],
+        flips=flips,
+        setup={
+            "method": "awq",
+            "settings": {"bits": 4, "ignore": ["lm_head"], "<k>": None},
+            "url": "https://example.org",
+        },
+        not_computed={"<metric>": "no <records>"},
+        manifest=SIZES,
+    )
+    parsed = Page(page)
+    assert not {"script", "link", "iframe", "b", "i", "u", "base", "object"} & set(parsed.tags)
+    assert "<script>alert('q')</script>" in parsed.text  # shown as text
+    for name, value in parsed.attributes:
+        assert name not in ("href", "srcset") and not name.startswith("on")
+        if name == "src":
+            assert value.startswith("data:image/png;base64,")
+    assert not re.search(r"url\(|@import", page)
+    assert ("alt", 'say "hello"') in parsed.attributes
+    assert parsed.text.index("verdict <i>first</i>") < parsed.text.index("Numbers")
+    for words in ("settings: ignore", "lm_head", "no <records>", "15.7 MB", "3.6x smaller", "https://example.org"):
+        assert words in parsed.text
+
+
+def test_flips_are_capped_and_counted():
+    answers = dict.fromkeys(("category", "gold", "baseline", "variant"))
+    row = {"task": "t", "item_id": "i", "question": "q" * 400, **answers}
+    flips = [{**row, "kind": "w2w"}] * 60
+    text = Page(render_report(title="t", verdict="v", results=[], flips=flips)).text
+    assert "60 answers changed" in text and "The first 50 are shown, 10 more" in text
+    assert text.count("wrong → other wrong") == 50
+
+
+def test_identical_models_say_so(identical):
+    evidence, results = identical
+    text = Page(render_report(title="t", verdict="v", results=results, flips=flips_table(evidence))).text
+    assert "No answer changed." in text
+    assert "yes" not in {row.distinguishable for row in headline_rows(headline(results))}
+    assert rows_of(*headline(results).values())["KL, items (nats)"].distinguishable == "no: exactly the same"
+
+
+def test_without_any_metric_nothing_is_invented():
+    text = Page(render_report(title="t", verdict="v", results=[])).text
+    assert "No metric was computed." in text
+    assert "No answer changed" not in text  # nothing was compared
+    assert headline_table({}).splitlines()[0].split() == [
+        "metric",
+        "baseline",
+        "variant",
+        "difference",
+        "[95",
+        "%",
+        "interval]",
+    ]
+
+
+def test_what_was_not_computed_is_listed_with_its_reason(full):
+    bare = replace(full[0], embeddings=None)
+    reasons = unmet(bare)
+    text = Page(render_report(title="t", verdict="v", results=full[1], not_computed=reasons)).text
+    assert reasons and all(reason in text for reason in reasons.values())
+
+
+def test_a_distance_is_held_against_its_noise_floor():
+    kl = result("distance/kl_mean", 0.020, 0.018, 0.022)
+    assert rows_of(kl)["KL, items (nats)"].distinguishable == "yes, no noise floor measured"
+    # The floor's upper end decides: 0.018 > 0.002, but 0.018 < 0.019.
+    assert rows_of(kl, result("noise/kl_mean", 0.001, 0.0005, 0.002))["KL, items (nats)"].distinguishable == "yes"
+    within = rows_of(kl, result("noise/kl_mean", 0.015, 0.012, 0.019))["KL, items (nats)"]
+    assert within.distinguishable == "no: within the noise floor"
+    assert within.noise == "0.0150"
+    # Agreement falls with distance: its upper end must lie below the floor's lower end.
+    top = result("distance/top1_agreement", 0.90, 0.88, 0.92)
+    floor = result("noise/top1_agreement", 0.95, 0.91, 0.97)
+    assert rows_of(top, floor)["Same top token, items"].distinguishable == "no: within the noise floor"
+
+
+def test_a_difference_is_held_against_its_interval_and_direction():
+    worse = rows_of(result("quality/accuracy_delta", -0.05, -0.08, -0.02))["Accuracy"]
+    assert (worse.difference, worse.distinguishable) == ("-5.0 pt [-8.0, -2.0]", "yes, worse")
+    assert worse.baseline is None  # not computed, so not shown
+    ratio = rows_of(result("quality/perplexity_ratio", 0.99, 0.985, 0.995))["Perplexity"]
+    assert ratio.distinguishable == "yes, better"  # below 1, and lower is better
+    assert rows_of(result("uncertainty/set_size_delta", 0.1, -0.1, 0.3))["Conformal set size"].distinguishable == "no"
+
+
+def test_the_text_table_fits_a_terminal(full):
+    pooled = headline(full[1])
+    lines = headline_table(pooled, SIZES).splitlines()
+    assert len(lines) - 2 <= 16
+    assert max(map(len, lines)) <= 100
+    column = lines[0].index("difference")
+    for line in lines[2:]:
+        assert line[column - 2 : column] == "  " and line[column] != " "
+
+
+def test_the_note_starts_with_the_verdict_and_fits(full):
+    note = note_markdown("a | b: <x>", headline(full[1]), SIZES)
+    lines = note.splitlines()
+    assert lines[0] == "a \\| b: &lt;x>"
+    assert len(note) < NOTE_LIMIT
+    table = lines[2:]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in table)
+    assert len(note_markdown("v" * 20_000, headline(full[1]), SIZES)) < NOTE_LIMIT
