@@ -1,0 +1,119 @@
+"""From sampled answers to the arrays that ConSCompF compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.judges.encoder import EMBEDDED, SentenceEncoder
+from mlflow_compress.judges.registry import JUDGES, Judge
+from mlflow_compress.records import Generations
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityConfig:
+    """How answers become vectors.
+
+    Attributes
+    ----------
+    encoder : str
+        "embedded", a folder or a hub name.
+    turn : int
+        Which turn's answers are compared; ConSCompF's instructions have one turn.
+    """
+
+    encoder: str = EMBEDDED
+    turn: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerVectors:
+    """Embedded answers of several models to the same instructions.
+
+    Attributes
+    ----------
+    task : str
+        Name of the instruction set.
+    item_ids : tuple of str, length n
+        The instructions, in the order of the first model's records.
+    vectors : dict of str to numpy.ndarray, shape (n, k, d)
+        By model; sample s of instruction i is ``vectors[model][i, s]``.
+    encoder : str
+        What gave the vectors.
+    """
+
+    task: str
+    item_ids: tuple[str, ...]
+    vectors: dict[str, npt.NDArray[np.float32]]
+    encoder: str
+
+
+def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncoder, *, turn: int = 0) -> AnswerVectors:
+    """Embed the sampled answers of several models, for example "baseline", "baseline_again" and "variant".
+
+    Parameters
+    ----------
+    answers : mapping of str to Generations
+        Each model's samples to the same instructions, the same number k of them for every instruction.
+    encoder : SentenceEncoder
+        All texts are encoded in one pass, so equal answers of two models have equal vectors.
+    turn : int
+        Which turn's answers.
+
+    Raises
+    ------
+    DataError
+        No answers, answers of several tasks, or instructions with different numbers of samples.
+    AlignmentError
+        The models answered different instructions, or have different numbers of samples.
+    """
+    if not answers:
+        raise DataError("No answers to embed")
+    texts: dict[str, dict[str, list[str]]] = {}
+    tasks: set[str] = set()
+    for model, generations in answers.items():
+        chosen = generations.where(turn=turn)
+        tasks |= set(chosen.column("task"))
+        texts[model] = _by_item(chosen)
+    if len(tasks) != 1:
+        raise DataError(f"Answers of one task are needed, at turn {turn}", got=sorted(tasks))
+    first, *others = texts
+    item_ids = tuple(texts[first])
+    samples = {len(t) for by_item in texts.values() for t in by_item.values()}
+    if len(samples) != 1:
+        raise DataError("Every instruction of every model needs the same number of samples", got=sorted(samples))
+    for model in others:
+        differing = sorted(set(texts[model]) ^ set(item_ids))
+        if differing:
+            raise AlignmentError(f"{first} and {model} answered different instructions", got=differing[:3])
+    flat = [text for model in texts for item in item_ids for text in texts[model][item]]
+    shape = (len(texts), len(item_ids), samples.pop(), encoder.dimension)
+    stacked = encoder.encode(flat).reshape(shape)
+    return AnswerVectors(tasks.pop(), item_ids, dict(zip(texts, stacked, strict=True)), encoder.name)
+
+
+def _by_item(generations: Generations) -> dict[str, list[str]]:
+    """Return the texts of every instruction in the order of its sample numbers."""
+    rows = sorted(range(len(generations)), key=generations.column("sample").__getitem__)
+    item_ids, texts = generations.column("item_id"), generations.column("text")
+    found: dict[str, list[str]] = {item: [] for item in item_ids}
+    for row in rows:
+        found[item_ids[row]].append(texts[row])
+    return found
+
+
+JUDGES.register("similarity")(
+    Judge(
+        config=SimilarityConfig,
+        produces="embeddings",
+        needs="A sentence encoder: the embedded one, or one that can be read from a folder or the hub.",
+        source=(
+            "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "
+            "so values are comparable only under the same encoder, which is logged"
+        ),
+    )
+)
