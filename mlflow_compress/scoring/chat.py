@@ -1,0 +1,84 @@
+"""Prompts for conversations: the tokenizer's chat template, or a plain format where it has none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow_compress.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
+
+_MARK = "mark-of-an-answer"
+PLAIN_UNTIL = "\nUser:"
+"""Where an answer in the plain format ends: the model has begun to write the user's next turn."""
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a conversation becomes a prompt.
+
+    Attributes
+    ----------
+    name : str
+        "chat_template" or "plain"; worth logging, because scores of the two are not comparable.
+    tokenizer : transformers.PreTrainedTokenizerBase
+    end_tokens : frozenset of int
+        Special tokens with which the template closes an answer.
+    """
+
+    name: str
+    tokenizer: Any
+    end_tokens: frozenset[int]
+
+    @property
+    def until(self) -> str | None:
+        """Text at which an answer is cut, or None where a token ends it."""
+        return PLAIN_UNTIL if self.name == "plain" else None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer must add its BOS; a chat template writes its own."""
+        return self.name == "plain"
+
+    def prompt(self, turns: Sequence[str]) -> str:
+        """Render alternating user and assistant turns, the last one the user's, up to where the answer begins."""
+        if self.name == "plain":
+            lines = [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
+            return "\n".join([*lines, "Assistant:"])
+        return _render(self.tokenizer, turns, add_generation_prompt=True)
+
+
+def chat_format(tokenizer: Any) -> ChatFormat:
+    """Return the format that fits a tokenizer.
+
+    A tokenizer without a chat template gets ``User: ...`` / ``Assistant:`` lines, which is logged as a warning.
+
+    Raises
+    ------
+    CheckpointError
+        When the template cannot render a plain conversation.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        _LOG.warning("The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines")
+        return ChatFormat("plain", tokenizer, frozenset())
+    rendered = _render(tokenizer, ["question", _MARK], add_generation_prompt=False)
+    if rendered.count(_MARK) != 1:
+        raise CheckpointError("The chat template drops or repeats the assistant's answer")
+    tail = tokenizer(rendered.split(_MARK)[1], add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
+    # A template closes an answer with one special token; what follows it is layout.
+    ends = next(([token] for token in tail if token in special), [])
+    return ChatFormat("chat_template", tokenizer, frozenset(ends))
+
+
+def _render(tokenizer: Any, turns: Sequence[str], *, add_generation_prompt: bool) -> str:
+    from jinja2 import TemplateError
+
+    messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)]
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    except (TemplateError, ValueError) as error:
+        raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error

@@ -1,0 +1,113 @@
+"""The language-model head, applied where it is needed, exactly as the model itself applies it.
+
+The model's own `forward` is called with its body replaced by given hidden states. So soft-capping, logit scales, biases
+and special head modules (int8, compressed) are the model's own code, not a list of cases kept here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from mlflow_compress.errors import UnsupportedError
+
+Tensor = torch.Tensor
+
+
+class _BodyOutput(BaseModelOutputWithPast):
+    """A body's output with nothing but hidden states; what else a head's code passes on (cross attentions, ...) is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _GivenStates(torch.nn.Module):
+    """Stands in for the body and returns the states it was given."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *args: Any, **kwargs: Any) -> _BodyOutput:
+        return _BodyOutput(last_hidden_state=self.states)
+
+
+class Head:
+    """Logits from hidden states.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A causal LM; its body is never run.
+    upcast : bool
+        Compute the product of a half-precision linear head in float32 (its logits would be rounded to 3 digits
+        otherwise, which makes ties). Heads that are not a plain linear layer run as they are.
+
+    Raises
+    ------
+    UnsupportedError
+        When body or head cannot be told apart.
+    """
+
+    def __init__(self, model: Any, *, upcast: bool = True) -> None:
+        self.model = model
+        self.body_name = model.base_model_prefix
+        module = model.get_output_embeddings()
+        names = [name for name, m in model.named_modules() if m is module] if module is not None else []
+        if not names or self.body_name not in model._modules:
+            raise UnsupportedError(
+                f"The language-model head of {type(model).__name__} was not found", fix="Use a causal LM class"
+            )
+        self.name: str = names[0]
+        self.module = module
+        self.is_linear = type(module) is torch.nn.Linear
+        self._wide: torch.nn.Module | None = None
+        if upcast and self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
+            self._wide = copy.deepcopy(module).float()
+
+    def to(self, device: torch.device) -> Head:
+        """Move the head's weights and return it."""
+        for module in (self.module, self._wide):
+            if module is not None:
+                module.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where hidden states have to lie."""
+        return torch.device(next(self.module.parameters()).device)
+
+    @property
+    def dtype_name(self) -> str:
+        """What the product is computed in, for the manifest."""
+        return "float32" if self._wide is not None else "model"
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size)."""
+        states = states.to(self.device)
+        if self._wide is not None:
+            states = states.float()
+        with torch.inference_mode(), self._replaced(_GivenStates(states[None])):
+            dummy = torch.zeros((1, len(states)), dtype=torch.long, device=states.device)
+            out: Tensor = self.model(input_ids=dummy, use_cache=False, return_dict=True).logits
+        return out[0].float()
+
+    @contextmanager
+    def _replaced(self, body: torch.nn.Module) -> Iterator[None]:
+        kept = self.model._modules[self.body_name]
+        parent = self.model.get_submodule(self.name.rpartition(".")[0])
+        leaf = self.name.rpartition(".")[2]
+        self.model._modules[self.body_name] = body
+        if self._wide is not None:
+            parent._modules[leaf] = self._wide
+        try:
+            yield
+        finally:
+            self.model._modules[self.body_name] = kept
+            parent._modules[leaf] = self.module

@@ -1,0 +1,267 @@
+"""Open a Hugging Face causal LM for scoring, and say whose weights and tokenizer these are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
+_NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """Which model to open, and how.
+
+    Attributes
+    ----------
+    path : str
+        Folder, or id on the Hugging Face hub.
+    dtype : str
+        "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+    device : str
+        "auto" (the first GPU, else the CPU), "balanced" (spread over all GPUs), or a torch device.
+    trust_remote_code : bool
+        Allow code that comes with the checkpoint.
+    """
+
+    path: str
+    dtype: str = "float32"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError("Unknown dtype", allowed=DTYPES, got=self.dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode with its tokenizer.
+
+    Attributes
+    ----------
+    model, tokenizer : transformers objects
+    path : Path
+        The folder that was read (for a hub id, its local snapshot).
+    dtype : torch.dtype
+        Of the parameters that are not quantized.
+    device : torch.device
+        Where the embeddings lie.
+    """
+
+    model: Any
+    tokenizer: Any
+    path: Path
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the model reads at once."""
+        config = self.model.config.get_text_config(decoder=True)
+        for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+            length = getattr(config, name, None)
+            if length:
+                return int(length)
+        length = int(self.tokenizer.model_max_length)
+        return length if length < 10**9 else _FALLBACK_LENGTH  # tokenizers without a limit say 1e30
+
+
+def load_model(config: LoadConfig) -> LoadedModel:
+    """Open a checkpoint, also one of compressed-tensors, bitsandbytes and other formats that transformers reads.
+
+    Raises
+    ------
+    CheckpointError
+        When the folder, its configuration, tokenizer or safetensors weights are missing or broken, or when the
+        checkpoint leaves parameters of the model without values (they would be random).
+    MissingDependencyError
+        When the checkpoint's format needs a package that is not installed.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve_folder(config.path)
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            "Not a model folder", allowed="config.json and safetensors weights", got=str(folder), fix="Check the path"
+        )
+    common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    placement = _placement(config.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            **_attention(folder),
+            **placement,
+            **common,
+        )
+    except ImportError as error:
+        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        broken = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        raise CheckpointError(
+            f"The checkpoint leaves {len(broken)} parameters of the model without values", got=", ".join(broken[:3])
+        )
+    _decompress(model)
+    model.eval()
+    _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
+    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device)
+
+
+def resolve_folder(path: str) -> Path:
+    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        raise CheckpointError("No such model folder", got=path, fix="Give a folder or a hub id such as org/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, ignore_patterns=list(_NOT_WEIGHTS)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise CheckpointError(f"No such model: {error}", got=path, fix="Give a folder or a hub id") from error
+
+
+def weights_hash(path: Path | str) -> str:
+    """Return the SHA-256 of a checkpoint's weights and configuration (64 hexadecimal digits).
+
+    Every safetensors file goes in with its name, in order, and `config.json` without the fields that name versions.
+    """
+    folder = Path(path)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError("No safetensors weights", got=str(folder))
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as source:
+            total.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("transformers_version", "_name_or_path"):
+        config.pop(name, None)
+    total.update(json.dumps(config, sort_keys=True).encode())
+    return total.hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return the SHA-256 of everything that decides how text becomes ids (64 hexadecimal digits)."""
+    return hashlib.sha256(json.dumps(_behaviour(tokenizer), sort_keys=True).encode()).hexdigest()
+
+
+def check_same_tokenizer(baseline: LoadedModel, variant: LoadedModel) -> None:
+    """Refuse to compare two models that read different tokens.
+
+    Raises
+    ------
+    AlignmentError
+        Naming the first difference: width of the logits, a token's id, a special token, or another part.
+    """
+    fix = "Compare with the baseline that this variant was made from"
+    if baseline.vocab_size != variant.vocab_size:
+        raise AlignmentError(
+            "The models have logits of different widths",
+            allowed=str(baseline.vocab_size),
+            got=variant.vocab_size,
+            fix=fix,
+        )
+    ours, theirs = _behaviour(baseline.tokenizer), _behaviour(variant.tokenizer)
+    vocab_b, vocab_q = ours.pop("vocab"), theirs.pop("vocab")
+    if vocab_b != vocab_q:
+        differ = sorted(t for t in vocab_b.keys() | vocab_q.keys() if vocab_b.get(t) != vocab_q.get(t))
+        raise AlignmentError(
+            f"The tokenizers give {len(differ)} tokens different ids, first {differ[0]!r}",
+            allowed=str(vocab_b.get(differ[0])),
+            got=vocab_q.get(differ[0]),
+            fix=fix,
+        )
+    for part in sorted(ours.keys() | theirs.keys()):
+        if ours.get(part) != theirs.get(part):
+            raise AlignmentError(
+                f"The tokenizers differ in {part}",
+                allowed=str(ours.get(part))[:200],
+                got=str(theirs.get(part))[:200],
+                fix=fix,
+            )
+
+
+def _behaviour(tokenizer: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "vocab": dict(tokenizer.get_vocab()),
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "special tokens added": [tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)],
+    }
+    if tokenizer.is_fast:
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        # Truncation and padding change with every use; added tokens are in the vocabulary.
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            parts[part] = backend.get(part)
+        parts["merges"] = [m if isinstance(m, str) else " ".join(m) for m in backend["model"].get("merges") or []]
+    else:
+        parts["class"] = type(tokenizer).__name__
+    return parts
+
+
+def _decompress(model: Any) -> None:
+    """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
+    body and head apart."""
+    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
+    if compressor is not None:
+        compressor.decompress_model(model=model)
+
+
+def _attention(folder: Path) -> dict[str, str]:
+    """Soft-capped attention is silently dropped by sdpa (transformers 5.17): such models run eager."""
+    config = json.loads((folder / "config.json").read_text())
+    nested = [config, config.get("text_config") or {}]
+    return {"attn_implementation": "eager"} if any(c.get("attn_logit_softcapping") for c in nested) else {}
+
+
+def _once(logger: logging.Logger) -> None:
+    """Let each message of a logger through once."""
+    if not any(isinstance(f, _FirstTime) for f in logger.filters):
+        logger.addFilter(_FirstTime())
+
+
+class _FirstTime(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        new = record.msg not in self.seen
+        self.seen.add(record.msg)
+        return new
+
+
+def _placement(device: str) -> dict[str, Any]:
+    if device == "balanced":
+        return {"device_map": "auto"}
+    if device == "auto":
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        return {"device_map": {"": torch.device(device)}}
+    except RuntimeError as error:
+        raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error

@@ -1,0 +1,182 @@
+"""Requests and their tokens: boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+
+_CHUNK = 4096  # strings a tokenizer call, so that a long task list never holds all encodings at once
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One continuation to score after one context.
+
+    Attributes
+    ----------
+    task, item_id, permutation, option, content : str, str, int, int, int
+        The key of the `OptionScores` row that it becomes, and the original index of the option shown there.
+    context : str
+        The prompt. Empty means: score after the tokenizer's BOS (or EOS) token.
+    continuation : str
+        What is scored, with its leading delimiter, e.g. ``" A"``.
+    n_chars, n_bytes : int
+        Length of the option's text without the delimiter.
+    """
+
+    task: str
+    item_id: str
+    permutation: int
+    option: int
+    content: int
+    context: str
+    continuation: str
+    n_chars: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The tokens of one request.
+
+    Attributes
+    ----------
+    inputs : numpy.ndarray of int32, shape (n_inputs,)
+        What the model reads: context and continuation without the last token, truncated from the left.
+    targets : numpy.ndarray of int32, shape (n_targets,)
+        The continuation's tokens; `inputs[-n_targets + i]` is the position that predicts `targets[i]`.
+    truncated : bool
+        Whether tokens of the context were cut off.
+    fits : bool
+        False where the continuation alone is longer than the model's context: nothing can be scored then.
+    """
+
+    inputs: npt.NDArray[np.int32]
+    targets: npt.NDArray[np.int32]
+    truncated: bool
+    fits: bool
+
+
+class Encoder:
+    """Encode strings as the harness does, each distinct string once.
+
+    Parameters
+    ----------
+    tokenizer : transformers.PreTrainedTokenizerBase
+        The model's tokenizer, with the special tokens it adds by itself (a BOS is part of the context).
+    max_length : int
+        The model's context length; at most `max_length` tokens are read.
+
+    Notes
+    -----
+    Two deviations from the harness. A tokenizer that appends an EOS would shift its boundary by one token: the appended
+    token is removed here. A continuation longer than the context stops it with a bare assertion: it is marked here.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        self.prefix_token: int | None = prefix
+        self._prefix_text = tokenizer.decode([prefix]) if prefix is not None else None
+        bare, special = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+        tail = next((k for k in range(len(special) - len(bare) + 1) if special[k : k + len(bare)] == bare), 0)
+        self._appended = len(special) - len(bare) - tail
+        self.adds_bos = tail > 0 and special[0] == tokenizer.bos_token_id
+
+    def ids(self, strings: Sequence[str], *, special: bool = True) -> list[npt.NDArray[np.int32]]:
+        """Encode strings; `special` adds what the tokenizer prepends, unless the string already begins with it."""
+        out: list[npt.NDArray[np.int32]] = []
+        for start in range(0, len(strings), _CHUNK):
+            out += self._chunk(strings[start : start + _CHUNK], special)
+        return out
+
+    def _chunk(self, strings: Sequence[str], special: bool) -> list[npt.NDArray[np.int32]]:
+        prefix = self._prefix_text
+        adds = [special and not (prefix and s.startswith(prefix)) for s in strings]
+        out: list[npt.NDArray[np.int32] | None] = [None] * len(strings)
+        for wanted in (True, False):
+            rows = [i for i, add in enumerate(adds) if add is wanted]
+            if not rows:
+                continue
+            batch = self.tokenizer(
+                [strings[i] for i in rows],
+                add_special_tokens=wanted,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )["input_ids"]
+            cut = self._appended if wanted else 0
+            for i, ids in zip(rows, batch, strict=True):
+                out[i] = np.asarray(ids[: len(ids) - cut], dtype=np.int32)
+        return [ids for ids in out if ids is not None]
+
+    def encode(self, requests: Sequence[Request]) -> list[Encoded]:
+        """Tokenize requests, in order.
+
+        Returns
+        -------
+        list of Encoded
+            ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context
+            belongs to its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
+
+        Raises
+        ------
+        DataError
+            When a continuation has no token of its own (it is empty, or merged into the context's last token).
+        """
+        pairs = {(r.context, r.continuation): r for r in requests}
+        split: dict[tuple[str, str], tuple[str, str]] = {}
+        for context, continuation in pairs:
+            kept = context.rstrip()
+            split[context, continuation] = (kept, context[len(kept) :] + continuation)
+        with_context = [p for p in split if p[0]]
+        contexts = list(dict.fromkeys(split[p][0] for p in with_context))
+        wholes = list(dict.fromkeys("".join(split[p]) for p in with_context))
+        context_ids = dict(zip(contexts, self.ids(contexts), strict=True))
+        whole_ids = dict(zip(wholes, self.ids(wholes), strict=True))
+        bare = list(dict.fromkeys(p[1] for p in split if not p[0]))
+        bare_ids = dict(zip(bare, self.ids(bare, special=False), strict=True))
+        encoded: dict[tuple[str, str], Encoded] = {}
+        for pair, request in pairs.items():
+            if pair[0]:
+                before = context_ids[split[pair][0]]
+                targets = whole_ids["".join(split[pair])][len(before) :]
+            else:
+                before, targets = self._after_prefix(bare_ids[pair[1]])
+            encoded[pair] = self._fit(request, before, targets)
+        return [encoded[r.context, r.continuation] for r in requests]
+
+    def _after_prefix(self, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        if self.prefix_token is None:
+            raise DataError(
+                "A request has no context and the tokenizer has neither a BOS nor an EOS token to score it after",
+                fix="Give the request a context",
+            )
+        if len(ids) and int(ids[0]) == self.prefix_token:
+            return ids[:1], ids[1:]
+        return np.asarray([self.prefix_token], dtype=np.int32), ids
+
+    def _fit(self, request: Request, context: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> Encoded:
+        if not len(targets):
+            raise DataError(
+                f"Option {request.option} of item {request.item_id!r} of task {request.task!r} has no token of its own",
+                got=request.continuation,
+                fix="Begin the continuation with a delimiter such as a space, or leave the item out",
+            )
+        if len(context) == 0:  # white space only: the harness fails here, the prefix token is what is meant
+            context = self._after_prefix(targets)[0]
+        full = np.concatenate([context, targets])
+        inputs = full[-(self.max_length + 1) :][:-1]
+        return Encoded(
+            inputs=inputs,
+            targets=targets,
+            truncated=len(full) > self.max_length + 1,
+            fits=len(targets) <= self.max_length,
+        )

@@ -1,0 +1,178 @@
+"""A baseline's head inputs on disk: written once, compared with every variant.
+
+Per scored position the store holds the head's input in the model's own dtype (not the vocabulary's log-probabilities,
+which would be 30 times as large), a digest of the tokens that led there, and the target. The head's weights are stored
+once. Any later plan finds its rows by the digest; other tokens are refused, since they are not in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from mlflow_compress.errors import StoreError
+from mlflow_compress.scoring.head import Head
+from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, MANIFEST, Keys, Manifest
+from mlflow_compress.scoring.writer import StateWriter
+
+__all__ = ["Manifest", "StateStore", "StateWriter"]
+
+_OPEN_SHARDS = 2
+
+
+class StateStore:
+    """A finished store, opened for reading; every file is checked against its digest when it is first read."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._open: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._index: tuple[npt.NDArray[np.uint64], Keys, npt.NDArray[np.int64]] | None = None
+        self._head: Head | None = None
+
+    @classmethod
+    def open(cls, folder: Path, *, baseline: LoadedModel | None = None) -> StateStore:
+        """Open a store.
+
+        Parameters
+        ----------
+        folder : Path
+            What a `StateWriter` left.
+        baseline : LoadedModel, optional
+            When given, the store must belong to this model, tokenizer and dtype.
+
+        Raises
+        ------
+        StoreError
+            When the store is missing, unfinished, truncated, of another format, or another model's.
+        """
+        folder = Path(folder)
+        try:
+            raw = json.loads((folder / MANIFEST).read_bytes())
+            manifest = Manifest(**raw)
+        except FileNotFoundError as error:
+            raise StoreError(
+                "No finished baseline store", got=str(folder), fix="Evaluate the baseline first"
+            ) from error
+        except (OSError, ValueError, TypeError) as error:
+            raise StoreError(f"The store's manifest cannot be read: {error}", got=str(folder)) from error
+        if manifest.format != FORMAT:
+            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=manifest.format)
+        for shard in manifest.shards:
+            path = folder / str(shard["file"])
+            size = path.stat().st_size if path.is_file() else 0
+            if size != shard["bytes"]:
+                raise StoreError(
+                    f"{path.name} of the baseline store is missing or cut short",
+                    allowed=f"{shard['bytes']} bytes",
+                    got=size,
+                    fix="Evaluate the baseline again",
+                )
+        if baseline is not None:
+            _check_owner(manifest, baseline)
+        return cls(folder, manifest)
+
+    @property
+    def n_rows(self) -> int:
+        """Scored positions held."""
+        return self.manifest.n_rows
+
+    def head(self) -> Head:
+        """Return the baseline's head, rebuilt from the stored weights and configuration."""
+        if self._head is None:
+            self._head = _rebuild_head(self.manifest, self._read(HEAD_FILE, self.manifest.head))
+        return self._head
+
+    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Return the store's row of each key, shape (n,); -1 where the baseline never scored those tokens."""
+        if self._index is None:
+            parts = [self._load_shard(n)["keys"].numpy() for n in range(len(self.manifest.shards))]
+            every = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
+            short = np.ascontiguousarray(every[:, :8]).view(np.uint64)[:, 0]
+            order = np.argsort(short, kind="stable")
+            self._index = (short[order], every, order)
+        short, every, order = self._index
+        wanted = np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
+        place = np.searchsorted(short, wanted).clip(max=max(len(short) - 1, 0))
+        if not len(short):
+            return np.full(len(keys), -1, np.int64)
+        rows = order[place]
+        return np.where((every[rows] == keys).all(axis=1), rows, -1)
+
+    def states(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the states of store rows, shape (n, hidden_size), in a tensor of their own."""
+        starts = np.cumsum([0, *(int(s["rows"]) for s in self.manifest.shards)])
+        shard_of = np.searchsorted(starts, rows, side="right") - 1
+        dtype = getattr(torch, self.manifest.dtype)
+        out = torch.empty((len(rows), self.manifest.hidden_size), dtype=dtype)
+        for number in np.unique(shard_of).tolist():
+            here = np.flatnonzero(shard_of == number)
+            out[torch.from_numpy(here)] = self._shard_states(number)[torch.from_numpy(rows[here] - starts[number])]
+        return out
+
+    def _shard_states(self, number: int) -> torch.Tensor:
+        if number not in self._open:
+            self._open[number] = self._load_shard(number)["states"]
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _load_shard(self, number: int) -> dict[str, torch.Tensor]:
+        shard = self.manifest.shards[number]
+        tensors = self._read(str(shard["file"]), str(shard["sha256"]))
+        if set(tensors) != {"states", "keys", "targets"} or len(tensors["states"]) != shard["rows"]:
+            raise StoreError("A shard does not hold what the manifest says", got=str(shard["file"]))
+        return tensors
+
+    def _read(self, name: str, sha256: str) -> dict[str, torch.Tensor]:
+        try:
+            data = (self.folder / name).read_bytes()
+        except OSError as error:
+            raise StoreError(f"The baseline store cannot be read: {error}", got=name) from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise StoreError(
+                f"{name} of the baseline store was changed after it was written", fix="Evaluate the baseline again"
+            )
+        try:
+            return dict(load(data))
+        except SafetensorError as error:
+            raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
+
+
+def _check_owner(manifest: Manifest, baseline: LoadedModel) -> None:
+    wanted: Sequence[tuple[str, str, str]] = (
+        ("weights", manifest.weights, weights_hash(baseline.path)),
+        ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),
+        ("dtype", manifest.model_dtype, str(baseline.dtype).removeprefix("torch.")),
+    )
+    for what, stored, now in wanted:
+        if stored != now:
+            raise StoreError(
+                f"The baseline store was written with other {what}",
+                allowed=stored[:16],
+                got=now[:16],
+                fix="Evaluate the baseline again",
+            )
+
+
+def _rebuild_head(manifest: Manifest, weights: Mapping[str, torch.Tensor]) -> Head:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = {k: v for k, v in manifest.model_config.items() if k not in ("quantization_config", "model_type")}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(manifest.model_config["model_type"], **config))
+    linear = torch.nn.Linear(manifest.hidden_size, manifest.vocab_size, bias="bias" in weights, device="meta")
+    linear.load_state_dict(dict(weights), assign=True)
+    model.set_output_embeddings(linear)
+    return Head(model.eval())

@@ -1,0 +1,177 @@
+"""The engine against one request at a time in float64: every architecture, path, budget and order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from tests.unit.scoring_models import (
+    CONFIGS,
+    TEXT,
+    build_model,
+    load_random,
+    mixed_requests,
+    naive_logliks,
+    naive_logprobs,
+    request,
+)
+
+NAT_PER_TOKEN = 1e-5
+
+
+def quiet(**settings: object) -> ScoringConfig:
+    return ScoringConfig(progress=False, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_equals_the_naive_forward(name: str) -> None:
+    loaded, requests = load_random(name), mixed_requests()
+    wanted = naive_logliks(loaded, requests)
+    for config in (quiet(batch_tokens=96), quiet(batch_tokens=2000), quiet(path="plain", batch_tokens=400)):
+        scorer = Scorer(loaded, config)
+        scores, distances = scorer.score(requests)
+        assert distances is None
+        assert scorer.report is not None
+        assert scorer.report.path == ("plain" if config.path == "plain" else "packed"), scorer.report.reason
+        n_tokens = scores.column("n_tokens")
+        assert np.abs((scores.column("loglik") - wanted) / n_tokens).max() < NAT_PER_TOKEN
+        assert scores.key_rows() == [(r.task, r.item_id, r.permutation, r.option) for r in requests]
+    # Were the context ignored, or a mask wrong, the figures would move by far more than the tolerance.
+    assert np.abs(wanted).min() > 100 * NAT_PER_TOKEN
+
+
+def test_greedy_is_every_token_the_argmax() -> None:
+    loaded = load_random("llama")
+    requests = mixed_requests()
+    encoder_targets = [r for r in requests]
+    logprobs = naive_logprobs(loaded, encoder_targets)
+    scorer = Scorer(loaded, quiet())
+    encoded = scorer.encoder.encode(requests)
+    wanted = [bool((p.argmax(axis=1) == e.targets).all()) for p, e in zip(logprobs, encoded, strict=True)]
+    # A continuation that is greedy by construction, beside those that hardly are.
+    context = "The river"
+    best = int(naive_logprobs(loaded, [request("g", context, " x")])[0][0].argmax())
+    text = loaded.tokenizer.decode([best])
+    scores, _ = scorer.score(requests)
+    assert scores.column("greedy").tolist() == wanted
+    if loaded.tokenizer.encode(context + text)[-1] == best:
+        assert scorer.score([request("g", context, text)])[0].column("greedy").tolist() == [True]
+
+
+def test_order_of_requests_changes_nothing_at_all() -> None:
+    loaded, requests = load_random("llama"), mixed_requests()
+    shuffled = requests.copy()
+    random.Random(3).shuffle(shuffled)
+    scorer = Scorer(loaded, quiet(batch_tokens=128))
+    one = {r: v for r, v in zip(requests, scorer.score(requests)[0].column("loglik"), strict=True)}
+    two = {r: v for r, v in zip(shuffled, scorer.score(shuffled)[0].column("loglik"), strict=True)}
+    assert one == two
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    loaded, requests = load_random("llama"), mixed_requests()
+    scorer = Scorer(loaded, quiet(batch_tokens=200))
+    scorer.score(requests)
+    assert scorer.report is not None
+    assert scorer.report.n_tokens < 0.25 * scorer.report.n_tokens_naive
+    assert scorer.report.n_truncated == 1
+    lettered = [
+        replace(r, continuation=r.continuation[1:]) for r in requests if r.continuation in (" A", " B", " C", " D")
+    ]
+    scorer.score(lettered)
+    assert scorer.report.n_rows == len(lettered) // 4  # four one-token options of one context need one row
+
+
+def test_option_longer_than_the_context_is_unscored_and_counted() -> None:
+    loaded = load_random("gpt2")
+    requests = [request(0, "The", " mill" * 400), request(1, "The river", " runs")]
+    scorer = Scorer(loaded, quiet())
+    scores, _ = scorer.score(requests)
+    assert scores.table.column("loglik").to_pylist()[0] is None
+    assert scores.table.column("greedy").to_pylist()[0] is None
+    assert scores.column("loglik")[1] == pytest.approx(naive_logliks(loaded, requests[1:])[0], abs=1e-5)
+    assert scorer.report is not None
+    assert scorer.report.n_unscored == 1
+
+
+def test_nothing_to_score_gives_empty_records() -> None:
+    scores, distances = Scorer(load_random("gpt2"), quiet()).score([])
+    assert len(scores) == 0
+    assert distances is None
+
+
+def test_half_precision_logits_are_not_rounded_to_half_precision() -> None:
+    loaded = load_random("llama")
+    half = build_model(CONFIGS["llama"]()).to(torch.bfloat16)
+    scorer = Scorer(type(loaded)(half, loaded.tokenizer, loaded.path, torch.bfloat16, loaded.device), quiet())
+    states = torch.randn(50, 48).to(torch.bfloat16)
+    exact = states.double() @ half.lm_head.weight.double().T
+    ours = (scorer.head.logits(states).double() - exact).abs().max()
+    models = (half.lm_head(states).double() - exact).abs().max()
+    assert ours < 1e-4 < models
+    assert half.lm_head.weight.dtype == torch.bfloat16  # the model itself is left as it was
+
+
+def test_a_path_the_model_cannot_take_is_refused_and_auto_falls_back_with_a_reason() -> None:
+    config = CONFIGS["gemma2"]()
+    config.sliding_window = 8  # shorter than the prompts: a block mask would see too far
+    loaded = load_random("gemma2")
+    narrow = type(loaded)(build_model(config), loaded.tokenizer, loaded.path, loaded.dtype, loaded.device)
+    requests = mixed_requests()
+    scorer = Scorer(narrow, quiet())
+    scores, _ = scorer.score(requests)
+    assert scorer.report is not None
+    assert scorer.report.path == "plain"
+    assert "sliding_window 8" in str(scorer.report.reason)
+    wanted = naive_logliks(narrow, requests)
+    assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < NAT_PER_TOKEN
+    with pytest.raises(ConfigError, match="sliding_window 8"):
+        Scorer(narrow, quiet(path="packed")).score(requests)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="batch_tokens"):
+        ScoringConfig(batch_tokens=0)
+    with pytest.raises(ConfigError, match="packed"):
+        ScoringConfig(path="fast")
+
+
+def test_corpus_windows_equal_the_naive_forward() -> None:
+    loaded = load_random("qwen2")
+    text, window = TEXT * 6, 64
+    scorer = Scorer(loaded, quiet(batch_tokens=200))
+    tokens, distances = scorer.score_corpus("corpus", text, window=window)
+    assert distances is None
+    ids = loaded.tokenizer.encode(text)
+    n = len(ids) // window
+    assert len(tokens) == n * (window // 2 - 1)
+    nll, entropy, argmax = [], [], []
+    for i in range(n):
+        part = torch.tensor(ids[i * window : (i + 1) * window])
+        part[0] = loaded.tokenizer.bos_token_id  # BOS replaces a window's first token
+        with torch.no_grad():
+            logp = torch.log_softmax(loaded.model.double()(part[None]).logits[0], dim=-1)
+        for position in range(window // 2 + 1, window):
+            row = logp[position - 1]
+            nll.append(-float(row[part[position]]))
+            entropy.append(-float((row.exp() * row).sum()))
+            argmax.append(int(row.argmax()))
+    assert np.abs(tokens.column("nll") - nll).max() < NAT_PER_TOKEN
+    assert np.abs(tokens.column("entropy") - entropy).max() < NAT_PER_TOKEN
+    assert tokens.column("argmax").tolist() == argmax
+    assert np.allclose(tokens.column("p_target"), np.exp(-np.asarray(nll)), atol=1e-6)
+    assert tokens.column("position")[:3].tolist() == [33, 34, 35]
+
+
+def test_corpus_is_refused_when_it_is_too_short_or_the_window_does_not_fit() -> None:
+    scorer = Scorer(load_random("llama"), quiet())
+    with pytest.raises(DataError, match="at least 320 tokens"):
+        scorer.score_corpus("corpus", TEXT[:300], window=160)
+    with pytest.raises(ConfigError, match="from 4 to 160"):
+        scorer.score_corpus("corpus", TEXT * 20, window=512)
