@@ -1,0 +1,90 @@
+"""AWQ: scale up the input channels that matter before rounding, and scale the layer before them down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_at_least, require_bits
+from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `awq`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 128
+    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    symmetric: bool = False
+    """A grid around zero (no zero point) instead of one between the group's extremes, as in the paper."""
+    duo_scaling: bool = True
+    """Let the weights' size, not only the activations', shape the scales."""
+    grid: int = 20
+    """Exponents tried between 0 and 1 for each layer's scales."""
+    calibration_samples: int = 32
+    """Sequences used for calibration; the search passes them through each block once for every exponent."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits, group sizes and grids that do not exist."""
+        super().__post_init__()
+        require_bits("awq", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+        require_at_least("grid", self.grid, 2)
+
+
+@register
+class Awq(Method):
+    """Activation-aware weight-only quantization."""
+
+    name = "awq"
+    description = "AWQ, weight only: protects the channels with large activations by rescaling"
+    reference = "Lin et al. 2024, https://arxiv.org/abs/2306.00978 (llm-compressor AWQModifier)"
+    format = "compressed-tensors (pack-quantized)"
+    Config = Config
+    supported_bits = BITS
+    needs_calibration = True
+    requires = ("llmcompressor",)
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide, and an architecture without known scaling pairs."""
+        source.require_group_size(config.group_size)
+        backend.load()
+        from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
+        from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
+
+        known = {*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY}
+        if source.architecture not in known:
+            raise UnsupportedError(
+                "AWQ does not know which layers of this architecture to scale together",
+                allowed=sorted(known),
+                got=source.architecture,
+                fix="Use gptq or rtn",
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Search scales layer by layer on the calibration set, then round."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.quantization import QuantizationModifier
+            from llmcompressor.modifiers.transform.awq import AWQModifier
+
+            config = job.config
+            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
+            return [
+                AWQModifier(duo_scaling=config.duo_scaling, n_grid=config.grid),
+                QuantizationModifier(config_groups=scheme, ignore=job.source.ignored),
+            ]
+
+        backend.load()
+        with backend.unpinned_cache():
+            return backend.run_oneshot(job, recipe)

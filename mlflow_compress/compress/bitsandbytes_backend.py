@@ -1,0 +1,52 @@
+"""Running bitsandbytes through transformers, in the one order that is safe: load, save, and only then compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlflow_compress.compress.base import Job
+
+
+def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
+    """Quantize while loading, save, and measure the model in memory afterwards.
+
+    On a CPU the first forward in evaluation mode repacks 4-bit weights in place; a checkpoint saved after that is
+    silently corrupt. So the model is saved before any forward, and the logits come from the very object that was
+    saved: the repacked weights compute what the stored ones mean, only their storage has changed.
+
+    Quantization starts from the stored weights widened to float32, and everything left unquantized is stored in the
+    base's own type, which loses nothing.
+
+    Parameters
+    ----------
+    job : Job
+        What to compress and where to write it.
+    **options
+        Arguments of `transformers.BitsAndBytesConfig`.
+
+    Returns
+    -------
+    torch.Tensor
+        Logits of the in-memory model on the probe, shape (n_positions, vocabulary).
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(llm_int8_skip_modules=job.source.ignored, **options)
+    model = job.source.load(job.device, quantization_config=config)
+    _cast_unquantized(model, job.source.torch_dtype)
+    model.config.dtype = job.source.torch_dtype
+    model.save_pretrained(job.folder)
+    job.source.tokenizer().save_pretrained(job.folder)
+    _cast_unquantized(model, torch.float32)
+    return job.probe.logits(model)
+
+
+def _cast_unquantized(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters that bitsandbytes leaves alone (its own are integers)."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,73 @@
+"""Calibration text to a fixed, seeded, hashed set of token sequences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlflow_compress.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Token sequences of one length.
+
+    Parameters
+    ----------
+    ids : numpy.ndarray
+        int64, shape (samples, length).
+    """
+
+    ids: np.ndarray[Any, np.dtype[np.int64]]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 over the token ids as little-endian int64, row by row, in hexadecimal."""
+        return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
+
+    def describe(self) -> dict[str, int | str]:
+        """Return what the manifest keeps."""
+        samples, length = self.ids.shape
+        return {"samples": samples, "length": length, "tokens": samples * length, "sha256": self.sha256}
+
+    def loader(self, batch_size: int = 8) -> DataLoader[Any]:
+        """Return batches of {"input_ids", "attention_mask"}, in order."""
+        import torch
+        from torch.utils.data import DataLoader
+
+        rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in torch.from_numpy(self.ids)]
+        return DataLoader(rows, batch_size=batch_size, shuffle=False)  # type: ignore[arg-type]
+
+
+def prepare(tokenizer: Any, texts: Sequence[str], *, samples: int, length: int, seed: int) -> Calibration:
+    """Cut the texts into sequences of `length` tokens and take `samples` of them.
+
+    The texts are tokenized one by one (with the tokenizer's own special tokens), joined to one stream and cut into
+    whole windows, so that nothing is padded; a seeded permutation of the windows decides which are used and in which
+    order.
+
+    Raises
+    ------
+    ConfigError
+        The texts hold fewer windows than asked for.
+    """
+    stream = np.concatenate(
+        [np.asarray(tokenizer(text)["input_ids"], dtype=np.int64) for text in texts] or [np.zeros(0, dtype=np.int64)]
+    )
+    windows = len(stream) // length
+    if windows < samples:
+        raise ConfigError(
+            "The calibration text is too short",
+            allowed=f"at least {samples * length} tokens ({samples} samples of {length})",
+            got=f"{len(stream)} tokens, {windows} samples",
+            fix="Give more text, or lower calibration_samples or calibration_length",
+        )
+    order = np.random.default_rng(seed).permutation(windows)[:samples]
+    return Calibration(stream[: windows * length].reshape(windows, length)[order])

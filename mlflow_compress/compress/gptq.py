@@ -1,0 +1,111 @@
+"""GPTQ: quantize column by column, repairing each column's error in those that follow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.base import (
+    CalibratedConfig,
+    Job,
+    Method,
+    register,
+    require_at_least,
+    require_between,
+    require_bits,
+)
+from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `gptq`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 128
+    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    symmetric: bool = True
+    """A grid around zero (no zero point) instead of one between the group's extremes."""
+    damping: float = 0.01
+    """Added to the Hessian's diagonal, as a fraction of its mean."""
+    act_order: bool = True
+    """Quantize the columns with the largest activations first; groups stay where they are."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits, group sizes and damping that do not exist."""
+        super().__post_init__()
+        require_bits("gptq", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+        require_between("damping", self.damping, 0.0, 1.0)
+
+
+@register
+class Gptq(Method):
+    """Weight-only quantization with second-order error repair."""
+
+    name = "gptq"
+    description = "GPTQ, weight only: repairs each column's rounding error in the columns that follow"
+    reference = "Frantar et al. 2023, https://arxiv.org/abs/2210.17323 (llm-compressor GPTQModifier)"
+    format = "compressed-tensors (pack-quantized)"
+    Config = Config
+    supported_bits = BITS
+    needs_calibration = True
+    requires = ("llmcompressor",)
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide a layer."""
+        source.require_group_size(config.group_size)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize layer by layer on the calibration set."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.gptq import GPTQModifier
+
+            config = job.config
+            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
+            return [
+                GPTQModifier(
+                    config_groups=scheme,
+                    ignore=job.source.ignored,
+                    dampening_frac=config.damping,
+                    actorder="weight" if config.act_order else None,
+                )
+            ]
+
+        with _refuse_fallback():
+            return backend.run_oneshot(job, recipe)
+
+
+@contextlib.contextmanager
+def _refuse_fallback() -> Iterator[None]:
+    """Turn llm-compressor's silent round-to-nearest fallback into an error."""
+    backend.load()
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    original = GPTQModifier._log_rtn_fallback_summary
+
+    def refuse(self: Any) -> None:
+        names = self._rtn_fallback_module_names
+        if names:
+            raise UnsupportedError(
+                f"GPTQ's Hessian cannot be inverted for {len(names)} layers, the first being {names[0]}",
+                fix="Raise damping or give more calibration samples",
+            )
+
+    GPTQModifier._log_rtn_fallback_summary = refuse
+    try:
+        yield
+    finally:
+        GPTQModifier._log_rtn_fallback_summary = original

@@ -1,0 +1,60 @@
+"""Fresh-process half of the reload check: ``python -m mlflow_compress.compress.reload_check FOLDER``.
+
+Loads a checkpoint the way any user would (plain transformers), computes its logits on the stored probe, compares them
+with those of the in-memory model, and writes one line of JSON to the standard output. Exit code 0: they agree; 1: they
+do not; 2: the checkpoint does not load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from mlflow_compress.compress import probe
+from mlflow_compress.errors import MlflowCompressError
+
+
+def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
+    """Load `folder` in float32 and compare it with its stored probe logits."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    stored_probe, logits = probe.read(folder)
+    placed = {} if device == "cpu" else {"device_map": {"": device}}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True, **placed
+    ).eval()
+    return probe.compare(logits, stored_probe.logits(model))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the check from the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description="Compare a checkpoint with the logits stored when it was made.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    options = parser.parse_args(arguments)
+
+    import torch
+    from safetensors import SafetensorError
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        report = check(options.folder, device=options.device, trust_remote_code=options.trust_remote_code)
+    except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        return 2
+    sys.stdout.write(json.dumps({"agrees": report.agrees, **report.as_dict()}) + "\n")
+    return 0 if report.agrees else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

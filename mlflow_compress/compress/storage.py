@@ -1,0 +1,143 @@
+"""What a checkpoint really holds, read from its safetensors headers: bytes, element types, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import CheckpointError
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Floating types of safetensors as torch names them."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file.
+
+    Parameters
+    ----------
+    dtype : str
+        Element type as safetensors names it ("BF16", "I32", ...).
+    shape : tuple of int
+        Shape as stored, which for a packed weight is not the weight's own.
+    n_bytes : int
+        Bytes of its data.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of stored elements."""
+        return math.prod(self.shape)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files at the top of a checkpoint, sorted; none is a `CheckpointError`."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            "The checkpoint has no safetensors weights", got=str(folder), fix="Convert the weights to safetensors first"
+        )
+    return files
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """Return every stored tensor by name, from the headers alone; a broken file is a `CheckpointError`."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in weight_files(folder):
+        for name, entry in _header(path).items():
+            start, end = entry["data_offsets"]
+            tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), end - start)
+    return tensors
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as source:
+            (length,) = struct.unpack("<Q", source.read(8))
+            if length > path.stat().st_size:
+                raise CheckpointError("The weight file is truncated or not safetensors", got=str(path))
+            header: dict[str, Any] = json.loads(source.read(length))
+    except (OSError, struct.error, ValueError) as error:
+        raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error
+    header.pop("__metadata__", None)
+    stored = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if stored != path.stat().st_size:
+        raise CheckpointError(
+            "The weight file is truncated", allowed=f"{stored} bytes", got=f"{path}, {path.stat().st_size} bytes"
+        )
+    return header
+
+
+def main_dtype(tensors: Mapping[str, StoredTensor]) -> str:
+    """Return the floating type that most stored elements have, as torch names it."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype in DTYPES:
+            counts[DTYPES[tensor.dtype]] += tensor.elements
+    if not counts:
+        raise CheckpointError("The checkpoint holds no floating-point weights", got=f"{len(tensors)} tensors")
+    return counts.most_common(1)[0][0]
+
+
+def total_bytes(tensors: Mapping[str, StoredTensor]) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.n_bytes for tensor in tensors.values())
+
+
+def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> int:
+    """Return the bytes of everything stored for these layers' weights: packed values, scales, zero points, states.
+
+    Biases are left out: methods leave them as they are.
+    """
+    wanted = set(layers)
+    total = 0
+    for name, tensor in tensors.items():
+        # "model.layers.0.mlp.down_proj.weight.absmax" belongs to the layer "model.layers.0.mlp.down_proj".
+        parts = name.split(".")
+        owners = {".".join(parts[:cut]) for cut in range(1, len(parts))}
+        if owners & wanted and parts[-1] != "bias":
+            total += tensor.n_bytes
+    return total
+
+
+def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
+    """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
+    import torch
+    from safetensors import safe_open
+
+    wanted = {f"{layer}.weight" for layer in layers}
+    zeros = elements = 0
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as source:
+            for name in wanted.intersection(source.keys()):
+                tensor = source.get_tensor(name)
+                if not tensor.is_floating_point():
+                    return None
+                zeros += int(torch.count_nonzero(tensor == 0))
+                elements += tensor.numel()
+    return zeros / elements if elements else None
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def hash_weights(folder: Path) -> tuple[dict[str, str], str]:
+    """Return the SHA-256 of each weight file by name, and one over all names and hashes."""
+    files = {path.name: sha256_file(path) for path in weight_files(folder)}
+    joined = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return files, hashlib.sha256(joined.encode()).hexdigest()

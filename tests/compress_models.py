@@ -1,0 +1,81 @@
+"""Models that the compression tests compress: random ones made on the spot, and distances between checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast
+
+TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
+
+
+def make_tokenizer() -> Any:
+    """Return a tokenizer of 64 word-like pieces, built from bytes alone."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = [*sorted({*"abcdefghijklmnopqrstuvwxyzTO .,"}), "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def make_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random Llama (hidden 64, 2 layers, bfloat16) with a tokenizer and return its folder."""
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        **changes,
+    }
+    return _save(LlamaConfig(**settings), folder, seed)
+
+
+def make_neox(folder: Path, *, seed: int = 0) -> Path:
+    """Write a random GPT-NeoX (another architecture: fused query-key-value, biases, parallel residual)."""
+    config = GPTNeoXConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    )
+    return _save(config, folder, seed)
+
+
+def _save(config: Any, folder: Path, seed: int) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():  # the usual start (0.02) would give nearly uniform predictions
+            if parameter.ndim == 2:
+                parameter.data.normal_(0.0, 0.12)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary)."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(input_ids=ids).logits
+
+
+def mean_kl(baseline: torch.Tensor, variant: torch.Tensor) -> float:
+    """Return the mean KL(baseline || variant) in nats over all positions."""
+    p, q = (torch.log_softmax(x.double(), dim=-1) for x in (baseline, variant))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def token_rows(folder: Path, text: str, rows: int, length: int) -> torch.Tensor:
+    """Return the first rows * length tokens of a text, shape (rows, length)."""
+    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"][: rows * length]
+    return torch.tensor(ids).reshape(rows, length)

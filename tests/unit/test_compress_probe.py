@@ -1,0 +1,61 @@
+"""Comparison of logits: exact for equal ones, and a wrong number cannot pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mlflow_compress.compress import probe
+from mlflow_compress.errors import CheckpointError, ReloadMismatchError
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+
+
+def test_equal_logits_have_distance_zero(logits: torch.Tensor) -> None:
+    report = probe.compare(logits, logits.clone())
+    assert (report.max_abs_diff, report.kl_mean, report.kl_max, report.positions) == (0.0, 0.0, 0.0, 6)
+    assert report.agrees
+
+
+def test_the_report_is_what_it_says() -> None:
+    # Two tokens: p = (1/2, 1/2), q = (2/3, 1/3): KL = 1/2 ln(3/4) + 1/2 ln(3/2) = 1/2 ln(9/8) = 0.0588915.
+    report = probe.compare(torch.zeros(1, 2), torch.tensor([[np.log(2.0), 0.0]], dtype=torch.float32))
+    assert report.kl_max == pytest.approx(0.0588915, abs=1e-6)
+    assert report.max_abs_diff == pytest.approx(np.log(2.0), abs=1e-6)
+
+
+def test_rounding_noise_passes_and_one_wrong_logit_does_not(logits: torch.Tensor) -> None:
+    assert probe.compare(logits, logits + 1e-5 * torch.randn_like(logits)).agrees
+    wrong = logits.clone()
+    wrong[3, 7] += 0.01
+    assert not probe.compare(logits, wrong).agrees
+
+
+def test_logits_that_are_not_numbers_do_not_agree(logits: torch.Tensor) -> None:
+    wrong = logits.clone()
+    wrong[0, 0] = torch.nan
+    assert not probe.compare(logits, wrong).agrees
+
+
+def test_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
+    with pytest.raises(ReloadMismatchError, match="other logits"):
+        probe.compare(logits, logits[:, :-1])
+
+
+def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:
+    ids = np.arange(12, dtype=np.int64).reshape(3, 4)
+    probe.write(tmp_path, probe.Probe(ids), logits)
+    stored, same = probe.read(tmp_path)
+    assert np.array_equal(stored.ids, ids) and torch.equal(same, logits)
+    assert not list(tmp_path.glob("*.safetensors"))  # not among the weights
+
+
+def test_a_missing_probe_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="probe"):
+        probe.read(tmp_path)

@@ -1,0 +1,182 @@
+"""Errors before any work, nothing half-made left behind, and a reload check that sees a wrong weight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
+from mlflow_compress.compress.reload_check import main as reload_check
+from mlflow_compress.compress.source import resolve
+from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
+from tests.compress_models import TEXT, make_llama, make_neox
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and bitsandbytes warn while loading
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("base") / "llama")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """No settings."""
+
+
+class Saver(Method):
+    """Saves the model, then spoils something."""
+
+    name = "spoiled"
+    description = reference = format = "test"
+    Config = Config
+
+    def compress(self, job: Job) -> torch.Tensor:
+        model = job.source.load(job.device)
+        model.save_pretrained(job.folder)
+        job.source.tokenizer().save_pretrained(job.folder)
+        self.spoil(job.folder)
+        return job.probe.logits(model)
+
+    def spoil(self, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+
+class WrongWeight(Saver):
+    """One weight of the file differs from the one in memory."""
+
+    def spoil(self, folder: Path) -> None:
+        change_one_weight(folder)
+
+
+def change_one_weight(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 0.05
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def use(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    METHODS.names()  # the registry is full before a test adds to it
+    monkeypatch.setitem(METHODS._objects, method.name, method)
+
+
+def test_an_interrupted_run_leaves_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Saver(), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        compress_model(str(base), "spoiled", None, [], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_with_a_wrong_weight_is_not_published(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(WrongWeight(), monkeypatch)
+    with pytest.raises(ReloadMismatchError, match="does not compute what the compressed model in memory computed"):
+        compress_model(str(base), "spoiled", None, [], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    manifest = compress_model(str(base), "none", None, [], out)
+    assert manifest == Manifest.read(out)
+    assert manifest.reload["max_abs_diff"] == 0.0 and manifest.reload["kl_max"] == 0.0
+    assert manifest.size_ratio == 1.0 and manifest.bits_per_weight == manifest.bits_per_weight_model == 16.0
+    assert manifest.seconds > 0 and manifest.peak_memory_bytes > 2**20
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert reload_check([str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["agrees"] is True
+    change_one_weight(out)
+    assert reload_check([str(out)]) == 1
+    with pytest.raises(CheckpointError, match="has changed"):
+        Manifest.read(out)
+    (out / "model.safetensors").write_bytes(b"")
+    assert reload_check([str(out)]) == 2
+
+
+def test_a_model_that_is_not_there_is_one_clear_error(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="folder does not exist"):
+        compress_model(str(tmp_path / "nothing"), "none", None, [], tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        compress_model(str(tmp_path), "none", None, [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corrupt_model_is_one_clear_error(tmp_path: Path) -> None:
+    model = make_llama(tmp_path / "llama")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated"):
+        compress_model(str(model), "none", None, [], tmp_path / "out")
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        compress_model(str(model), "none", None, [], tmp_path / "out")
+
+
+def test_an_output_folder_in_use_is_refused(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        compress_model(str(base), "none", None, [], tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("rtn", {}, r"Group size 128 does not divide the 64 input features of model\.layers\.0\.self_attn\.q_proj"),
+        ("gptq", {"group_size": 96}, "Group size 96 does not divide"),
+        ("awq", {"group_size": 128}, "Group size 128 does not divide"),
+        ("gptq", {"group_size": 32, "calibration_length": 512}, "longer than the model's context.*at most 128"),
+        ("awq", {"group_size": 32, "calibration_samples": 100000}, "calibration text is too short"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_any_work(
+    base: Path, tmp_path: Path, method: str, settings: dict[str, int], message: str
+) -> None:
+    settings = {"calibration_length": 64, **settings} if METHODS.get(method).needs_calibration else settings
+    with pytest.raises(ConfigError, match=message):
+        compress_model(str(base), method, method_config(method, **settings), TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_calibration_is_refused(base: Path, tmp_path: Path) -> None:
+    for method in ("gptq", "awq"):
+        for texts in ([], ["  \n"]):
+            with pytest.raises(ConfigError, match=f"'{method}' needs calibration text"):
+                compress_model(str(base), method, None, texts, tmp_path / "out")
+
+
+def test_settings_of_another_method_are_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not those of method 'rtn'"):
+        compress_model(str(base), "rtn", method_config("gptq"), [], tmp_path / "out")
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
+    model = make_llama(tmp_path / "llama")
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UnsupportedError, match="already quantized"):
+        resolve(str(model))
+
+
+def test_awq_refuses_an_architecture_that_it_does_not_know(tmp_path: Path) -> None:
+    model = make_neox(tmp_path / "neox")
+    config = method_config("awq", group_size=32, calibration_samples=2, calibration_length=32)
+    with pytest.raises(UnsupportedError, match=r"does not know which layers.*GPTNeoXForCausalLM.*gptq or rtn"):
+        compress_model(str(model), "awq", config, TEXT, tmp_path / "out")
+
+
+def test_a_model_is_described_without_its_head(base: Path, tmp_path: Path) -> None:
+    source = resolve(str(base))
+    assert source.head == "lm_head" and source.dtype == "bfloat16" and source.layers == 2
+    assert len(source.linear) == 14 and source.linear["model.layers.1.mlp.down_proj"] == (64, 128)
+    neox = resolve(str(make_neox(tmp_path / "neox")))
+    assert neox.head == "lm_head" and "lm_head" not in neox.linear and len(neox.linear) == 8

@@ -1,0 +1,104 @@
+"""Strict parameters of compression methods: what is accepted, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mlflow_compress.compress import METHODS, method_config
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+
+
+def test_auto_keeps_every_default() -> None:
+    for name, method in METHODS.items():
+        assert method_config(name, bits="auto", group_size="auto") == method.Config()
+
+
+def test_text_is_parsed_to_the_field_type() -> None:
+    config = method_config("gptq", bits="3", group_size="64", damping="0.05", act_order="false", seed="7")
+    assert (config.bits, config.group_size, config.damping, config.act_order, config.seed) == (3, 64, 0.05, False, 7)
+    assert method_config("rtn", group_size="channel").group_size == "channel"
+
+
+@pytest.mark.parametrize("value", ["xyz", "4.5", "", "4 bits", True, 4.0])
+def test_bits_that_are_not_a_whole_number_are_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="Parameter 'bits' has the wrong type"):
+        method_config("rtn", bits=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["row", "1.5", "0", "-1"])
+def test_group_sizes_that_do_not_exist_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="group_size"):
+        method_config("gptq", group_size=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("damping", "nan"), ("damping", "0"), ("damping", "1"), ("act_order", "1")]
+)
+def test_numbers_out_of_range_are_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        method_config("gptq", **{name: value})
+
+
+def test_a_parameter_of_another_method_is_refused_and_the_own_ones_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"no parameter 'damping'.*group_size, symmetric.*damping=0\.1"):
+        method_config("rtn", damping="0.1")
+    with pytest.raises(ConfigError, match=r"'none' has no parameter 'bits'.*no parameters"):
+        method_config("none", bits=4)
+    with pytest.raises(ConfigError, match="no parameter 'group_size'"):
+        method_config("bnb-nf4", group_size=64)
+
+
+def test_unsupported_bits_name_the_supported_ones() -> None:
+    for name, bits, allowed in [
+        ("awq", 2, "8, 4, 3"),
+        ("bnb-int8", 4, "8"),
+        ("bnb-nf4", 8, "4"),
+        ("rtn", 5, "8, 4, 3, 2"),
+    ]:
+        with pytest.raises(UnsupportedError, match=rf"'{name}'.*Allowed: {allowed}\. Got: {bits}"):
+            method_config(name, bits=bits)
+
+
+def test_an_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'gptq'"):
+        method_config("gtpq")
+
+
+def test_every_method_is_described_and_its_settings_are_frozen() -> None:
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert method.description and method.reference and method.format
+        config = method.Config()
+        assert dataclasses.is_dataclass(config)
+        for field in dataclasses.fields(config):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(config, field.name, 1)
+        with pytest.raises(TypeError):
+            method.Config(4)  # type: ignore[call-arg]
+        if method.supported_bits:
+            assert method.default_bits in method.supported_bits
+        else:
+            assert method.default_bits is None
+        assert method.needs_calibration == hasattr(config, "calibration_samples")
+
+
+def test_labels_say_what_distinguishes_a_variant() -> None:
+    labels = {
+        METHODS.get(name).label(method_config(name, **settings))
+        for name, settings in [
+            ("awq", {}),
+            ("rtn", {"bits": 3, "group_size": "channel"}),
+            ("bnb-nf4", {}),
+            ("none", {}),
+        ]
+    }
+    assert labels == {"awq-4bit-g128", "rtn-3bit-channel", "bnb-nf4", "none"}
+
+
+def test_a_missing_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS.get("gptq")
+    monkeypatch.setattr(type(method), "requires", ("a_package_that_nobody_wrote",))
+    with pytest.raises(MissingDependencyError, match="a_package_that_nobody_wrote"):
+        method.require_backend()

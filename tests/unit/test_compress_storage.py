@@ -1,0 +1,136 @@
+"""Sizes, bits per weight and manifests, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mlflow_compress.compress import storage
+from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.errors import CheckpointError
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tensors = {
+        "embed.weight": torch.ones(10, 4, dtype=torch.bfloat16),  # 80 bytes
+        "layers.0.up.weight_packed": torch.zeros(4, 1, dtype=torch.int32),  # 16 bytes
+        "layers.0.up.weight_scale": torch.ones(4, 1, dtype=torch.bfloat16),  # 8 bytes
+        "layers.0.up.bias": torch.ones(4, dtype=torch.bfloat16),  # 8 bytes, not part of the weight
+        "layers.0.upper.weight": torch.ones(2, 2, dtype=torch.bfloat16),  # 8 bytes of another layer
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_bytes_are_those_of_the_stored_tensors(checkpoint: Path) -> None:
+    tensors = storage.read_headers(checkpoint)
+    assert storage.total_bytes(tensors) == 80 + 16 + 8 + 8 + 8
+    assert storage.bytes_of_layers(tensors, ["layers.0.up"]) == 16 + 8
+    assert storage.main_dtype(tensors) == "bfloat16"
+
+
+def test_states_below_the_weight_belong_to_the_layer(tmp_path: Path) -> None:
+    save_file(
+        {"a.weight": torch.zeros(3, dtype=torch.uint8), "a.weight.absmax": torch.zeros(2)}, tmp_path / "m.safetensors"
+    )
+    assert storage.bytes_of_layers(storage.read_headers(tmp_path), ["a"]) == 3 + 8
+
+
+def test_sparsity_counts_zeros_of_dense_weights_only(tmp_path: Path) -> None:
+    save_file(
+        {"a.weight": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b.weight": torch.zeros(4)}, tmp_path / "m.safetensors"
+    )
+    assert storage.sparsity_of_layers(tmp_path, ["a"]) == 0.75
+    assert storage.sparsity_of_layers(tmp_path, ["c"]) is None
+
+
+def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
+        storage.read_headers(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, (3).to_bytes(8, "little") + b"no!"])
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError):
+        storage.read_headers(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        storage.weight_files(tmp_path)
+
+
+@pytest.fixture
+def manifest(checkpoint: Path) -> Manifest:
+    manifest = Manifest(
+        method="rtn",
+        label="rtn-4bit-g128",
+        settings={"bits": 4},
+        format="compressed-tensors",
+        base_model="base",
+        base_weights_hash="0" * 64,
+        base_size_bytes=240,
+        base_parameters=60,
+        base_dtype="bfloat16",
+        calibration=None,
+        size_bytes=120,
+        size_ratio=2.0,
+        bits_per_weight=4.125,
+        bits_per_weight_model=16.0,
+        sparsity=None,
+        seconds=1.5,
+        peak_memory_bytes=10,
+        peak_memory_kind="rss",
+        device="cpu",
+        library_versions={"torch": "2"},
+        weight_files=storage.hash_weights(checkpoint)[0],
+        probe_sha256="1" * 64,
+        reload={"kl_max": 0.0},
+    )
+    manifest.write(checkpoint)
+    return manifest
+
+
+def test_a_manifest_comes_back_as_it_was_written(checkpoint: Path, manifest: Manifest) -> None:
+    assert Manifest.read(checkpoint) == manifest
+    assert asdict(Manifest.read(checkpoint, verify=False)) == asdict(manifest)
+    assert not list(checkpoint.glob("*.partial"))
+
+
+def test_a_missing_manifest_means_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a finished compressed checkpoint"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', "version"])
+def test_a_broken_manifest_is_refused(checkpoint: Path, manifest: Manifest, damage: str) -> None:
+    path = checkpoint / MANIFEST_FILE
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "version": 99}) if damage == "version" else damage)
+    with pytest.raises(CheckpointError, match="manifest"):
+        Manifest.read(checkpoint)
+
+
+def test_one_changed_byte_of_a_weight_file_is_found(checkpoint: Path, manifest: Manifest) -> None:
+    path = checkpoint / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="has changed"):
+        Manifest.read(checkpoint)
+    assert Manifest.read(checkpoint, verify=False) == manifest
+
+
+def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest: Manifest) -> None:
+    save_file({"x": torch.zeros(1)}, checkpoint / "extra.safetensors")
+    with pytest.raises(CheckpointError, match=r"not those of its manifest.*extra\.safetensors"):
+        Manifest.read(checkpoint)
