@@ -62,7 +62,7 @@ def _default(value: object) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser: one sub-command a stage, one option a configuration field, plus the commands that only list."""
+    """Return the parser: one sub-command a stage, one option a configuration field, and the commands that only look."""
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
         description="Compress a causal language model, measure how far each variant moved, promote by that distance.",
@@ -77,12 +77,20 @@ def build_parser() -> argparse.ArgumentParser:
             accepted = " | ".join(field.metadata["choices"])
             doc = f"{field.metadata['help']} {f'({accepted}) ' if accepted else ''}[{_default(field.default)}]"
             stage.add_argument(f"--{field.name}", metavar="VALUE", help=doc.replace("%", "%%"))
+    comparison = commands.add_parser(
+        "compare", help="Compare two evaluations from their records or prediction files, without any model."
+    )
+    for side in ("baseline", "variant"):
+        comparison.add_argument(
+            side, help="run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
+        )
+    comparison.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("methods", help="List the compression methods and what each supports.")
     return parser
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
-    """Return the given parameters as strings; what the parser did not know is kept, for `config.parse` to refuse by name."""
+    """Return the given parameters as strings, unknown ones too: `config.parse` refuses those by name."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
     for token in extra:
         if token.startswith("--"):
@@ -104,6 +112,14 @@ def _methods_table() -> str:
     return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)
 
 
+def _compared(baseline: str, variant: str, machine: bool) -> str:
+    """Return the comparison of two evaluations, for people or as JSON."""
+    from mlflow_compress.stages.compare import as_json, as_text, compare
+
+    found = compare(baseline, variant)
+    return as_json(found) if machine else as_text(found)
+
+
 def _terminate(signum: int, frame: FrameType | None) -> None:
     """Turn SIGTERM into an exception, so that open runs are closed and temporary folders removed."""
     raise SystemExit(128 + signum)
@@ -114,11 +130,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     known, extra = build_parser().parse_known_args(argv)
     try:
+        if known.command not in STAGES and extra:
+            raise ConfigError("Unexpected argument", got=extra[0])
         if known.command == "methods":
             print(_methods_table())
             return 0
+        if known.command == "compare":
+            print(_compared(known.baseline, known.variant, known.json))
+            return 0
         cls, stage = STAGES[known.command]
-        print(stage(config.parse(cls, _parameters(known, extra))))
+        print(stage(config.parse(cls, _parameters(known, extra))).rstrip())
         return 0
     except ConfigError as error:
         print(f"mlflow-compress: {error}", file=sys.stderr)

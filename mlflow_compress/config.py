@@ -85,7 +85,9 @@ class JudgeSettings(ModelConfig):
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"
     )
     judge_repeats: int = option(1, "gradings an answer", low=1)
-    judge_max_tokens: int = option(1024, "tokens an answer to be graded", low=1)
+    judge_max_tokens: str = option(
+        "auto", "tokens an answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

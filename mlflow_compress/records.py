@@ -137,10 +137,10 @@ class Items(Records):
     """The questions: one row an item.
 
     `family` is one of "lettered", "lettered_six" (options E and F added), "cloze", "last_word", "exact"; `rule` says
-    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (divided by the option's
-    character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation
-    equals an answer). `gold` is the index of the right option in the original order (null for "exact_match"; 0 for
-    "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
+    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (the same divided by
+    the option's character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a
+    generation equals an answer). `gold` is the index of the right option in the original order (null for
+    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
     """
 
     NAME = "items"
@@ -230,7 +230,7 @@ class TokenScores(Records):
 
 
 class TokenDistances(Records):
-    """Distance of the variant's distribution from the baseline's at each scored corpus token; columns as in `OptionDistances`."""
+    """Distance of variant from baseline at each scored corpus token; columns as in `OptionDistances`."""
 
     NAME = "token_distances"
     KEY = TokenScores.KEY

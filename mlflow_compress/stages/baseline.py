@@ -1,10 +1,7 @@
-"""The baseline, evaluated once: found again by its fingerprint in the tracking store, or evaluated and stored."""
+"""The baseline, evaluated once: records, a second run for the noise floor, and the states to compare variants with."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +14,14 @@ from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
-from mlflow_compress.scoring.store import StateStore, StateWriter
+from mlflow_compress.scoring.store import StateStore
+from mlflow_compress.scoring.writer import StateWriter
 from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tasks.suite import Suite
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.store import TrackedRun, Tracker
 
 RECORDS, NOISE, STATES = "records", "noise", "states"  # artifact folders of a baseline run
 
@@ -39,16 +37,11 @@ class Baseline:
     fresh: bool
 
 
-def fingerprint(loaded: LoadedModel, suite: Suite, config: EvaluateSettings) -> dict[str, object]:
-    """Return everything that the baseline's numbers depend on; two equal fingerprints may share one evaluation."""
+def identity(loaded: LoadedModel) -> dict[str, object]:
+    """Return what a model's numbers depend on besides the questions: weights, tokenizer, dtype, device, software."""
     return {
         "weights": weights_hash(loaded.path),
         "tokenizer": tokenizer_hash(loaded.tokenizer),
-        "tasks": suite.hashes(),
-        "shots": config.shots,
-        "shuffles": config.shuffles,
-        "limit": config.limit,
-        "seed": config.seed,
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,
         "torch": torch.__version__,
@@ -56,13 +49,28 @@ def fingerprint(loaded: LoadedModel, suite: Suite, config: EvaluateSettings) -> 
     }
 
 
-def digest(content: dict[str, object]) -> str:
-    """Return the SHA-256 of a fingerprint."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config: EvaluateSettings) -> Baseline:
+    """Return the stored baseline with this fingerprint, or evaluate it in a run of its own.
 
+    The second run has another batch composition: what it differs by is the noise floor of every distance.
+    """
+    settings = {name: getattr(config, name) for name in ("shots", "shuffles", "limit", "seed")}
 
-def _read(tracker: Tracker, run_id: str, *, fresh: bool) -> Baseline:
-    """Read a baseline run back from the store."""
+    def work(run: TrackedRun, folder: Path) -> None:
+        run.log_params({**identity(loaded), **settings})
+        with StateWriter(folder / STATES, loaded) as writer:
+            records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
+        store = StateStore.open(folder / STATES, baseline=loaded)
+        other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
+        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
+        records.write(folder / RECORDS)
+        noise.write(folder / NOISE)
+        results = compute_all(Evidence(baseline=records, noise=noise))
+        run.log_results(logged(results))
+        run.log_json(results_json(results), "metrics.json")
+
+    fingerprint = {**identity(loaded), **settings, "tasks": suite.hashes()}
+    run_id, fresh = find_or_do(tracker, "baseline", model_label(config.model), fingerprint, work)
     return Baseline(
         run_id=run_id,
         records=RunRecords.read(tracker.fetch(run_id, RECORDS)),
@@ -70,36 +78,3 @@ def _read(tracker: Tracker, run_id: str, *, fresh: bool) -> Baseline:
         states=tracker.fetch(run_id, STATES),
         fresh=fresh,
     )
-
-
-def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config: EvaluateSettings) -> Baseline:
-    """Return the stored baseline with this fingerprint, or evaluate it in a run of its own.
-
-    The run is FINISHED only after records, second run and states are stored, so that an interrupted one is never found.
-    The second run has another batch composition: what it differs by is the noise floor of every distance.
-    """
-    content = fingerprint(loaded, suite, config)
-    mark = digest(content)
-    found = tracker.find_finished("baseline", **{names.FINGERPRINT: mark})
-    if found:
-        return _read(tracker, found[0].info.run_id, fresh=False)
-    label = model_label(config.model)
-    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label}
-    with tracker.run(f"baseline {label}", "baseline", tags, own=False) as run, tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        run.log_params({key: value for key, value in content.items() if key != "tasks"})
-        run.log_json(content, "fingerprint.json")
-        with StateWriter(work / STATES, loaded) as writer:
-            records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
-        store = StateStore.open(work / STATES, baseline=loaded)
-        other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
-        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
-        records.write(work / RECORDS)
-        noise.write(work / NOISE)
-        results = compute_all(Evidence(baseline=records, noise=noise))
-        run.log_results(logged(results))
-        run.log_json(results_json(results), "metrics.json")
-        for name in (RECORDS, NOISE, STATES):
-            run.log_folder(work / name, name)
-        run.set_note(f"Baseline **{label}**: evaluated once, reused by every variant with the same fingerprint.")
-    return _read(tracker, run.run_id, fresh=True)

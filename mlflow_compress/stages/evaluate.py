@@ -27,8 +27,6 @@ from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
-BASELINE_RUN = "baseline_run_id"
-
 
 def suite_of(config: EvaluateSettings) -> Suite:
     """Read and check the tasks of a configuration, before any model is loaded."""
@@ -39,9 +37,7 @@ def suite_of(config: EvaluateSettings) -> Suite:
 def load(path: str, config: Any) -> LoadedModel:
     """Load a model as the configuration says."""
     return load_model(
-        LoadConfig(
-            path=path, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
-        )
+        LoadConfig(path=path, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code)
     )
 
 
@@ -88,13 +84,15 @@ def run_evaluate(config: EvaluateConfig) -> str:
     with tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
         manifest = read_manifest(config.checkpoint)
         run.rename(f"evaluate {manifest.label} {label}")
-        run.set_tags({names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint})
+        run.set_tags(
+            {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
+        )
         run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
         found, baseline = evidence(config, tracker)
         results = compute_all(found)
         log_evaluation(run, found, results)
         sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
         source = "evaluated now" if baseline.fresh else "found in the store"
-        run.set_tags({names.VERDICT: sentence, BASELINE_RUN: baseline.run_id, "baseline": source})
+        run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})
         run.set_note(sentence)
     return f"{sentence}\nBaseline run {baseline.run_id} ({source}).\n{how_to_open(tracker, run.run_id)}"

@@ -1,4 +1,4 @@
-"""The main stage: quantize -> evaluate -> judge as child projects of one parent run that carries what people compare."""
+"""The main stage: quantize -> evaluate -> judge as child projects of one run that carries what people compare."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.promotion import Candidate, Decision, Gate, decide
+from mlflow_compress.records import MetricResult
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.registry import (
@@ -81,7 +82,9 @@ def run_promote(config: PromoteConfig) -> str:
         When there is no finished variant, or the alias is one that MLflow reserves.
     """
     if config.alias in RESERVED_ALIASES:
-        raise ConfigError("This alias is reserved", allowed=f"anything but {', '.join(RESERVED_ALIASES)}", got=config.alias)
+        raise ConfigError(
+            "This alias is reserved", allowed=f"anything but {', '.join(RESERVED_ALIASES)}", got=config.alias
+        )
     tracker = Tracker()
     label = model_label(config.model)
     with tracker.run(f"promote {label}", "promote", {names.BASE_MODEL: label}) as run:

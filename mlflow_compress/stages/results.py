@@ -21,7 +21,6 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
 
 
-
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
     """Return what becomes MLflow metrics of an evaluation: every pooled value, and a few by task (under 100 in all)."""
     return [r for r in results if r.category is None and (r.task is None or r.name in names.BY_TASK)]

@@ -11,6 +11,7 @@ from mlflow_compress.compress.manifest import Manifest
 from mlflow_compress.metrics.compute import unmet
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
 from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.promotion import KL
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.figures import draw_all
 from mlflow_compress.report.html import render_report
@@ -22,8 +23,6 @@ from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.registry import log_variant_model
 from mlflow_compress.tracking.store import TrackedRun, Tracker
-
-BASELINE_RUN = "baseline_run_id"  # tag of an evaluate run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def table(outcome: Outcome) -> str:
 def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[Evidence, str]:
     """Read the records of variant, baseline and second baseline run back from the store."""
     evaluate = outcome.children["evaluate"]
-    baseline_run = tracker.client.get_run(evaluate).data.tags[BASELINE_RUN]
+    baseline_run = tracker.client.get_run(evaluate).data.tags[names.BASELINE_RUN]
     found = Evidence(
         baseline=RunRecords.read(tracker.fetch(baseline_run, RECORDS)),
         variant=RunRecords.read(tracker.fetch(evaluate, RECORDS)),
@@ -87,17 +86,11 @@ def _variants(outcome: Outcome, tracker: Tracker) -> list[dict[str, Any]]:
     points: dict[str, Mapping[str, float]] = {outcome.variant: _values(outcome)}
     for run in tracker.find_finished("main", **{names.BASE_MODEL: outcome.label}):
         points.setdefault(run.data.tags[names.VARIANT], run.data.metrics)
-    wanted = {
-        "bits_per_weight": "size/bits_per_weight",
-        "bytes": "size/bytes",
-        "kl": "distance/kl_mean",
-        "flips_pct": "distance/flips_pct",
-        "accuracy_delta": "quality/accuracy_delta",
-    }
+    wanted = {"bits_per_weight": "size/bits_per_weight", "bytes": "size/bytes", "kl": KL}
     return [
-        {"name": name, **{field: values[key] for field, key in wanted.items()}}
+        {"name": name, **{field: values[key] for field, key in wanted.items() if key in values}}
         for name, values in sorted(points.items())
-        if all(key in values for key in wanted.values())
+        if KL in values
     ]
 
 
@@ -161,6 +154,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         flips=changed,
         setup=_setup(outcome, baseline_run, run),
         not_computed=unmet(evidence),
+        manifest=outcome.manifest,
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")

@@ -10,6 +10,7 @@ FINGERPRINT = "fingerprint"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"
 METHOD = "method"
+BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluation it was held against
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 

@@ -13,6 +13,7 @@ import mlflow
 from mlflow.entities import Metric, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.models import Model
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import names
@@ -45,9 +46,11 @@ def log_variant_model(tracker: Tracker, run_id: str, reference: Mapping[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "variant.json"
         path.write_text(json.dumps(reference, indent=2))
-        info = mlflow.pyfunc.log_model(
+        info = Model.log(
+            artifact_path=None,
             name="variant",
-            run_id=run_id,
+            flavor=mlflow.pyfunc,
+            run_id=run_id,  # mlflow.pyfunc.log_model, which calls this, cannot name a run
             python_model=str(_MODEL_FILE),
             artifacts={"variant": str(path)},
             # Given, so that MLflow does not load the model to guess them.
@@ -95,7 +98,7 @@ def register(tracker: Tracker, name: str, run: Run) -> ModelVersion:
 
 
 def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> str | None:
-    """Point `alias` at `version`, keep where it stood under `previous`, and return the former version (None if none)."""
+    """Point `alias` at `version`, keep where it stood as `previous`, and return that former version, if any."""
     client = tracker.client
     former = client.get_registered_model(name).aliases.get(alias)
     if former is not None and str(former) == str(version):
@@ -104,4 +107,3 @@ def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> str | N
         client.set_registered_model_alias(name, PREVIOUS, former)
     client.set_registered_model_alias(name, alias, version)
     return None if former is None else str(former)
-

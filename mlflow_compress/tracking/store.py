@@ -13,6 +13,7 @@ import mlflow
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import MlflowCompressError, TrackingError
@@ -20,10 +21,8 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.rounding import rounded
 
-_NOTE = "mlflow.note.content"
 _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
-_PARENT = "mlflow.parentRunId"
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # how `mlflow run` tells its child which run to fill
 
 
@@ -75,7 +74,7 @@ class TrackedRun:
         self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
 
     def log_results(self, results: Sequence[MetricResult]) -> None:
-        """Log metric results in one batch, rounded to what their intervals support; a task's result gets its name appended."""
+        """Log results in one batch, rounded to what their intervals support; a task's result gets its name appended."""
         self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
 
     def log_file(self, path: Path, folder: str = "") -> None:
@@ -100,11 +99,11 @@ class TrackedRun:
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""
-        self._client.set_tag(self.run_id, _NOTE, markdown[:_NOTE_LIMIT])
+        self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])
 
 
 class Tracker:
-    """A checked connection to the tracking store that MLflow is configured for (default: sqlite in the working directory).
+    """A checked connection to the store that MLflow is configured for (default: sqlite in the working directory).
 
     Raises
     ------
@@ -127,7 +126,7 @@ class Tracker:
             ) from error
 
     def _experiment(self) -> str:
-        """Return the experiment of the surrounding `mlflow run`, or the one named in the environment, or the default."""
+        """Return the experiment of the surrounding `mlflow run`, or that named in the environment, or the default."""
         run_id = os.environ.get(_RUN_ID_VARIABLE)
         if run_id:
             return str(self.client.get_run(run_id).info.experiment_id)
@@ -137,7 +136,7 @@ class Tracker:
 
     @contextmanager
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
-        """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted, never RUNNING.
+        """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted.
 
         Parameters
         ----------
@@ -192,7 +191,7 @@ class Tracker:
         """Return the newest child of a run by stage."""
         runs = self.client.search_runs(
             [self.client.get_run(run_id).info.experiment_id],
-            filter_string=f"tags.`{_PARENT}` = '{run_id}'",
+            filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",
             order_by=["attributes.start_time ASC"],
         )
         return {run.data.tags[names.STAGE]: run for run in runs if names.STAGE in run.data.tags}
@@ -219,7 +218,7 @@ class Tracker:
         MlflowCompressError
             With the child's own error message when it fails.
         """
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={_PARENT: parent.run_id})
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={MLFLOW_PARENT_RUN_ID: parent.run_id})
         child = run.info.run_id
         try:
             mlflow.projects.run(

@@ -1,4 +1,4 @@
-"""What a registered variant is loaded as: a pyfunc that generates and scores. MLflow runs this file (models from code)."""
+"""What a registered variant is loaded as: a pyfunc that generates and scores (models from code)."""
 
 from __future__ import annotations
 

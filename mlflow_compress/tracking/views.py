@@ -6,6 +6,8 @@ import base64
 import json
 import zlib
 
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import Tracker
 
@@ -14,10 +16,10 @@ _VIEW_TAG = f"mlflow.sharedViewState.{LEADERBOARD}"
 
 
 def _view_state() -> dict[str, object]:
-    """Return the runs-table state: parent runs only, headline columns first, smallest distance on top."""
+    """Return the runs-table state: variants only, headline columns first, smallest distance on top."""
     columns = [f"metrics.`{name}`" for name in names.HEADLINE]
     return {
-        "searchFilter": f"tags.`{names.STAGE}` IN ('main', 'baseline')",
+        "searchFilter": f"tags.`{names.STAGE}` = 'main'",
         "orderByKey": "metrics.`distance/kl_mean`",
         "orderByAsc": True,
         "startTime": "ALL",
@@ -35,7 +37,12 @@ def save_leaderboard(tracker: Tracker) -> None:
 
 
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
-    """Return the line that tells a person where to look; for a local store, the command that starts the server too."""
+    """Return the lines that tell a person where to look; for a local store, the command that starts the server too.
+
+    A child run has none: its parent ends with them.
+    """
+    if run_id and MLFLOW_PARENT_RUN_ID in tracker.client.get_run(run_id).data.tags:
+        return ""
     remote = tracker.uri.startswith("http")
     root = tracker.uri.rstrip("/") if remote else "http://127.0.0.1:5000"
     page = f"{root}/#/experiments/{tracker.experiment_id}"

@@ -22,7 +22,9 @@ from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leader
 def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
     with tracker.run("awq demo", "main", {names.VARIANT: "awq"}) as run:
         run.log_params({"bits": 4})
-        run.log_results([MetricResult("distance/kl_mean", 0.021312, 0.0193, 0.0233), MetricResult("a/b", 1.0, task="t")])
+        run.log_results(
+            [MetricResult("distance/kl_mean", 0.021312, 0.0193, 0.0233), MetricResult("a/b", 1.0, task="t")]
+        )
         run.log_table({"prompt": ["p"], "output": ["o"]}, "outputs.json")
         run.set_note("first line")
     stored = tracker.client.get_run(run.run_id)
@@ -34,7 +36,8 @@ def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(ConfigError("broken"), "FAILED"), (OSError("disk"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+    ("error", "status"),
+    [(ConfigError("broken"), "FAILED"), (OSError("disk"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
 )
 def test_a_run_never_stays_running(tracker: Tracker, error: BaseException, status: str) -> None:
     with pytest.raises(type(error)), tracker.run("x", "main", {}) as run:
@@ -69,7 +72,7 @@ def test_the_run_of_mlflow_run_is_filled_once(tracker: Tracker, monkeypatch: pyt
 def test_an_unwritable_store_is_one_clear_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
     mlflow.set_tracking_uri("sqlite:////proc/nowhere/mlflow.db")
-    with pytest.raises(TrackingError, match="tracking store cannot be used.*Set MLFLOW_TRACKING_URI"):
+    with pytest.raises(TrackingError, match=r"tracking store cannot be used.*Set MLFLOW_TRACKING_URI"):
         Tracker()
 
 
@@ -89,9 +92,7 @@ def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     name = registered_name("org/model")
     assert name == "compressed-org-model"
     tracker.client.create_registered_model(name)
-    versions = [
-        str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)
-    ]
+    versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
     assert move_alias(tracker, name, "champion", versions[0]) is None
     assert move_alias(tracker, name, "champion", versions[0]) == versions[0]  # again: nothing moves
     assert PREVIOUS not in tracker.client.get_registered_model(name).aliases

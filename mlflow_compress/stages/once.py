@@ -1,0 +1,58 @@
+"""Work that is done once a baseline: found again by its fingerprint in the store, or done in a run of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+
+
+def digest(content: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a fingerprint."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def find_or_do(
+    tracker: Tracker,
+    stage: str,
+    label: str,
+    fingerprint: Mapping[str, object],
+    work: Callable[[TrackedRun, Path], None],
+) -> tuple[str, bool]:
+    """Return the run that has done this work, doing it now where there is none.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        The store.
+    stage, label : str
+        The run's stage tag, and the baseline's name.
+    fingerprint : mapping
+        Everything that the result depends on; equal fingerprints share one run.
+    work : callable (run, folder)
+        Does the work and logs it; what it leaves in the sub-folders of `folder` is stored as artifacts.
+
+    Returns
+    -------
+    run_id : str
+        A FINISHED run. It becomes FINISHED only after its artifacts are stored, so an interrupted one is never found.
+    fresh : bool
+        Whether the work was done now.
+    """
+    mark = digest(fingerprint)
+    found = tracker.find_finished(stage, **{names.FINGERPRINT: mark})
+    if found:
+        return str(found[0].info.run_id), False
+    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label}
+    with tracker.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
+        run.log_json(dict(fingerprint), "fingerprint.json")
+        work(run, Path(scratch))
+        for folder in sorted(Path(scratch).iterdir()):
+            run.log_folder(folder, folder.name)
+        run.set_note(f"**{stage} {label}**: done once, reused by every variant with the same fingerprint.")
+    return run.run_id, True

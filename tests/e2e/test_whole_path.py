@@ -1,0 +1,182 @@
+"""The whole path on the embedded demo, as a user runs it: `mlflow run .`, a second variant, the control, promotion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+from mlflow.entities import Run
+
+from mlflow_compress import cli
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+
+ROOT = Path(__file__).parents[2]
+FEW = {"limit": "12", "max_new_tokens": "16", "samples": "2", "judge_max_tokens": "16"}
+
+
+def mlflow_run(folder: Path, **parameters: str) -> subprocess.CompletedProcess[str]:
+    """Run the project as the README does, in `folder`, with few items."""
+    values = {**FEW, "out": str(folder / "compressed"), **parameters}
+    options = [part for name, value in values.items() for part in ("-P", f"{name}={value}")]
+    command = [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local", *options]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment.pop("OPENAI_API_KEY", None)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@dataclass(frozen=True)
+class World:
+    """A store in which a 4-bit variant and the control were run."""
+
+    folder: Path
+    tracker: Tracker
+    output: str
+
+    def variant(self, name: str) -> Run:
+        """Return the parent run of a variant."""
+        [run] = self.tracker.find_finished("main", **{names.VARIANT: name})
+        return run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Run `mlflow run .` for rtn 4 bit with the judge, then for the control without it."""
+    folder = tmp_path_factory.mktemp("e2e")
+    first = mlflow_run(folder, method="rtn", bits="4")
+    assert first.returncode == 0, first.stderr[-3000:]
+    second = mlflow_run(folder, method="none", judge="false")
+    assert second.returncode == 0, second.stderr[-3000:]
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    return World(folder, Tracker(), first.stdout)
+
+
+def test_the_parent_run_carries_what_people_compare(world: World) -> None:
+    run = world.variant("rtn-4bit-g128")
+    metrics = run.data.metrics
+    for name in ("distance/kl_mean", "distance/flips_pct", "quality/accuracy", "quality/accuracy_delta"):
+        assert name in metrics, name
+    for name in ("robustness/shuffle_drop_pct", "uncertainty/uacc", "quality/perplexity", "judge/similarity"):
+        assert name in metrics, name
+    assert metrics["distance/kl_mean"] > 0
+    assert metrics["distance/flips_pct"] >= 100 * abs(metrics["quality/accuracy_delta"]) - 0.1
+    assert len(metrics) < 100
+    note = run.data.tags["mlflow.note.content"]
+    assert note.splitlines()[0].strip("*") == run.data.tags[names.VERDICT]
+    artifacts = {f.path for f in world.tracker.client.list_artifacts(run.info.run_id)}
+    assert {"report", "figures", "outputs.json"} <= artifacts
+    report = world.tracker.fetch(run.info.run_id, "report") / "report.html"
+    assert "<script src" not in report.read_text() and run.data.tags[names.VERDICT].split(";")[0] in report.read_text()
+
+
+def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
+    parent = world.variant("rtn-4bit-g128").info.run_id
+    children = world.tracker.children(parent)
+    assert set(children) == {"quantize", "evaluate", "judge"}
+    every = world.tracker.client.search_runs([world.tracker.experiment_id])
+    assert {run.info.status for run in every} == {"FINISHED"}
+
+
+def test_the_output_ends_with_a_table_and_the_link(world: World) -> None:
+    assert "distance" in world.output.lower() or "KL" in world.output
+    assert "viewStateShareKey=leaderboard" in world.output.splitlines()[-1]
+
+
+def test_the_judge_says_that_it_had_no_key(world: World) -> None:
+    judge = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["judge"]
+    assert "OPENAI_API_KEY" in judge.data.tags[names.SKIPPED]
+    assert not any(name.startswith("judge/mt_bench") for name in judge.data.metrics)
+
+
+def test_the_baseline_was_evaluated_once(world: World) -> None:
+    assert len(world.tracker.find_finished("baseline")) == 1
+    control = world.tracker.children(world.variant("none").info.run_id)["evaluate"]
+    assert control.data.tags["baseline"] == "found in the store"
+
+
+def test_the_control_has_not_moved_at_all(world: World) -> None:
+    metrics = world.variant("none").data.metrics
+    assert metrics["distance/kl_mean"] == 0 and metrics["distance/corpus_kl_max"] == 0
+    assert metrics["distance/all_flips_pct"] == 0 and metrics["quality/accuracy_delta"] == 0
+
+
+def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["promote", "--max_kl", "10", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100"]) == 0
+    assert "rtn-4bit-g128 (version" in capsys.readouterr().out
+    version = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
+    assert version.tags[names.VARIANT] == "rtn-4bit-g128"
+    [run] = world.tracker.find_finished("promote")
+    decision = world.tracker.fetch_json(run.info.run_id, "decision.json")
+    reasons = {o["candidate"]["name"]: o["reasons"] for o in decision["decision"]["outcomes"]}
+    assert "cannot be promoted" in reasons["none"][0]
+    # With a gate that nothing passes, the alias stays where it is.
+    assert cli.main(["promote", "--max_kl", "0"]) == 0
+    assert "not moved" in capsys.readouterr().out
+    again = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
+    assert again.version == version.version
+
+
+def test_the_champion_loads_by_alias_generates_and_scores(world: World) -> None:
+    assert cli.main(["promote", "--max_kl", "10", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100"]) == 0
+    model = mlflow.pyfunc.load_model("models:/compressed-demo@champion")
+    texts = model.predict(pd.DataFrame({"prompt": ["Answer:", "Once"]}))["text"].tolist()
+    assert len(texts) == 2 and all(isinstance(text, str) and text for text in texts)
+    scores = model.predict(pd.DataFrame({"prompt": ["Answer:", "Answer:"], "continuation": [" A", " A B"]}))
+    assert (scores["loglik"] < 0).all() and scores["n_tokens"].tolist() == [1, 2]
+    assert scores["loglik"][1] < scores["loglik"][0]
+
+
+def test_a_changed_checkpoint_no_longer_loads(world: World, tmp_path: Path) -> None:
+    reference = world.tracker.children(world.variant("none").info.run_id)["quantize"].data.tags[names.CHECKPOINT]
+    weights = next(Path(reference).glob("*.safetensors"))
+    original = weights.read_bytes()
+    weights.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+    try:
+        assert cli.main(["evaluate", "--checkpoint", reference]) == 1
+        [failed] = [
+            r for r in world.tracker.client.search_runs([world.tracker.experiment_id]) if r.info.status == "FAILED"
+        ]
+        assert "changed since it was written" in failed.data.tags[names.ERROR]
+    finally:
+        weights.write_bytes(original)
+        world.tracker.client.delete_run(failed.info.run_id)
+
+
+def test_a_misspelt_parameter_fails_the_run(world: World) -> None:
+    done = mlflow_run(world.folder, metod="awq")
+    assert done.returncode != 0
+    assert "Did you mean 'method'?" in done.stderr
+    runs = world.tracker.client.search_runs([world.tracker.experiment_id], order_by=["attributes.start_time DESC"])
+    assert runs[0].info.status == "FAILED"
+    world.tracker.client.delete_run(runs[0].info.run_id)
+
+
+def test_metrics_can_be_recomputed_from_the_stored_records(world: World) -> None:
+    from mlflow_compress.metrics import Evidence, MetricSettings, compute_all
+    from mlflow_compress.records import RunRecords
+
+    evaluate = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["evaluate"]
+    baseline = evaluate.data.tags["baseline_run_id"]
+    records = {run: RunRecords.read(world.tracker.fetch(run, "records")) for run in (baseline, evaluate.info.run_id)}
+    noise = RunRecords.read(world.tracker.fetch(baseline, "noise"))
+    again = compute_all(
+        Evidence(
+            baseline=records[baseline],
+            variant=records[evaluate.info.run_id],
+            noise=noise,
+            settings=MetricSettings(seed=42, split_seed=42),
+        )
+    )
+    stored = world.tracker.fetch_json(evaluate.info.run_id, "metrics.json")
+    assert [(r.name, r.task, r.category, r.value) for r in again] == [
+        (row["name"], row["task"], row["category"], row["value"]) for row in stored
+    ]
+    json.dumps(stored, allow_nan=False)

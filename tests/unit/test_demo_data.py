@@ -1,0 +1,160 @@
+"""The committed files of the demonstration: schema, balance, hold-out, tokenizer and size."""
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from mlflow_compress.demo import DATA_DIR, MODEL_DIR
+from mlflow_compress.demo.chat import render_chat
+from mlflow_compress.demo.files import SEED, data_files
+from mlflow_compress.demo.training_text import documents
+from mlflow_compress.demo.world import World
+
+MT_BENCH = {"writing", "roleplay", "extraction", "math", "coding", "reasoning", "stem", "humanities"}
+FIELDS = {
+    "choice.jsonl": {"id", "category", "question", "choices", "answer", "split"},
+    "cloze.jsonl": {"id", "category", "context", "choices", "answer"},
+    "lastword.jsonl": {"id", "category", "context", "target"},
+    "exact.jsonl": {"id", "category", "prompt", "answers"},
+    "instructions.jsonl": {"question_id", "category", "turns", "reference"},
+}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA_DIR / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+@pytest.fixture(scope="module")
+def training_documents() -> list[str]:
+    """A regenerated sample from the beginning of the very stream that the model was trained on."""
+    return [text for _, text in itertools.islice(documents(World(SEED), "training"), 6000)]
+
+
+def evaluation_renderings() -> list[str]:
+    made = []
+    for row in rows("choice.jsonl"):
+        options = [f"{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
+        made.append("\n".join([row["question"], *options]) + "\n")
+    made += [f"{row['context']} {row['choices'][row['answer']]}" for row in rows("cloze.jsonl")]
+    made += [f"{row['context']} {row['target']}" for row in rows("lastword.jsonl")]
+    made += [f"{row['prompt']} " for row in rows("exact.jsonl")]
+    made += [f"<|user|>\n{row['turns'][0]}<|end|>" for row in rows("instructions.jsonl")]
+    return made
+
+
+def test_files_are_what_the_seed_gives() -> None:
+    for name, content in data_files(SEED).items():
+        assert (DATA_DIR / name).read_bytes() == content.encode("utf-8"), name
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_rows_have_the_fields_of_their_family(name: str) -> None:
+    read = rows(name)
+    assert all(set(row) == FIELDS[name] for row in read)
+    key = "question_id" if name == "instructions.jsonl" else "id"
+    assert len({row[key] for row in read}) == len(read)
+
+
+def test_choice_counts_categories_and_balance() -> None:
+    read = rows("choice.jsonl")
+    test = [row for row in read if row["split"] == "test"]
+    assert len(test) >= 1200
+    categories = {row["category"] for row in test}
+    assert len(categories) >= 6
+    dev = Counter(row["category"] for row in read if row["split"] == "dev")
+    assert dev == dict.fromkeys(categories, 5)
+    positions = Counter(row["answer"] for row in test)
+    assert {position: positions[position] for position in range(4)} == dict.fromkeys(range(4), len(test) // 4)
+    assert all(len(set(row["choices"])) == 4 for row in read)
+
+
+def test_counts_of_the_other_families() -> None:
+    assert len(rows("cloze.jsonl")) == 300
+    assert len(rows("lastword.jsonl")) == 300
+    assert len(rows("exact.jsonl")) >= 150
+
+
+def test_cloze_choices_have_no_leading_space_and_several_tokens(tokenizer: Any) -> None:
+    for row in rows("cloze.jsonl"):
+        assert len(set(row["choices"])) == 4
+        for choice in row["choices"]:
+            assert choice == choice.strip()
+            assert len(tokenizer.encode(f" {choice}")) > 1
+
+
+def test_instructions_cover_the_categories_of_mt_bench() -> None:
+    read = rows("instructions.jsonl")
+    assert len(read) >= 40
+    assert {row["category"] for row in read} == MT_BENCH
+    assert all(len(row["turns"]) == len(row["reference"]) == 2 for row in read)
+
+
+def test_no_evaluation_item_stands_in_training_or_calibration(training_documents: list[str]) -> None:
+    calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+    seen = "\n\n".join([*training_documents, calibration, ""])
+    found = [rendering for rendering in evaluation_renderings() if rendering in seen]
+    assert found == []
+
+
+def test_no_paragraph_of_the_corpus_stands_in_the_training_text(training_documents: list[str]) -> None:
+    corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    assert not set(corpus) & set(training_documents)
+
+
+def test_corpus_and_calibration_are_long_enough(tokenizer: Any) -> None:
+    corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8")
+    calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+    assert 30_000 <= len(tokenizer(corpus)["input_ids"]) <= 45_000
+    assert 70_000 <= len(tokenizer(calibration)["input_ids"]) <= 110_000
+
+
+def test_letters_and_digits_are_single_tokens(tokenizer: Any) -> None:
+    for letter in "ABCDEF":
+        whole = tokenizer.encode(f"Answer: {letter}")
+        assert whole[:-1] == tokenizer.encode("Answer:")
+        assert tokenizer.decode(whole[-1:]) == f" {letter}"
+    assert len(tokenizer.encode("2048")) == 4
+
+
+def test_tokenizer_adds_nothing_and_gives_the_text_back(tokenizer: Any) -> None:
+    text = "The river Dopus ends in the Sea of Glass.\n45 + 41 = 86."
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.bos_token_id not in tokens
+    assert tokenizer.eos_token_id not in tokens
+
+
+def test_chat_template_is_the_format_of_training(tokenizer: Any) -> None:
+    messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == render_chat((("Hello?", "Hello."),))
+    asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "<|user|>\nHello?<|end|>\n<|assistant|>\n"
+
+
+def test_longest_few_shot_prompt_with_six_options_fits(tokenizer: Any) -> None:
+    read = rows("choice.jsonl")
+    longest = 0
+    for category in {row["category"] for row in read}:
+        bodies = {"dev": [0], "test": [0]}
+        for row in read:
+            if row["category"] == category:
+                options = [*row["choices"], "I don't know", "None of the above"]
+                lines = [f"{letter}. {choice}" for letter, choice in zip("ABCDEF", options, strict=True)]
+                text = "\n".join([row["question"], *lines, "Answer: A\n\n"])
+                bodies[row["split"]].append(len(tokenizer.encode(text)))
+        longest = max(longest, sum(bodies["dev"]) + max(bodies["test"]) + 40)
+    assert longest < 900
+
+
+def test_everything_stays_below_ten_megabytes() -> None:
+    files = [path for folder in (DATA_DIR, MODEL_DIR) for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 10_000_000
