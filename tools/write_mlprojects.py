@@ -13,7 +13,9 @@ from mlflow_compress.cli import STAGES
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = ("quantize", "evaluate", "judge")  # stages that are MLflow projects of their own
 
-HEADER = "# Written by tools/write_mlprojects.py from mlflow_compress/config.py. Values are checked by the command itself.\n"
+HEADER = (
+    "# Written by tools/write_mlprojects.py from mlflow_compress/config.py. Values are checked by the command itself.\n"
+)
 
 
 def entry_point(name: str, cls: type, program: str) -> str:

@@ -74,7 +74,7 @@ FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.tasks")
 
 
 def seeded(settings: TaskSettings, *parts: object) -> random.Random:
-    """Return a generator that depends on the seed and `parts` only, so that an item's draw never depends on its neighbours."""
+    """Return a generator seeded by the seed and `parts` only: an item's draw never depends on its neighbours."""
     digest = hashlib.sha256(repr((settings.seed, *parts)).encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))
 
