@@ -101,7 +101,7 @@ def compress_model(
     source = resolve(model, trust_remote_code=trust_remote_code)
     with quiet():
         chosen.check(settings, source)
-    tokens = _calibration(chosen, settings, source, calibration)
+        tokens = _calibration(chosen, settings, source, calibration)
     with _staging(out) as folder:
         job = Job(
             source=source,

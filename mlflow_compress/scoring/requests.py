@@ -10,35 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.records import Request
 
 _CHUNK = 4096  # strings a tokenizer call, so that a long task list never holds all encodings at once
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One continuation to score after one context.
-
-    Attributes
-    ----------
-    task, item_id, permutation, option, content : str, str, int, int, int
-        The key of the `OptionScores` row that it becomes, and the original index of the option shown there.
-    context : str
-        The prompt. Empty means: score after the tokenizer's BOS (or EOS) token.
-    continuation : str
-        What is scored, with its leading delimiter, e.g. ``" A"``.
-    n_chars, n_bytes : int
-        Length of the option's text without the delimiter.
-    """
-
-    task: str
-    item_id: str
-    permutation: int
-    option: int
-    content: int
-    context: str
-    continuation: str
-    n_chars: int
-    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

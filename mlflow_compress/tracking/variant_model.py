@@ -14,11 +14,12 @@ from mlflow_compress.compress.manifest import Manifest
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.generate import GenerationConfig, generate
+from mlflow_compress.scoring.generate import generate
 from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.scoring.sampling import GenerationConfig
 
 
-class VariantModel(PythonModel):
+class VariantModel(PythonModel):  # type: ignore[misc]
     """A compressed checkpoint behind MLflow's `predict`.
 
     `predict` takes a table: a column "prompt" alone generates ("text" is returned); with a column "continuation" each
@@ -39,7 +40,8 @@ class VariantModel(PythonModel):
         if "prompt" not in frame:
             raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")
         if "continuation" not in frame:
-            config = GenerationConfig(max_new_tokens=int((params or {}).get("max_new_tokens", 128)), temperature=0.0)
+            longest = int((params or {}).get("max_new_tokens", 128))
+            config = GenerationConfig(max_new_tokens=longest, temperature=0.0, samples=1)
             texts = generate(self._loaded, [str(p) for p in frame["prompt"]], config)
             return pd.DataFrame({"text": [samples[0] for samples in texts]})
         requests = [

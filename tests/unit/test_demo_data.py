@@ -47,7 +47,7 @@ def evaluation_renderings() -> list[str]:
     made += [f"{row['context']} {row['choices'][row['answer']]}" for row in rows("cloze.jsonl")]
     made += [f"{row['context']} {row['target']}" for row in rows("lastword.jsonl")]
     made += [f"{row['prompt']} " for row in rows("exact.jsonl")]
-    made += [f"<|user|>\n{row['turns'][0]}<|end|>" for row in rows("instructions.jsonl")]
+    made += [f"<|user|>{row['turns'][0]}<|end|>" for row in rows("instructions.jsonl")]
     return made
 
 
@@ -137,7 +137,7 @@ def test_chat_template_is_the_format_of_training(tokenizer: Any) -> None:
     messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == render_chat((("Hello?", "Hello."),))
     asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
-    assert asked == "<|user|>\nHello?<|end|>\n<|assistant|>\n"
+    assert asked == "<|user|>Hello?<|end|>\n<|assistant|>"
 
 
 def test_longest_few_shot_prompt_with_six_options_fits(tokenizer: Any) -> None:

@@ -1,0 +1,60 @@
+"""Rebuild the embedded demonstration from a seed: data files, tokenizer, model and its measurements.
+
+Example
+-------
+python tools/train_demo.py --seed 17 --out rebuilt
+
+On a machine shared with other work, set ``OMP_WAIT_POLICY=PASSIVE`` in the environment: it is much faster there.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from mlflow_compress.demo.checks import compare, letter_logits, prompts, rounded
+from mlflow_compress.demo.files import SEED, write_data_files
+from mlflow_compress.demo.training import train
+
+TOKENS = 12_000_000
+
+
+def measure(model_folder: Path, data_folder: Path) -> dict[str, Any]:
+    """Return the accuracy of the saved model and what rounding its weights changes."""
+    rows = [json.loads(line) for line in (data_folder / "choice.jsonl").read_text(encoding="utf-8").splitlines()]
+    asked = prompts(rows)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    texts, gold = [text for text, _ in asked], torch.tensor([answer for _, answer in asked])
+    baseline = letter_logits(model, tokenizer, texts)
+    measured = {"baseline": compare(baseline, baseline, gold)}
+    for bits in (8, 4, 3):
+        measured[f"{bits} bits"] = compare(baseline, letter_logits(rounded(model, bits), tokenizer, texts), gold)
+    return measured
+
+
+def main() -> None:
+    """Parse the arguments and rebuild."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of world and training (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens to train on (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads to use (default: %(default)s)")
+    parser.add_argument("--data-only", action="store_true", help="write the data files and train nothing")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write model/ and data/ into")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    write_data_files(arguments.out / "data", arguments.seed)
+    if arguments.data_only:
+        return
+    trained = train(arguments.seed, arguments.tokens, arguments.out / "model")
+    measured = measure(arguments.out / "model", arguments.out / "data")
+    report = json.dumps({"training": trained, "measured": measured}, indent=2)
+    (arguments.out / "measured.json").write_text(report + "\n", encoding="utf-8", newline="\n")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
