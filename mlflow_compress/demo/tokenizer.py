@@ -21,7 +21,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    # A word is the same token at the beginning of a line as within it, and the letter of an option the same as in an answer.
+    # A word is the same token at the beginning of a line as within it, an option's letter the same as in an answer.
     core.normalizer = normalizers.Replace("\n", "\n ")
     core.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\n ", "\n")])
     trainer = trainers.BpeTrainer(

@@ -90,7 +90,11 @@ def _relations() -> tuple[Relation, ...]:
         Relation(
             category="rivers",
             questions=("Into which sea does the river {e} flow?", "What is the sea at the end of the river {e}?"),
-            stems=("the river {e} flows into the sea called", "the river {e} ends in the sea called", "from {e} boats sail to the sea called"),
+            stems=(
+                "the river {e} flows into the sea called",
+                "the river {e} ends in the sea called",
+                "from {e} boats sail to the sea called",
+            ),
             values=words.SEAS,
         ),
         Relation(
@@ -120,7 +124,11 @@ def _relations() -> tuple[Relation, ...]:
         Relation(
             category="calendar",
             questions=("In which month is the festival of {e}?", "When do people celebrate {e}?"),
-            stems=("the festival of {e} is in the month of", "people celebrate {e} in the month of", "the drums of {e} sound in the month of"),
+            stems=(
+                "the festival of {e} is in the month of",
+                "people celebrate {e} in the month of",
+                "the drums of {e} sound in the month of",
+            ),
             values=words.MONTHS,
         ),
     )

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.records import OptionDistances, OptionScores, TokenDistances, TokenScores
+from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.corpus import scored_positions
 from mlflow_compress.scoring.execute import RowResults, Targets
-from mlflow_compress.scoring.requests import Encoded, Request
+from mlflow_compress.scoring.requests import Encoded
 
 _KINDS = ("kl", "kl_reverse", "js", "tv")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.records import OptionDistances, OptionScores, TokenDistances, TokenScores
+from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.assemble import option_distances, option_scores, token_distances, token_scores
 from mlflow_compress.scoring.body import Body, check_can_pack
 from mlflow_compress.scoring.corpus import cut_windows, plan_windows
@@ -19,7 +19,7 @@ from mlflow_compress.scoring.execute import Pass, RowResults, Targets
 from mlflow_compress.scoring.head import Head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
 from mlflow_compress.scoring.plan import Plan, plan_batches, plan_packs
-from mlflow_compress.scoring.requests import Encoder, Request
+from mlflow_compress.scoring.requests import Encoder
 from mlflow_compress.scoring.store import StateStore, StateWriter
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from mlflow_compress.errors import UnsupportedError
 Tensor = torch.Tensor
 
 
-class _BodyOutput(BaseModelOutputWithPast):
-    """A body's output with nothing but hidden states; what else a head's code passes on (cross attentions, ...) is None."""
+class _BodyOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+    """A body's output with nothing but hidden states; what else a head's code passes on is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

@@ -120,9 +120,9 @@ def _grades(
 def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
     """Let the variant (and once the baseline) answer, embed, grade, and log what came of it.
 
-    The variant's sampled answers have the seed of the baseline's second sample: with that of the first, both would share
-    their random numbers and be more alike than two independent samples of one model are. An unchanged model thus scores
-    exactly the floor.
+    The variant's sampled answers have the seed of the baseline's second sample: with that of the first, both would
+    share their random numbers and be more alike than two independent samples of one model are. An unchanged model thus
+    scores exactly the floor.
     """
     instructions = instructions_of(config)
     encoder = load_encoder(config.encoder, device=config.device)

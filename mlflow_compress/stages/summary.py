@@ -158,7 +158,8 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
-    run.log_results(list(outcome.pooled.values()))
+    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
+    run.log_results(first)
     run.log_values({**size_values(outcome.manifest), **gate_values(outcome.pooled)})
     run.log_params({"model": outcome.label, "method": outcome.manifest.method, **outcome.manifest.settings})
     run.log_file(report, "report")
@@ -172,6 +173,6 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         "method": outcome.manifest.method,
         "dtype": outcome.dtype,
     }
-    log_variant_model(tracker, run.run_id, reference, _values(outcome))
+    log_variant_model(run.run_id, reference)
     run.set_tags({names.VERDICT: outcome.verdict, names.CHECKPOINT: outcome.checkpoint})
     run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import Metric, Run
+from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
@@ -29,24 +28,22 @@ def registered_name(base_model: str) -> str:
     return "compressed-" + "".join(c if c not in "/:\\" else "-" for c in base_model)
 
 
-def log_variant_model(tracker: Tracker, run_id: str, reference: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
-    """Log a variant as an MLflow model that refers to its checkpoint, and return the model's id.
+def log_variant_model(run_id: str, reference: Mapping[str, Any]) -> None:
+    """Log a variant as an MLflow model that refers to its checkpoint.
+
+    MLflow attaches the metrics that the run has by then, so that registry users can filter versions numerically.
 
     Parameters
     ----------
-    tracker : Tracker
-        The store.
     run_id : str
         The variant's run.
     reference : mapping
         What the pyfunc needs: checkpoint path, SHA-256 of every weight file, method, dtype.
-    metrics : mapping of str to float
-        Attached to the model, so that registry users can filter versions numerically.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "variant.json"
         path.write_text(json.dumps(reference, indent=2))
-        info = Model.log(
+        Model.log(
             artifact_path=None,
             name="variant",
             flavor=mlflow.pyfunc,
@@ -56,11 +53,6 @@ def log_variant_model(tracker: Tracker, run_id: str, reference: Mapping[str, Any
             # Given, so that MLflow does not load the model to guess them.
             pip_requirements=["mlflow-compress"],
         )
-    now = int(time.time() * 1000)
-    tracker.client.log_batch(
-        run_id, metrics=[Metric(k, v, now, 0, model_id=info.model_id, run_id=run_id) for k, v in metrics.items()]
-    )
-    return str(info.model_id)
 
 
 def registrable_runs(tracker: Tracker, base_model: str) -> list[Run]:

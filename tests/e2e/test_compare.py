@@ -42,7 +42,7 @@ def test_readable_without_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("other", "words"),
     [
         ([{"id": 0, "pred": "A", "gold": "B"}, {"id": 1, "pred": "A", "gold": "A"}], "gold"),
-        ([{"id": 7, "pred": "A", "gold": "A"}], "id"),
+        ([{"id": 7, "pred": "A", "gold": "A"}], "different items"),
         ([{"id": 0, "pred": "A"}], "lacks gold"),
     ],
 )

@@ -49,7 +49,7 @@ def test_every_architecture_equals_the_naive_forward(name: str) -> None:
 def test_greedy_is_every_token_the_argmax() -> None:
     loaded = load_random("llama")
     requests = mixed_requests()
-    encoder_targets = [r for r in requests]
+    encoder_targets = list(requests)
     logprobs = naive_logprobs(loaded, encoder_targets)
     scorer = Scorer(loaded, quiet())
     encoded = scorer.encoder.encode(requests)
@@ -69,8 +69,8 @@ def test_order_of_requests_changes_nothing_at_all() -> None:
     shuffled = requests.copy()
     random.Random(3).shuffle(shuffled)
     scorer = Scorer(loaded, quiet(batch_tokens=128))
-    one = {r: v for r, v in zip(requests, scorer.score(requests)[0].column("loglik"), strict=True)}
-    two = {r: v for r, v in zip(shuffled, scorer.score(shuffled)[0].column("loglik"), strict=True)}
+    one = dict(zip(requests, scorer.score(requests)[0].column("loglik"), strict=True))
+    two = dict(zip(shuffled, scorer.score(shuffled)[0].column("loglik"), strict=True))
     assert one == two
 
 
