@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pandas as pd
@@ -34,7 +33,8 @@ class VariantModel(PythonModel):  # type: ignore[misc]
             raise CheckpointError("The checkpoint was made anew since it was registered", got=reference["checkpoint"])
         self._loaded = load_model(LoadConfig(path=reference["checkpoint"], dtype=reference["dtype"]))
 
-    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+    # Without type hints, which MLflow would take for a schema of the input.
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Generate after each prompt, or score each continuation."""
         frame = pd.DataFrame(model_input)
         if "prompt" not in frame:

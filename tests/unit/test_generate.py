@@ -76,7 +76,7 @@ def test_greedy_equals_the_naive_loop(name: str) -> None:
 
 
 def test_greedy_equals_the_naive_loop_where_answers_end(demo: LoadedModel) -> None:
-    prompts = ["<|user|>\nWhat is 2 + 3?<|end|>\n<|assistant|>\n", "<|user|>\nTell me a story.<|end|>\n<|assistant|>\n"]
+    prompts = ["<|user|>What is 2 + 3?<|end|>\n<|assistant|>", "<|user|>Tell me a story.<|end|>\n<|assistant|>"]
     found = generate(demo, prompts, GenerationConfig(max_new_tokens=70, **GREEDY))
     ends = set(demo.model.generation_config.eos_token_id)
     assert found == [[naive(demo, prompt, 70, stop=ends)] for prompt in prompts]
@@ -153,13 +153,10 @@ def test_the_second_turn_sees_the_first_answer(demo: LoadedModel) -> None:
     for item in items:
         for sample in (0, 1):
             first, second = rows[item.item_id, 0, sample], rows[item.item_id, 1, sample]
-            opening = f"<|user|>\n{item.turns[0]}<|end|>\n<|assistant|>\n"
+            opening = f"<|user|>{item.turns[0]}<|end|>\n<|assistant|>"
             assert first["prompt"] == opening
             assert first["text"]
-            assert (
-                second["prompt"]
-                == f"{opening}{first['text']}<|end|>\n<|user|>\n{item.turns[1]}<|end|>\n<|assistant|>\n"
-            )
+            assert second["prompt"] == f"{opening}{first['text']}<|end|>\n<|user|>{item.turns[1]}<|end|>\n<|assistant|>"
             assert 0 < first["n_tokens"] <= 24
             assert "<|end|>" not in first["text"]
     assert rows["a", 0, 0]["text"] == rows["a", 0, 1]["text"]  # greedy by its category

@@ -107,4 +107,6 @@ def test_the_leaderboard_is_a_saved_view_with_the_headline_first(tracker: Tracke
     state = json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;"))))
     assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"
     assert f"viewStateShareKey={LEADERBOARD}" in how_to_open(tracker)
-    assert "workflowType=machine_learning" in how_to_open(tracker, "abc")
+    with tracker.run("x", "main", {}) as run:
+        pass
+    assert f"runs/{run.run_id}?workflowType=machine_learning" in how_to_open(tracker, run.run_id)
