@@ -45,7 +45,7 @@ class QuantizeConfig(ModelConfig):
     bits: str = option("auto", "bits per weight; 'auto' takes the method's default")
     group_size: str = option("auto", "weights that share one scale; 'auto' takes the method's default")
     calibration: str = option("auto", "text file with calibration paragraphs; 'auto' is the demo's, for the demo model")
-    calibration_samples: int = option(128, "calibration samples", low=1)
+    calibration_samples: str = option("auto", "calibration samples; 'auto' takes the method's default")
     calibration_length: int = option(256, "tokens a calibration sample", low=8)
     out: str = option("compressed", "folder that receives one sub-folder a variant")
 
@@ -80,6 +80,9 @@ class JudgeSettings(ModelConfig):
     samples: int = option(5, "sampled answers an instruction for ConSCompF", low=2)
     max_new_tokens: int = option(128, "tokens a sampled answer", low=1)
     encoder: str = option("embedded", "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id")
+    bertscore: str = option(
+        "", "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; empty: none"
+    )
     judge_model: str = option("gpt-4", "model asked for MT-Bench grades (needs OPENAI_API_KEY)")
     judge_base_url: str = option(
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"

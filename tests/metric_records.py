@@ -105,6 +105,8 @@ def option_distances(table: OptionScores, rng: np.random.Generator, scale: float
             "js": np.minimum(kl / 4, 0.69),
             "tv": np.minimum(np.sqrt(kl / 2), 1.0),
             "same_top": (rng.random(n) > np.minimum(kl, 0.9)).astype(float),
+            "top10": np.exp(-kl),
+            "rbo10": np.exp(-kl),
         }
     )
 
@@ -141,6 +143,8 @@ def token_distances(scores: TokenScores, rng: np.random.Generator, scale: float)
             "js": np.minimum(kl / 4, 0.69),
             "tv": np.minimum(np.sqrt(kl / 2), 1.0),
             "same_top": rng.random(len(scores)) > np.minimum(kl, 0.9),
+            "top10": np.exp(-kl),
+            "rbo10": np.exp(-kl),
         }
     )
 
@@ -218,7 +222,8 @@ def identical(full: Evidence) -> Evidence:
         columns = {c: table.table.column(c).to_pylist() for c in table.SCHEMA.names}
         for name in ("kl", "kl_reverse", "js", "tv"):
             columns[name] = np.zeros(len(table))
-        columns["same_top"] = np.ones(len(table), dtype=bool)
+        for name in ("same_top", "top10", "rbo10"):
+            columns[name] = np.ones(len(table), dtype=bool)
         return type(table).from_columns(columns)
 
     variant = replace(

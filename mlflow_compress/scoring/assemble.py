@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
-from mlflow_compress.scoring.corpus import scored_positions
-from mlflow_compress.scoring.execute import RowResults, Targets
+from mlflow_compress.scoring.corpus import Windows
+from mlflow_compress.scoring.execute import DISTANCES, Targets
+from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.requests import Encoded
-
-_KINDS = ("kl", "kl_reverse", "js", "tv")
 
 
 def option_scores(
@@ -21,11 +20,11 @@ def option_scores(
     encoded: Sequence[Encoded],
     targets: Targets,
     place: npt.NDArray[np.int64],
-    result: RowResults,
+    result: Arrays,
 ) -> OptionScores:
     """Sum the log-probabilities of each request's targets; `place` says which targets, request by request."""
-    logprob = result.logprob[place]
-    hit = result.argmax[targets.row[place]] == targets.token[place]
+    logprob = result["logprob"][place]
+    hit = result["argmax"][targets.row[place]] == targets.token[place]
     starts = _starts(encoded)
     fits = np.asarray([e.fits for e in encoded], dtype=bool)
     loglik: list[float | None] = [None] * len(requests)
@@ -52,42 +51,40 @@ def option_distances(
     encoded: Sequence[Encoded],
     targets: Targets,
     place: npt.NDArray[np.int64],
-    result: RowResults,
+    result: Arrays,
 ) -> OptionDistances | None:
     """Average the distances over each request's tokens; None without a baseline."""
-    if result.distances is None:
+    if "kl" not in result:
         return None
     rows, starts = targets.row[place], _starts(encoded)
     counts = np.diff([*starts, len(rows)])
     columns: dict[str, Any] = dict(_keys(requests))
-    for kind in (*_KINDS, "same_top"):
-        values = getattr(result.distances, kind).double().numpy()[rows]
+    for kind in DISTANCES:
+        values = result[kind].astype(np.float64)[rows]
         means = iter((np.add.reduceat(values, starts) / counts).tolist() if len(starts) else ())
         columns[kind] = [next(means) if e.fits else None for e in encoded]
     return OptionDistances.from_columns(columns)
 
 
-def token_scores(task: str, windows: npt.NDArray[np.int32], result: RowResults) -> TokenScores:
+def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
     """One row a scored corpus token, window by window."""
-    positions = scored_positions(windows.shape[1])
     return TokenScores.from_columns(
         {
             **_token_keys(task, windows),
-            "target": windows[:, positions].reshape(-1),
-            "nll": -result.logprob,
-            "p_target": np.exp(result.logprob),
-            "argmax": result.argmax,
-            "entropy": result.entropy,
+            "target": windows.targets,
+            "nll": -result["logprob"],
+            "p_target": np.exp(result["logprob"]),
+            "argmax": result["argmax"],
+            "entropy": result["entropy"],
         }
     )
 
 
-def token_distances(task: str, windows: npt.NDArray[np.int32], result: RowResults) -> TokenDistances | None:
+def token_distances(task: str, windows: Windows, result: Arrays) -> TokenDistances | None:
     """Distances of each scored corpus token; None without a baseline."""
-    if result.distances is None:
+    if "kl" not in result:
         return None
-    columns = {kind: getattr(result.distances, kind).numpy() for kind in (*_KINDS, "same_top")}
-    return TokenDistances.from_columns({**_token_keys(task, windows), **columns})
+    return TokenDistances.from_columns({**_token_keys(task, windows), **{k: result[k] for k in DISTANCES}})
 
 
 def _keys(requests: Sequence[Request]) -> dict[str, list[Any]]:
@@ -95,13 +92,12 @@ def _keys(requests: Sequence[Request]) -> dict[str, list[Any]]:
     return {name: [getattr(r, name) for r in requests] for name in names}
 
 
-def _token_keys(task: str, windows: npt.NDArray[np.int32]) -> dict[str, Any]:
-    positions = scored_positions(windows.shape[1])
-    n = len(windows) * len(positions)
+def _token_keys(task: str, windows: Windows) -> dict[str, Any]:
+    counts = [len(p) for p in windows.scored]
     return {
-        "task": [task] * n,
-        "item_id": np.repeat(np.arange(len(windows)), len(positions)).astype(str),
-        "position": np.tile(positions, len(windows)),
+        "task": [task] * sum(counts),
+        "item_id": np.repeat(np.arange(len(counts)), counts).astype(str),
+        "position": np.concatenate(windows.scored),
     }
 
 

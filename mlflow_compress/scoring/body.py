@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.plan import NO_PREFIX, Batch, Pack
+from mlflow_compress.scoring.head import GivenLogits, Head, Logits, log_softmax
+from mlflow_compress.scoring.units import NO_PREFIX, Batch, Pack
 
 Tensor = torch.Tensor
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_tokens, head_dim)
@@ -22,16 +22,12 @@ class Body:
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        In eval mode. Its `base_model` must be a part of it and give `last_hidden_state`.
+        In eval mode. Its `base_model` gives `last_hidden_state`.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.base = model.base_model
-        if self.base is model:
-            raise UnsupportedError(
-                f"{type(model).__name__} does not separate its body from its head", fix="Use a causal LM class"
-            )
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self._prefixes: dict[int, KeysValues] = {}
@@ -46,6 +42,10 @@ class Body:
         with torch.inference_mode():
             return self._pack(unit) if isinstance(unit, Pack) else self._batch(unit)
 
+    def has(self, prefix: int) -> bool:
+        """Whether a cached prefix is at hand."""
+        return prefix == NO_PREFIX or prefix in self._prefixes
+
     def forget(self, prefix: int) -> None:
         """Free a cached prefix that no later unit needs."""
         self._prefixes.pop(prefix, None)
@@ -53,6 +53,11 @@ class Body:
     def clear(self) -> None:
         """Free every cached prefix."""
         self._prefixes.clear()
+
+    def _forward(self, **inputs: Any) -> Tensor:
+        """Return what the head gets, shape (n_rows, n_tokens, hidden_size)."""
+        hidden: Tensor = self.base(return_dict=True, **inputs).last_hidden_state
+        return hidden
 
     def _batch(self, unit: Batch) -> Tensor:
         lengths = [len(s) for s in unit.sequences]
@@ -64,9 +69,7 @@ class Body:
             real[row, : len(sequence)] = 1
         # An all-ones mask would only keep sdpa from its causal kernel.
         mask = None if min(lengths) == max(lengths) else torch.from_numpy(real).to(self.device)
-        hidden: Tensor = self.base(
-            input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask, use_cache=False, return_dict=True
-        ).last_hidden_state
+        hidden = self._forward(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask, use_cache=False)
         batch_rows = np.repeat(np.arange(len(lengths)), [len(r) for r in unit.rows])
         where = torch.from_numpy(batch_rows), torch.from_numpy(np.concatenate(unit.rows))
         return hidden[where[0].to(hidden.device), where[1].to(hidden.device)]
@@ -76,14 +79,13 @@ class Body:
         cache = fork(prefix, self.n_layers)
         seen = prefix[0][0].shape[-2] if prefix else 0
         mask = None if unit.is_path and not seen else self._mask(unit, seen)
-        hidden: Tensor = self.base(
+        hidden = self._forward(
             input_ids=torch.from_numpy(unit.ids.astype(np.int64))[None].to(self.device),
             position_ids=torch.from_numpy(unit.positions.astype(np.int64))[None].to(self.device),
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
-            return_dict=True,
-        ).last_hidden_state
+        )
         if unit.keep != NO_PREFIX:
             self._prefixes[unit.keep] = keys_values(cache)
         return hidden[0, torch.from_numpy(unit.rows).to(hidden.device)]
@@ -100,6 +102,13 @@ class Body:
         return mask.to(self.device)
 
 
+class WholeModel(Body):
+    """For a model whose body cannot be told from its head: its rows are log-probabilities, shape (k, vocab_size)."""
+
+    def _forward(self, **inputs: Any) -> Tensor:
+        return torch.log_softmax(self.model(return_dict=True, **inputs).logits.float(), dim=-1)
+
+
 def fork(prefix: KeysValues, n_layers: int) -> Cache:
     """Return a cache that begins with `prefix` (empty: an empty cache) and grows without changing it."""
     layers = [DynamicLayer() for _ in range(n_layers)]
@@ -112,6 +121,41 @@ def fork(prefix: KeysValues, n_layers: int) -> Cache:
 def keys_values(cache: Cache) -> KeysValues:
     """Return what a cache holds, layer by layer."""
     return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def separate(model: Any) -> tuple[Body, Logits, str | None]:
+    """Return a model's body and head, checked on a probe against the model's own logits.
+
+    Where they do not give them (the head reads more than the last hidden states, or cannot be found), the whole model
+    serves as the body, and the third value says why.
+    """
+    body = Body(model)
+    try:
+        head = Head(model)
+        reason = _check_head(body, head)
+    except (UnsupportedError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+        reason = f"body and head do not run apart ({type(error).__name__}: {error})"
+    if reason is None:
+        return body, head, None
+    return WholeModel(model), GivenLogits(), reason
+
+
+def _check_head(body: Body, head: Head) -> str | None:
+    model = body.model
+    vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+    ids = np.random.default_rng(1).integers(0, vocab_size, size=12).astype(np.int32)
+    states = body.run(Batch([ids], [np.arange(len(ids))]))
+    with torch.inference_mode():
+        inputs = torch.from_numpy(ids.astype(np.int64))[None].to(body.device)
+        own = torch.log_softmax(model(input_ids=inputs, use_cache=False, return_dict=True).logits[0].float(), dim=-1)
+    # In another order: a head that looks at a row's place would show.
+    ours = log_softmax(head, states.flip(0)).flip(0).to(own.device)
+    worst = float((ours - own).abs().max())
+    # Half-precision logits are rounded to 3 digits and int8 kernels depend on the batch; a wrong head is far off.
+    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    if not worst <= (1e-3 if exact else 0.05 * float(own.abs().max())):
+        return f"the head on the body's states differs from the model's log-probabilities by {worst:.1e} nat"
+    return None
 
 
 def check_can_pack(body: Body, max_length: int) -> str | None:
@@ -162,22 +206,3 @@ def _probe(body: Body, vocab_size: int) -> str | None:
     if not wrong <= max(1e-4 * size, 0.1 * context):
         return f"packed states differ from plain ones by {wrong / size:.1e} of their size"
     return None
-
-
-def rows_of(unit: Pack | Batch) -> int:
-    """Return how many scored positions a unit yields."""
-    return len(unit.rows) if isinstance(unit, Pack) else sum(len(r) for r in unit.rows)
-
-
-def last_uses(units: Sequence[Pack | Batch]) -> dict[int, list[int]]:
-    """Return, per unit number, the cached prefixes that nothing after it needs."""
-    last: dict[int, int] = {}
-    for number, unit in enumerate(units):
-        if isinstance(unit, Pack):
-            for prefix in (unit.prefix, unit.keep):
-                if prefix != NO_PREFIX:
-                    last[prefix] = number
-    done: dict[int, list[int]] = {}
-    for prefix, number in last.items():
-        done.setdefault(number, []).append(prefix)
-    return done

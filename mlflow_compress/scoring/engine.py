@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,79 +16,22 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.assemble import option_distances, option_scores, token_distances, token_scores
-from mlflow_compress.scoring.body import Body, check_can_pack
-from mlflow_compress.scoring.corpus import cut_windows, plan_windows
-from mlflow_compress.scoring.execute import Pass, RowResults, Targets
-from mlflow_compress.scoring.head import Head
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
-from mlflow_compress.scoring.plan import Plan, plan_batches, plan_packs
-from mlflow_compress.scoring.requests import Encoder
+from mlflow_compress.scoring.body import check_can_pack, separate
+from mlflow_compress.scoring.corpus import cut_strided, cut_windows
+from mlflow_compress.scoring.execute import Lane, Pass, Targets
+from mlflow_compress.scoring.journal import Arrays, Journal
+from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.plan import plan_batches, plan_packs
+from mlflow_compress.scoring.requests import Encoded, Encoder
+from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
 from mlflow_compress.scoring.store import StateStore, StateWriter
+from mlflow_compress.scoring.units import Plan
+
+__all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("auto", "packed", "plain")
 _HEAD_BYTES = 32 << 20  # of float32 logits a head product
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoringConfig:
-    """How work is cut; any setting gives the same results within rounding.
-
-    Attributes
-    ----------
-    batch_tokens : int or None
-        Tokens a forward pass. None: what the baseline was scored with, or 512 on a CPU (where small batches stay in
-        cache) and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
-    path : str
-        "packed" (shared prefixes once), "plain" (length-sorted batches), or "auto": packed where the model can.
-    progress : bool
-        Show a progress bar on a terminal.
-    """
-
-    batch_tokens: int | None = None
-    path: str = "auto"
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise ConfigError("batch_tokens must be positive", got=self.batch_tokens)
-        if self.path not in PATHS:
-            raise ConfigError("Unknown scoring path", allowed=PATHS, got=self.path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoringReport:
-    """What a pass did.
-
-    Attributes
-    ----------
-    path : str
-        "packed" or "plain".
-    reason : str or None
-        Why not packed.
-    n_requests, n_unscored, n_truncated : int
-        Requests; those whose continuation exceeds the context (their `loglik` is null); those cut on the left.
-    n_tokens, n_tokens_naive, n_rows : int
-        Tokens computed; tokens that one request at a time would compute; head products.
-    plan : str
-        Digest of the batches: passes with equal digests and weights give equal bits.
-    same_plan_as_baseline : bool or None
-        Whether the batches were cut as the baseline's; None without a baseline.
-    seconds : float
-    """
-
-    path: str
-    reason: str | None
-    n_requests: int
-    n_unscored: int
-    n_truncated: int
-    n_tokens: int
-    n_tokens_naive: int
-    n_rows: int
-    plan: str
-    same_plan_as_baseline: bool | None
-    seconds: float
 
 
 class Scorer:
@@ -105,8 +51,7 @@ class Scorer:
     def __init__(self, loaded: LoadedModel, config: ScoringConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self.body = Body(loaded.model)
-        self.head = Head(loaded.model)
+        self.body, self.head, self._whole = separate(loaded.model)
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ScoringReport | None = None
 
@@ -115,7 +60,8 @@ class Scorer:
         requests: Sequence[Request],
         *,
         capture: StateWriter | None = None,
-        baseline: StateStore | None = None,
+        baseline: StateStore | LoadedModel | None = None,
+        resume: Path | None = None,
     ) -> tuple[OptionScores, OptionDistances | None]:
         """Score continuations, and measure their distance from a baseline.
 
@@ -125,8 +71,11 @@ class Scorer:
             Of all tasks together: whatever they share is computed once.
         capture : StateWriter, optional
             Stores this model's states, for later variants.
-        baseline : StateStore, optional
-            States of the baseline on the same requests.
+        baseline : StateStore or LoadedModel, optional
+            States of the baseline on the same requests, or the baseline itself: it then runs beside this model on the
+            same batches, and nothing is stored.
+        resume : Path, optional
+            Folder of unfinished results: a killed run goes on from there. Delete it when the records are safe.
 
         Returns
         -------
@@ -140,21 +89,24 @@ class Scorer:
             When the baseline read other tokens, or has another vocabulary.
         DataError
             When a continuation has no token of its own.
+        StoreError
+            When the folder to resume from belongs to another pass, or is damaged.
         """
         began = time.monotonic()
         encoded = self.encoder.encode(requests)
         fits = [i for i, e in enumerate(encoded) if e.fits]
         sequences = [encoded[i].inputs for i in fits]
         counts = [len(encoded[i].targets) for i in fits]
-        limits = self._limits(baseline)
-        path, reason = self._path(max(map(len, sequences), default=0), baseline)
+        limits, beside = self._limits(baseline), self._beside(baseline)
+        path, reason = self._path(max(map(len, sequences), default=0), beside)
         make = plan_packs if path == "packed" else plan_batches
         plan = make(sequences, counts, batch_tokens=limits["batch_tokens"])
         rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
         tokens = np.concatenate([encoded[i].targets for i in fits]) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
-        result = self._run(plan, targets, limits, path, "options", capture, baseline)
-        self._tell(plan, path, reason, began, baseline, sum(map(len, sequences)), encoded)
+        job = self._job(limits, "options", capture, beside)
+        result = self._run(job, plan, targets, limits, path, resume)
+        self._tell(job, plan, path, reason, began, sum(map(len, sequences)), encoded)
         scores = option_scores(requests, encoded, targets, place, result)
         return scores, option_distances(requests, encoded, targets, place, result)
 
@@ -164,74 +116,99 @@ class Scorer:
         text: str,
         *,
         window: int = 512,
+        stride: int | None = None,
         capture: StateWriter | None = None,
-        baseline: StateStore | None = None,
+        baseline: StateStore | LoadedModel | None = None,
+        resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Score running text in llama.cpp's windows.
+        """Score running text.
 
-        Windows of `window` tokens are independent, the tail is dropped, BOS replaces a window's first token where the
-        tokenizer adds one, and the second half of each window is scored: positions ``window/2 + 1 .. window - 1``.
+        Without a `stride` in llama.cpp's windows: they are independent, the tail is dropped, BOS replaces a window's
+        first token where the tokenizer adds one, and positions ``window/2 + 1 .. window - 1`` are scored. With a
+        `stride` windows overlap and every token but the first is scored once (see `corpus.cut_strided`).
 
         Raises
         ------
         DataError
-            When the text has fewer than two windows of tokens.
+            When the text is too short.
         ConfigError
-            When the window exceeds the model's context.
+            When the window exceeds the model's context, or the stride the window.
         """
         began = time.monotonic()
-        windows = cut_windows(self.encoder, text, window)
+        if stride is None:
+            windows = cut_windows(self.encoder, text, window)
+        else:
+            windows = cut_strided(self.encoder, text, window, stride)
         limits = self._limits(baseline)
-        plan, targets = plan_windows(windows, batch_tokens=limits["batch_tokens"])
-        result = self._run(plan, targets, limits, "plain", task, capture, baseline)
-        self._tell(plan, "plain", "corpus windows share nothing", began, baseline, windows.size, ())
+        plan, targets = windows.plan(limits["batch_tokens"])
+        job = self._job(limits, task, capture, self._beside(baseline))
+        result = self._run(job, plan, targets, limits, "plain", resume)
+        self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, ())
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
-    def _run(
-        self,
-        plan: Plan,
-        targets: Targets,
-        limits: dict[str, int],
-        path: str,
-        label: str,
-        capture: StateWriter | None,
-        baseline: StateStore | None,
-    ) -> RowResults:
-        if capture is not None:
-            capture.begin(limits, label=label, path=path, plan=plan.digest())
-        job = Pass(
-            self.body,
-            self.head,
+    def _beside(self, baseline: StateStore | LoadedModel | None) -> StateStore | Lane | None:
+        if isinstance(baseline, LoadedModel):
+            check_same_tokenizer(baseline, self.loaded)
+            body, head, _ = separate(baseline.model)
+            return Lane(body, head)
+        return baseline
+
+    def _job(
+        self, limits: dict[str, int], label: str, capture: StateWriter | None, beside: StateStore | Lane | None
+    ) -> Pass:
+        return Pass(
+            lane=Lane(self.body, self.head),
             head_rows=limits["head_rows"],
             capture=capture,
-            baseline=baseline,
+            baseline=beside,
+            seconds=self.config.shard_seconds,
             progress=self.config.progress,
             label=label,
         )
+
+    def _run(
+        self, job: Pass, plan: Plan, targets: Targets, limits: dict[str, int], path: str, resume: Path | None
+    ) -> Arrays:
+        digest = plan.digest()
+        if job.capture is not None:
+            job.capture.begin(limits, label=job.label, path=path, plan=digest)
+        if resume is not None:
+            wanted = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
+            identity = {
+                "weights": weights_hash(self.loaded.path),
+                "dtype": str(self.loaded.dtype),
+                "plan": digest,
+                "targets": wanted,
+                "limits": json.dumps(limits),
+                "baseline": _identity(job.baseline),
+                "capture": str(job.capture is not None),
+            }
+            job.journal = Journal(Path(resume) / job.label, identity)
         return job.run(plan, targets)
 
-    def _limits(self, baseline: StateStore | None) -> dict[str, int]:
+    def _limits(self, baseline: StateStore | LoadedModel | None) -> dict[str, int]:
         """Return what fixes how work is cut: from the configuration, the baseline, or device and vocabulary."""
         stored: dict[str, int] = {}
-        if baseline is not None:
+        if isinstance(baseline, StateStore):
             self._check_baseline(baseline)
             stored = baseline.manifest.limits
         automatic = 4096 if self.body.device.type == "cuda" else 512
         rows = max(1, min(1024, _HEAD_BYTES // (4 * self.loaded.vocab_size)))
         return {
             "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic,
-            "head_rows": stored.get("head_rows") or rows,
+            "head_rows": self.config.head_rows or stored.get("head_rows") or rows,
         }
 
-    def _path(self, max_length: int, baseline: StateStore | None) -> tuple[str, str | None]:
+    def _path(self, max_length: int, beside: StateStore | Lane | None) -> tuple[str, str | None]:
         """Return "packed" or "plain", and why not packed."""
         if self.config.path == "plain":
             return "plain", "asked for"
-        if self.config.path == "auto" and baseline is not None:
-            paths = {p["path"] for p in baseline.manifest.passes if p["label"] == "options"}
+        if self.config.path == "auto" and isinstance(beside, StateStore):
+            paths = {p["path"] for p in beside.manifest.passes if p["label"] == "options"}
             if paths == {"plain"}:
                 return "plain", "as the baseline"
-        reason = check_can_pack(self.body, max_length)
+        bodies = [self.body, *([beside.body] if isinstance(beside, Lane) else [])]
+        reason = next((r for r in (check_can_pack(b, max_length) for b in bodies) if r is not None), None)
         if reason is not None and self.config.path == "packed":
             raise ConfigError(f"This model cannot be scored in packs: {reason}", fix="Use path 'auto'")
         return "packed" if reason is None else "plain", reason
@@ -251,16 +228,20 @@ class Scorer:
 
     def _tell(
         self,
+        job: Pass,
         plan: Plan,
         path: str,
         reason: str | None,
         began: float,
-        baseline: StateStore | None,
         naive: int,
-        encoded: Sequence[Any],
+        encoded: Sequence[Encoded],
     ) -> None:
         digest = plan.digest()
-        same = None if baseline is None else digest in {p["plan"] for p in baseline.manifest.passes}
+        same = None
+        if isinstance(job.baseline, StateStore):
+            same = digest in {p["plan"] for p in job.baseline.manifest.passes}
+        elif job.baseline is not None:
+            same = job.n_splits == 0
         self.report = ScoringReport(
             path=path,
             reason=reason,
@@ -272,8 +253,20 @@ class Scorer:
             n_rows=len(plan.keys),
             plan=digest,
             same_plan_as_baseline=same,
+            n_splits=job.n_splits,
+            head=self._whole,
             seconds=time.monotonic() - began,
         )
         logger.info("scored: %s", self.report)
         if self.report.n_unscored:
             logger.warning("%d options are longer than the model's context and stay unscored", self.report.n_unscored)
+
+
+def _identity(baseline: StateStore | Lane | None) -> str:
+    """Return what a journal has to know about the baseline."""
+    if baseline is None:
+        return "none"
+    if isinstance(baseline, Lane):
+        return f"resident {baseline.body.model.config.name_or_path}"
+    raw: dict[str, Any] = asdict(baseline.manifest)
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,11 @@
-"""Carry out a plan: body by units, head by chunks of rows, and what each row and each target yields."""
+"""Carry out a plan: body by units, head by groups of rows, and what each row and each target yields."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,15 +13,18 @@ import numpy.typing as npt
 import torch
 from tqdm.auto import tqdm
 
-from mlflow_compress.errors import AlignmentError, CheckpointError
-from mlflow_compress.scoring.body import Body, last_uses
-from mlflow_compress.scoring.divergence import Divergences, divergences
-from mlflow_compress.scoring.head import Head
-from mlflow_compress.scoring.plan import Batch, Pack, Plan
+from mlflow_compress.errors import AlignmentError, UnsupportedError
+from mlflow_compress.scoring.body import Body
+from mlflow_compress.scoring.divergence import divergences
+from mlflow_compress.scoring.head import Logits, log_softmax
+from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.store import StateStore, StateWriter
+from mlflow_compress.scoring.units import NO_PREFIX, Batch, Group, Pack, Plan, groups, last_uses, split
 
-Floats = npt.NDArray[np.float64]
+logger = logging.getLogger(__name__)
+
 Ints = npt.NDArray[np.int64]
+DISTANCES = ("kl", "kl_reverse", "js", "tv", "same_top", "top10", "rbo10")
 
 
 @dataclass(frozen=True)
@@ -41,95 +47,93 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class RowResults:
-    """What a pass yields.
+class Lane:
+    """A model that runs: its body and its head."""
+
+    body: Body
+    head: Logits
+
+
+@dataclass
+class Pass:
+    """One pass over one plan. Its results are named arrays in the plan's row order.
+
+    ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, the
+    lowest id of equals. ``entropy`` (n_rows,) in nats. With a baseline also ``kl``, ``kl_reverse``, ``js``, ``tv`` and
+    ``same_top``, each (n_rows,), see `divergence.Divergences`.
 
     Attributes
     ----------
-    logprob : ndarray of float64, shape (n_targets,)
-        ln p of each target, in nats.
-    argmax : ndarray of int64, shape (n_rows,)
-        Most probable token, the lowest id of equals.
-    entropy : ndarray of float64, shape (n_rows,)
-        In nats.
-    distances : Divergences or None
-        From the baseline's distribution at the same row, where a baseline was given.
-    """
-
-    logprob: Floats
-    argmax: Ints
-    entropy: Floats
-    distances: Divergences | None
-
-
-class Pass:
-    """One pass of one model over one plan.
-
-    Parameters
-    ----------
-    body, head : Body, Head
-        Of the model that is scored.
+    lane : Lane
+        The model that is scored.
     head_rows : int
-        Rows a head product. Fixed by the settings, never by free memory: equal states then give equal bits.
-    capture : StateWriter, optional
+        Most rows a head product. Fixed by the settings, never by free memory: equal states then give equal bits.
+    capture : StateWriter or None
         Receives the head's inputs.
-    baseline : StateStore, optional
-        Distances from it are measured.
+    baseline : StateStore, Lane or None
+        A store, or a model that runs beside this one on the same batches.
+    journal : Journal or None
+        Where results go every `seconds`, and come from when a run was killed.
     """
 
-    def __init__(
-        self,
-        body: Body,
-        head: Head,
-        *,
-        head_rows: int,
-        capture: StateWriter | None = None,
-        baseline: StateStore | None = None,
-        progress: bool = True,
-        label: str = "scoring",
-    ) -> None:
-        self.body, self.head, self.head_rows = body, head, head_rows
-        self.capture, self.baseline = capture, baseline
-        self.progress, self.label = progress, label
+    lane: Lane
+    head_rows: int
+    capture: StateWriter | None = None
+    baseline: StateStore | Lane | None = None
+    journal: Journal | None = None
+    seconds: float = 60.0
+    progress: bool = True
+    label: str = "scoring"
+    n_splits: int = field(default=0, init=False)
+    _most_tokens: int | None = field(default=None, init=False)
+    _spare: int = field(default=0, init=False)  # prefixes of split units are numbered downwards from -1
 
-    def run(self, plan: Plan, targets: Targets) -> RowResults:
-        """Run every unit and return results in the plan's row order."""
+    def run(self, plan: Plan, targets: Targets) -> Arrays:
+        """Run every unit that an earlier run has not done, and return all results."""
         found = self._find(plan)
         first = targets.first_tokens()
-        parts: list[RowResults] = []
-        waiting: list[torch.Tensor] = []
-        done = n_waiting = 0
+        cut = groups(plan, self.head_rows)
+        parts, n_done = self._resume()
         finished = last_uses(plan.units)
+        keepers = {u.keep: u for u in plan.units if isinstance(u, Pack) and u.keep != NO_PREFIX}
+        fresh: list[Arrays] = []
+        written = time.monotonic()
         bar = tqdm(
             total=plan.n_tokens, desc=self.label, unit="tok", unit_scale=True, disable=None if self.progress else True
         )
         with bar:
-            for number, unit in enumerate(plan.units):
-                states = self._states(unit)
-                for prefix in finished.get(number, ()):
-                    self.body.forget(prefix)
-                waiting.append(states)
-                n_waiting += len(states)
-                last = number == len(plan.units) - 1
-                if n_waiting >= self.head_rows or (last and n_waiting):
-                    ready = torch.cat(waiting)
-                    while len(ready) >= self.head_rows or (last and len(ready)):
-                        chunk, ready = ready[: self.head_rows].clone(), ready[self.head_rows :]
-                        rows = slice(done, done + len(chunk))
-                        done += len(chunk)
-                        if self.capture is not None:
-                            self.capture.append(chunk, plan.keys[rows], first[rows])
-                        parts.append(self._chunk(chunk, rows, targets, found))
-                    waiting, n_waiting = [ready], len(ready)
-                bar.update(unit.n_tokens)
-        self.body.clear()
-        return _joined(parts)
+            bar.update(sum(g.n_tokens for g in cut[:n_done]))
+            for number, group in enumerate(cut[n_done:], start=n_done):
+                fresh.append(self._group(plan, group, keepers, finished, targets, found, first))
+                bar.update(group.n_tokens)
+                last = number == len(cut) - 1
+                if self.journal is not None and (last or time.monotonic() - written >= self.seconds):
+                    note = self.capture.progress() if self.capture is not None else {}
+                    self.journal.append(number + 1, _joined(fresh), note)
+                    parts += fresh
+                    fresh, written = [], time.monotonic()
+        for lane in self._lanes():
+            lane.body.clear()
+        if not cut:
+            names = ("logprob", "argmax", "entropy", *(DISTANCES if self.baseline is not None else ()))
+            return {name: np.zeros(0) for name in names}
+        return _joined(parts + fresh)
 
-    def _states(self, unit: Pack | Batch) -> torch.Tensor:
-        return self.body.run(unit)
+    def _resume(self) -> tuple[list[Arrays], int]:
+        if self.journal is None:
+            return [], 0
+        known = self.journal.load()
+        if known and self.capture is not None:
+            self.capture.restore(**known[-1][2])
+        if known:
+            logger.info("%s goes on after group %d of an interrupted run", self.label, known[-1][0])
+        return [arrays for _, arrays, _ in known], known[-1][0] if known else 0
+
+    def _lanes(self) -> list[Lane]:
+        return [self.lane, *([self.baseline] if isinstance(self.baseline, Lane) else [])]
 
     def _find(self, plan: Plan) -> Ints | None:
-        if self.baseline is None:
+        if not isinstance(self.baseline, StateStore):
             return None
         found = self.baseline.find(plan.keys)
         if (found < 0).any():
@@ -139,46 +143,98 @@ class Pass:
             )
         return found
 
-    def _chunk(self, states: torch.Tensor, rows: slice, targets: Targets, found: Ints | None) -> RowResults:
-        logp = log_softmax(self.head, states)
-        start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
-        row = torch.from_numpy(targets.row[start:stop] - rows.start).to(logp.device)
-        token = torch.from_numpy(targets.token[start:stop]).to(logp.device)
-        p = logp.exp()
-        entropy = -torch.special.xlogy(p, p).sum(dim=1)
-        distances = None
+    def _group(
+        self,
+        plan: Plan,
+        group: Group,
+        keepers: dict[int, Pack],
+        finished: dict[int, list[int]],
+        targets: Targets,
+        found: Ints | None,
+        first: npt.NDArray[np.int32],
+    ) -> Arrays:
+        per_lane: list[list[torch.Tensor]] = [[] for _ in self._lanes()]
+        for number in range(group.units.start, group.units.stop):
+            unit = plan.units[number]
+            for states, lane in zip(per_lane, self._lanes(), strict=True):
+                states += self._states(lane.body, unit, keepers)
+                for prefix in finished.get(number, ()):
+                    lane.body.forget(prefix)
+        ready = [torch.cat(states) for states in per_lane]
+        parts = []
+        for begin in range(0, len(ready[0]), self.head_rows):
+            # Tensors of their own: a product's rounding may depend on how its input lies in memory.
+            chunk = [states[begin : begin + self.head_rows].clone() for states in ready]
+            rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
+            logp = log_softmax(self.lane.head, chunk[0])
+            if self.capture is not None:
+                self.capture.append(chunk[0], logp, plan.keys[rows], first[rows])
+            base = self._baseline(chunk, rows, found, logp.device)
+            parts.append(_rows(logp, base, rows, targets))
+        return _joined(parts)
+
+    def _states(self, body: Body, unit: Pack | Batch, keepers: dict[int, Pack]) -> list[torch.Tensor]:
+        """Run a unit, its prefixes first where a resumed run lacks them; split it when memory runs out."""
+        if isinstance(unit, Pack) and not body.has(unit.prefix):
+            self._states(body, keepers[unit.prefix], keepers)
+        if self._most_tokens is None or unit.n_tokens <= self._most_tokens or not _can_split(unit):
+            try:
+                return [body.run(unit)]
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if not _can_split(unit):
+                    raise UnsupportedError(
+                        f"Memory ran out on {unit.n_tokens} tokens: {error}",
+                        fix="Use a smaller dtype or another device",
+                    ) from error
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._most_tokens = unit.n_tokens // 2
+            self.n_splits += 1
+            logger.warning("Memory ran out on %d tokens; going on with at most %d", unit.n_tokens, self._most_tokens)
+        self._spare -= 1
+        spare = self._spare
+        states = []
+        for part in split(unit, spare):
+            states += self._states(body, part, keepers)
+        body.forget(spare)
+        return states
+
+    def _baseline(
+        self, chunk: list[torch.Tensor], rows: slice, found: Ints | None, device: torch.device
+    ) -> torch.Tensor | None:
+        if isinstance(self.baseline, Lane):
+            return log_softmax(self.baseline.head, chunk[1]).to(device)
         if self.baseline is not None and found is not None:
-            base = log_softmax(self.baseline.head(), self.baseline.states(found[rows]).to(states.device))
-            distances = divergences(base.to(logp.device), logp)
-        return RowResults(
-            logprob=logp[row, token].double().cpu().numpy(),
-            argmax=logp.argmax(dim=1).cpu().numpy(),
-            entropy=entropy.double().cpu().numpy(),
-            distances=distances,
-        )
+            return self.baseline.log_probs(found[rows], device)
+        return None
 
 
-def log_softmax(head: Head, states: torch.Tensor) -> torch.Tensor:
-    """Return float32 log-probabilities, shape (n, vocab_size); a model that gives NaN is a `CheckpointError`."""
-    logp = torch.log_softmax(head.logits(states), dim=1)
-    if bool(logp[:, 0].isnan().any()):  # one NaN among the logits makes its whole row NaN
-        raise CheckpointError("The model gives NaN logits", fix="Load it in float32, or make the checkpoint again")
-    return logp
+def _rows(logp: torch.Tensor, base: torch.Tensor | None, rows: slice, targets: Targets) -> Arrays:
+    start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
+    row = torch.from_numpy(targets.row[start:stop] - rows.start).to(logp.device)
+    token = torch.from_numpy(targets.token[start:stop]).to(logp.device)
+    p = logp.exp()
+    out = {
+        "logprob": logp[row, token].double().cpu().numpy(),
+        "argmax": logp.argmax(dim=1).cpu().numpy(),
+        "entropy": -torch.special.xlogy(p, p).sum(dim=1).double().cpu().numpy(),
+    }
+    if base is not None:
+        result = divergences(base, logp)
+        out |= {name: getattr(result, name).numpy() for name in DISTANCES}
+    return out
 
 
-def _joined(parts: list[RowResults]) -> RowResults:
-    def cat(values: list[Any]) -> Any:
-        return np.concatenate(values) if values else np.zeros(0)
+def _joined(parts: Sequence[Arrays]) -> Arrays:
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
-    distances = None
-    with_distances = [p.distances for p in parts if p.distances is not None]
-    if with_distances:
-        distances = Divergences(
-            **{f.name: torch.cat([getattr(d, f.name) for d in with_distances]) for f in fields(Divergences)}
-        )
-    return RowResults(
-        logprob=cat([p.logprob for p in parts]),
-        argmax=cat([p.argmax for p in parts]),
-        entropy=cat([p.entropy for p in parts]),
-        distances=distances,
-    )
+
+def _can_split(unit: Pack | Batch) -> bool:
+    return len(unit.sequences) > 1 if isinstance(unit, Batch) else len(unit.ids) > 1
+
+
+def _is_out_of_memory(error: Any) -> bool:
+    """The CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

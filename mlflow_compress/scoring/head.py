@@ -7,20 +7,40 @@ and special head modules (int8, compressed) are the model's own code, not a list
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import CheckpointError, UnsupportedError
 
 Tensor = torch.Tensor
 
 
-class _BodyOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+class Logits(Protocol):
+    """What turns the rows that a body yields into logits."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return float32 logits, shape (n, vocab_size)."""
+
+
+class GivenLogits:
+    """The head of a body that yields log-probabilities itself (see `body.WholeModel`)."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the rows as float32."""
+        return states.float()
+
+
+class _BodyOutput:
     """A body's output with nothing but hidden states; what else a head's code passes on is None."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -35,7 +55,7 @@ class _GivenStates(torch.nn.Module):
         self.states = states
 
     def forward(self, *args: Any, **kwargs: Any) -> _BodyOutput:
-        return _BodyOutput(last_hidden_state=self.states)
+        return _BodyOutput(self.states)
 
 
 class Head:
@@ -83,11 +103,6 @@ class Head:
         """Where hidden states have to lie."""
         return torch.device(next(self.module.parameters()).device)
 
-    @property
-    def dtype_name(self) -> str:
-        """What the product is computed in, for the manifest."""
-        return "float32" if self._wide is not None else "model"
-
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size)."""
         states = states.to(self.device)
@@ -111,3 +126,33 @@ class Head:
         finally:
             self.model._modules[self.body_name] = kept
             parent._modules[leaf] = self.module
+
+
+def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
+    """Return the head of a model that is not loaded, from its configuration and the weights of its linear head.
+
+    Parameters
+    ----------
+    config : mapping
+        The model's configuration with its `model_type`.
+    weights : mapping of str to Tensor
+        "weight", shape (vocab_size, hidden_size), and perhaps "bias".
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {k: v for k, v in config.items() if k not in ("quantization_config", "model_type")}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
+    vocab_size, hidden_size = weights["weight"].shape
+    linear = torch.nn.Linear(hidden_size, vocab_size, bias="bias" in weights, device="meta")
+    linear.load_state_dict(dict(weights), assign=True)
+    model.set_output_embeddings(linear)
+    return Head(model.eval())
+
+
+def log_softmax(head: Logits, states: Tensor) -> Tensor:
+    """Return float32 log-probabilities, shape (n, vocab_size); a model that gives NaN is a `CheckpointError`."""
+    logp = torch.log_softmax(head.logits(states), dim=1)
+    if bool(logp[:, 0].isnan().any()):  # one NaN among the logits makes its whole row NaN
+        raise CheckpointError("The model gives NaN logits", fix="Load it in float32, or make the checkpoint again")
+    return logp

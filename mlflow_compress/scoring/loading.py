@@ -124,6 +124,8 @@ def load_model(config: LoadConfig) -> LoadedModel:
             f"The checkpoint leaves {len(broken)} parameters of the model without values", got=", ".join(broken[:3])
         )
     _decompress(model)
+    if config.dtype != "auto":
+        _unify(model, getattr(torch, config.dtype))
     model.eval()
     _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
     return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device)
@@ -230,6 +232,14 @@ def _decompress(model: Any) -> None:
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
+
+
+def _unify(model: Any, dtype: torch.dtype) -> None:
+    """Give every unquantized parameter the dtype asked for: quantizers leave some in the checkpoint's, GPT-NeoX's head
+    among them, and a product of two dtypes fails."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _attention(folder: Path) -> dict[str, str]:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from mlflow_compress.errors import StoreError
 
 Keys = npt.NDArray[np.uint8]
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 HEAD_FILE = "head.safetensors"
+STATES, LOG_PROBS = "states", "log_probs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +28,14 @@ class Manifest:
     ----------
     format : int
         Version of the layout.
-    weights, tokenizer, head : str
-        SHA-256 of the baseline's weights and tokenizer (see `loading`), and of the head file.
-    dtype, model_dtype, hidden_size, vocab_size : str, str, int, int
-        Of the stored states, of the model, and the widths of states and logits.
+    kind, reason : str, str or None
+        "states" (head inputs), or "log_probs" (float16 log-probabilities) and why the states would not do.
+    weights, tokenizer : str
+        SHA-256 of the baseline's weights and tokenizer (see `loading`).
+    head : str or None
+        SHA-256 of the head's file; None for log-probabilities.
+    dtype, model_dtype, width, vocab_size : str, str, int, int
+        Of what is stored and of the model; width of a stored row, and of the logits.
     model_config : dict
         The baseline's configuration, from which the head's own code is rebuilt.
     limits : dict
@@ -42,12 +47,14 @@ class Manifest:
     """
 
     format: int
+    kind: str
+    reason: str | None
     weights: str
     tokenizer: str
-    head: str
+    head: str | None
     dtype: str
     model_dtype: str
-    hidden_size: int
+    width: int
     vocab_size: int
     model_config: dict[str, Any]
     limits: dict[str, int]
@@ -75,7 +82,18 @@ def write_file(path: Path, data: bytes) -> str:
             sink.flush()
             os.fsync(sink.fileno())
         partial.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise StoreError(f"The file cannot be written: {error}", got=str(path), fix="Free some space") from error
     return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last; only POSIX can open a folder."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -7,133 +7,13 @@ equal bits.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mlflow_compress.scoring.trie import Ids, Trie, build_trie, sequence_key
-
-Rows = npt.NDArray[np.int64]
-NO_PREFIX = 0
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Tokens for one forward pass of one row: a part of the trie, spelled in preorder, after a cached prefix.
-
-    Attributes
-    ----------
-    ids : ndarray of int32, shape (q,)
-    positions : ndarray of int32, shape (q,)
-        Position of each token in its sequence.
-    ends : ndarray of int32, shape (q,)
-        Token j is seen by the tokens j .. ends[j] - 1: those of its node from j on, and of everything below it.
-    rows : ndarray of int64, shape (k,)
-        Scored positions, as indices into the pack, rising.
-    prefix : int
-        Number of the cached prefix that every token sees; 0 for none.
-    keep : int
-        Number under which the cache after this pack (a single path) is kept; 0 for none.
-    """
-
-    ids: Ids
-    positions: Ids
-    ends: Ids
-    rows: Rows
-    prefix: int = NO_PREFIX
-    keep: int = NO_PREFIX
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the model computes."""
-        return len(self.ids)
-
-    @property
-    def is_path(self) -> bool:
-        """Whether the pack spells one path, so that the ordinary causal mask is right."""
-        return bool((self.ends == len(self.ids)).all())
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Whole sequences for one forward pass, padded on the right.
-
-    Attributes
-    ----------
-    sequences : list of ndarray of int32
-    rows : list of ndarray of int64
-        Scored positions of each sequence, rising.
-    """
-
-    sequences: list[Ids]
-    rows: list[Rows]
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the model computes, without padding."""
-        return sum(len(s) for s in self.sequences)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Units of work in order, and where each scored position comes out.
-
-    Attributes
-    ----------
-    units : list of Pack or Batch
-    keys : ndarray of bytes, shape (n_rows, 16)
-        Digest of the tokens up to and including each scored position, in the order in which the units yield them.
-    sequence_rows : list of ndarray of int64
-        Per sequence given, the row of each of its scored positions.
-    """
-
-    units: Sequence[Pack | Batch]
-    keys: npt.NDArray[np.uint8]
-    sequence_rows: list[Rows]
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the model computes."""
-        return sum(u.n_tokens for u in self.units)
-
-    @property
-    def max_length(self) -> int:
-        """Length of the longest sequence."""
-        longest = 0
-        for unit in self.units:
-            lengths = [len(s) for s in unit.sequences] if isinstance(unit, Batch) else [int(unit.positions.max()) + 1]
-            longest = max(longest, *lengths)
-        return longest
-
-    def digest(self) -> str:
-        """Return a hash of everything that decides rounding: equal digests mean equal batches."""
-        h = hashlib.sha256()
-        for unit in self.units:
-            if isinstance(unit, Pack):
-                h.update(f"pack {unit.prefix} {unit.keep} {len(unit.ids)} {len(unit.rows)};".encode())
-                parts: list[npt.NDArray[Any]] = [unit.ids, unit.positions, unit.ends, unit.rows]
-            else:
-                h.update(f"batch {[len(s) for s in unit.sequences]} {[len(r) for r in unit.rows]};".encode())
-                parts = [*unit.sequences, *unit.rows]
-            for part in parts:
-                h.update(part.tobytes())
-        return h.hexdigest()
-
-
-def prefix_keys(ids: Ids, rows: Rows) -> list[bytes]:
-    """Return a 16-byte digest of ``ids[: row + 1]`` for each of the rising `rows`."""
-    h = hashlib.blake2b(digest_size=16)
-    raw = ids.astype("<i4").tobytes()
-    done, keys = 0, []
-    for row in rows.tolist():
-        h.update(raw[4 * done : 4 * (row + 1)])
-        done = row + 1
-        keys.append(h.digest())
-    return keys
+from mlflow_compress.scoring.units import NO_PREFIX, Batch, Pack, Plan, prefix_keys
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 Per scored position the store holds the head's input in the model's own dtype (not the vocabulary's log-probabilities,
 which would be 30 times as large), a digest of the tokens that led there, and the target. The head's weights are stored
-once. Any later plan finds its rows by the digest; other tokens are refused, since they are not in the store.
+once. Where a head cannot be rebuilt that way, the store holds float16 log-probabilities and says so. Any later plan
+finds its rows by the digest; other tokens are refused, since they are not in the store.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
 from mlflow_compress.errors import StoreError
-from mlflow_compress.scoring.head import Head
+from mlflow_compress.scoring.head import Head, Logits, log_softmax, rebuild_head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
-from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, MANIFEST, Keys, Manifest
+from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
 from mlflow_compress.scoring.writer import StateWriter
 
 __all__ = ["Manifest", "StateStore", "StateWriter"]
@@ -58,7 +59,9 @@ class StateStore:
         """
         folder = Path(folder)
         try:
-            raw = json.loads((folder / MANIFEST).read_bytes())
+            raw = dict(json.loads((folder / MANIFEST).read_bytes()))
+            if raw.get("format") != FORMAT:
+                raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=raw.get("format"))
             manifest = Manifest(**raw)
         except FileNotFoundError as error:
             raise StoreError(
@@ -66,8 +69,6 @@ class StateStore:
             ) from error
         except (OSError, ValueError, TypeError) as error:
             raise StoreError(f"The store's manifest cannot be read: {error}", got=str(folder)) from error
-        if manifest.format != FORMAT:
-            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=manifest.format)
         for shard in manifest.shards:
             path = folder / str(shard["file"])
             size = path.stat().st_size if path.is_file() else 0
@@ -87,16 +88,24 @@ class StateStore:
         """Scored positions held."""
         return self.manifest.n_rows
 
-    def head(self) -> Head:
+    def log_probs(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+        """Return the baseline's float32 log-probabilities at store rows, shape (n, vocab_size)."""
+        found = self.states(rows).to(device)
+        if self.manifest.kind == LOG_PROBS:
+            return torch.log_softmax(found.float(), dim=1)
+        return log_softmax(self.head(device), found)
+
+    def head(self, device: torch.device) -> Logits:
         """Return the baseline's head, rebuilt from the stored weights and configuration."""
         if self._head is None:
-            self._head = _rebuild_head(self.manifest, self._read(HEAD_FILE, self.manifest.head))
-        return self._head
+            weights = self._read(HEAD_FILE, str(self.manifest.head))
+            self._head = rebuild_head(self.manifest.model_config, weights)
+        return self._head.to(device)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Return the store's row of each key, shape (n,); -1 where the baseline never scored those tokens."""
         if self._index is None:
-            parts = [self._load_shard(n)["keys"].numpy() for n in range(len(self.manifest.shards))]
+            parts = [self._keys(str(shard["file"])) for shard in self.manifest.shards]
             every = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
             short = np.ascontiguousarray(every[:, :8]).view(np.uint64)[:, 0]
             order = np.argsort(short, kind="stable")
@@ -110,11 +119,11 @@ class StateStore:
         return np.where((every[rows] == keys).all(axis=1), rows, -1)
 
     def states(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the states of store rows, shape (n, hidden_size), in a tensor of their own."""
+        """Return what is stored at store rows, shape (n, width), in a tensor of its own."""
         starts = np.cumsum([0, *(int(s["rows"]) for s in self.manifest.shards)])
         shard_of = np.searchsorted(starts, rows, side="right") - 1
         dtype = getattr(torch, self.manifest.dtype)
-        out = torch.empty((len(rows), self.manifest.hidden_size), dtype=dtype)
+        out = torch.empty((len(rows), self.manifest.width), dtype=dtype)
         for number in np.unique(shard_of).tolist():
             here = np.flatnonzero(shard_of == number)
             out[torch.from_numpy(here)] = self._shard_states(number)[torch.from_numpy(rows[here] - starts[number])]
@@ -122,16 +131,24 @@ class StateStore:
 
     def _shard_states(self, number: int) -> torch.Tensor:
         if number not in self._open:
-            self._open[number] = self._load_shard(number)["states"]
+            self._open[number] = self._load_shard(number)["rows"]
             while len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
         return self._open[number]
 
+    def _keys(self, name: str) -> Keys:
+        """Read the digests of one shard only; the shard is checked whole when its rows are read."""
+        try:
+            with safe_open(self.folder / name, framework="np") as shard:
+                return np.asarray(shard.get_tensor("keys"), dtype=np.uint8)
+        except (SafetensorError, OSError) as error:
+            raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
+
     def _load_shard(self, number: int) -> dict[str, torch.Tensor]:
         shard = self.manifest.shards[number]
         tensors = self._read(str(shard["file"]), str(shard["sha256"]))
-        if set(tensors) != {"states", "keys", "targets"} or len(tensors["states"]) != shard["rows"]:
+        if set(tensors) != {"rows", "keys", "targets"} or len(tensors["rows"]) != shard["rows"]:
             raise StoreError("A shard does not hold what the manifest says", got=str(shard["file"]))
         return tensors
 
@@ -164,15 +181,3 @@ def _check_owner(manifest: Manifest, baseline: LoadedModel) -> None:
                 got=now[:16],
                 fix="Evaluate the baseline again",
             )
-
-
-def _rebuild_head(manifest: Manifest, weights: Mapping[str, torch.Tensor]) -> Head:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = {k: v for k, v in manifest.model_config.items() if k not in ("quantization_config", "model_type")}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(manifest.model_config["model_type"], **config))
-    linear = torch.nn.Linear(manifest.hidden_size, manifest.vocab_size, bias="bias" in weights, device="meta")
-    linear.load_state_dict(dict(weights), assign=True)
-    model.set_output_embeddings(linear)
-    return Head(model.eval())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +14,18 @@ import torch
 from safetensors.torch import save
 
 from mlflow_compress.errors import StoreError, UnsupportedError
+from mlflow_compress.scoring.head import log_softmax, rebuild_head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
-from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, MANIFEST, Keys, Manifest, write_file
+from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, STATES, Keys, Manifest, write_file
+
+logger = logging.getLogger(__name__)
 
 
 class StateWriter:
     """Write a baseline's states; use as a context manager: only a block that ends well leaves a readable store.
+
+    At the first rows the head is rebuilt from what is stored, as a reader will do. Where that does not give the model's
+    own log-probabilities, float16 log-probabilities are stored instead, and the manifest says why.
 
     Parameters
     ----------
@@ -31,8 +38,6 @@ class StateWriter:
 
     Raises
     ------
-    UnsupportedError
-        When the baseline's head is not a plain linear layer.
     StoreError
         When the folder holds a finished store, or cannot be written.
     """
@@ -41,26 +46,17 @@ class StateWriter:
         self.folder = Path(folder)
         self.loaded = loaded
         if (self.folder / MANIFEST).exists():
-            raise StoreError(
-                "The folder holds a finished store", got=str(folder), fix="Give another folder, or delete it"
-            )
+            raise StoreError("The folder holds a finished store", got=str(folder), fix="Give another, or delete it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        module = loaded.model.get_output_embeddings()
-        if type(module) is not torch.nn.Linear:
-            raise UnsupportedError(
-                "The baseline's head is not a plain linear layer, its states cannot be stored",
-                got=type(module).__name__,
-                fix="Take the uncompressed model as the baseline",
-            )
-        weights = {name: p.detach().cpu().contiguous() for name, p in module.state_dict().items()}
-        self._head_hash = write_file(self.folder / HEAD_FILE, save(weights))
         self._shard_bytes = shard_bytes
         self._pending: list[tuple[torch.Tensor, Keys, npt.NDArray[np.int32]]] = []
         self._pending_bytes = 0
-        self._shards: list[dict[str, Any]] = []
+        self.shards: list[dict[str, Any]] = []
         self._limits: dict[str, int] = {}
         self._passes: list[dict[str, str]] = []
-        self._dtype: torch.dtype | None = None
+        self._kind: str | None = None
+        self._reason: str | None = None
+        self._head_hash: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +64,13 @@ class StateWriter:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.close()
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The baseline's configuration as the manifest keeps it."""
+        config = self.loaded.model.config
+        raw = {"model_type": config.model_type, **config.to_diff_dict()}
+        return dict(json.loads(json.dumps(raw, default=str)))
 
     def begin(self, limits: dict[str, int], *, label: str, path: str, plan: str) -> None:
         """Note the next pass; all passes that write into one store share their limits."""
@@ -78,47 +81,102 @@ class StateWriter:
         self._limits = dict(limits)
         self._passes.append({"label": label, "path": path, "plan": plan})
 
-    def append(self, states: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]) -> None:
-        """Add rows: states (n, hidden_size), keys (n, 16), the first target of each row (n,)."""
-        if self._dtype not in (None, states.dtype):
-            raise StoreError("The states changed their dtype", allowed=str(self._dtype), got=str(states.dtype))
-        self._dtype = states.dtype
-        self._pending.append((states.detach().cpu(), keys, targets))
-        self._pending_bytes += states.numel() * states.element_size()
+    def append(self, states: torch.Tensor, logp: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]) -> None:
+        """Add rows.
+
+        Parameters
+        ----------
+        states : Tensor, shape (n, hidden_size)
+            The head's inputs.
+        logp : Tensor of float32, shape (n, vocab_size)
+            What the model's head made of them.
+        keys, targets : ndarray, shapes (n, 16) and (n,)
+            Digests of the tokens read, and the first target of each row.
+        """
+        if self._kind is None:
+            self._choose(states, logp)
+        rows = states if self._kind == STATES else logp.half()
+        self._pending.append((rows.detach().cpu(), keys, targets))
+        self._pending_bytes += rows.numel() * rows.element_size()
         if self._pending_bytes >= self._shard_bytes:
-            self._flush()
+            self.flush()
 
-    def close(self) -> None:
-        """Write what is left and the manifest, which makes the store readable."""
-        self._flush()
-        model = self.loaded.model
-        manifest = Manifest(
-            format=FORMAT,
-            weights=weights_hash(self.loaded.path),
-            tokenizer=tokenizer_hash(self.loaded.tokenizer),
-            head=self._head_hash,
-            dtype=str(self._dtype).removeprefix("torch."),
-            model_dtype=str(self.loaded.dtype).removeprefix("torch."),
-            hidden_size=int(model.get_output_embeddings().weight.shape[1]),
-            vocab_size=self.loaded.vocab_size,
-            model_config={"model_type": model.config.model_type, **model.config.to_diff_dict()},
-            limits=self._limits,
-            passes=self._passes,
-            shards=self._shards,
-        )
-        write_file(self.folder / MANIFEST, (json.dumps(asdict(manifest), indent=1, default=str) + "\n").encode())
+    def restore(self, shards: list[dict[str, Any]], *, kind: str, reason: str | None, head: str | None) -> None:
+        """Go on after `shards`, which an interrupted run of the same pass had written."""
+        for shard in shards:
+            path = self.folder / str(shard["file"])
+            if not path.is_file() or path.stat().st_size != shard["bytes"]:
+                raise StoreError(f"{path.name} of the interrupted store is missing or cut short", got=str(self.folder))
+        self.shards, self._pending, self._pending_bytes = list(shards), [], 0
+        self._kind, self._reason, self._head_hash = kind, reason, head
 
-    def _flush(self) -> None:
+    def progress(self) -> dict[str, Any]:
+        """Write what is pending, and return what `restore` takes."""
+        self.flush()
+        return {"shards": self.shards, "kind": self._kind, "reason": self._reason, "head": self._head_hash}
+
+    def flush(self) -> None:
+        """Write pending rows as a shard."""
         if not self._pending:
             return
-        states, keys, targets = zip(*self._pending, strict=True)
+        rows, keys, targets = zip(*self._pending, strict=True)
         tensors = {
-            "states": torch.cat(states),
+            "rows": torch.cat(rows),
             "keys": torch.from_numpy(np.concatenate(keys)),
             "targets": torch.from_numpy(np.concatenate(targets)),
         }
         data = save(tensors)
-        name = f"states-{len(self._shards):05d}.safetensors"
+        name = f"states-{len(self.shards):05d}.safetensors"
         digest = write_file(self.folder / name, data)
-        self._shards.append({"file": name, "rows": len(tensors["states"]), "bytes": len(data), "sha256": digest})
+        dtype = str(tensors["rows"].dtype).removeprefix("torch.")
+        shard = {"file": name, "rows": len(tensors["rows"]), "bytes": len(data), "sha256": digest, "dtype": dtype}
+        self.shards.append({**shard, "width": int(tensors["rows"].shape[1])})
         self._pending, self._pending_bytes = [], 0
+
+    def close(self) -> None:
+        """Write what is left and the manifest, which makes the store readable."""
+        self.flush()
+        dtypes, widths = {s["dtype"] for s in self.shards}, {s["width"] for s in self.shards}
+        if len(dtypes) != 1 or len(widths) != 1:
+            raise StoreError("A store holds rows of one dtype and width", got=f"{sorted(dtypes)}, {sorted(widths)}")
+        manifest = Manifest(
+            format=FORMAT,
+            kind=str(self._kind),
+            reason=self._reason,
+            weights=weights_hash(self.loaded.path),
+            tokenizer=tokenizer_hash(self.loaded.tokenizer),
+            head=self._head_hash,
+            dtype=dtypes.pop(),
+            model_dtype=str(self.loaded.dtype).removeprefix("torch."),
+            width=widths.pop(),
+            vocab_size=self.loaded.vocab_size,
+            model_config=self.model_config,
+            limits=self._limits,
+            passes=self._passes,
+            shards=self.shards,
+        )
+        write_file(self.folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+
+    def _choose(self, states: torch.Tensor, logp: torch.Tensor) -> None:
+        self._reason = self._store_head(states, logp)
+        self._kind = STATES if self._reason is None else LOG_PROBS
+        if self._reason is not None:
+            logger.warning("The baseline store holds float16 log-probabilities: %s", self._reason)
+
+    def _store_head(self, states: torch.Tensor, logp: torch.Tensor) -> str | None:
+        """Write the head's weights; return why a reader could not rebuild the head from them, None if it can."""
+        module = self.loaded.model.get_output_embeddings()
+        if type(module) is not torch.nn.Linear:
+            return f"the head is a {type(module).__name__}, not a plain linear layer"
+        if states.shape[1] != module.weight.shape[1]:
+            return "the model does not separate its body from its head"
+        weights = {name: p.detach().cpu().contiguous() for name, p in module.state_dict().items()}
+        try:
+            rebuilt = log_softmax(rebuild_head(self.model_config, weights).to(states.device), states)
+        except (UnsupportedError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            return f"the head's code cannot be rebuilt from the configuration ({type(error).__name__}: {error})"
+        if not torch.equal(rebuilt.to(logp.device), logp):
+            worst = float((rebuilt.to(logp.device) - logp).abs().max())
+            return f"the rebuilt head differs from the model's by up to {worst:.1e} nat"
+        self._head_hash = write_file(self.folder / HEAD_FILE, save(weights))
+        return None

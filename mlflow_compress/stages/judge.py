@@ -10,14 +10,15 @@ from pathlib import Path
 from mlflow_compress import demo
 from mlflow_compress.config import JudgeConfig, JudgeSettings
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.encoder import load_encoder
+from mlflow_compress.judges.bertscore import bertscore_layer
+from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import TEMPERATURES, MtBenchConfig, MtBenchJudge, Skipped, judge_config_from_env
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.metrics.compute import compute_all, unmet
 from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.scoring.generate import generate_two_turns
-from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer
+from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, resolve_folder
 from mlflow_compress.scoring.sampling import GenerationConfig
 from mlflow_compress.stages.baseline import RECORDS, identity
 from mlflow_compress.stages.evaluate import load
@@ -117,6 +118,14 @@ def _grades(
     return {who: judge.judge(instructions, texts, label=f"judge {who}") for who, texts in answers.items()}, None
 
 
+def _bertscore_model(name: str) -> tuple[str, int] | None:
+    """Return folder and layer of BERTScore's model, or None where none is named; the hub gives safetensors only."""
+    if not name:
+        return None
+    folder = embedded_folder() if name == EMBEDDED else resolve_folder(name)
+    return str(folder), bertscore_layer(name, folder)
+
+
 def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
     """Let the variant (and once the baseline) answer, embed, grade, and log what came of it.
 
@@ -143,7 +152,7 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
             vectors.vectors["variant"],
             vectors.vectors["again"],
         ),
-        settings=MetricSettings(seed=config.seed),
+        settings=MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore)),
     )
     run.log_params({"encoder": encoder.name, "judge_model": config.judge_model if grades else "none"})
     run.set_tags({"baseline_answers_run_id": baseline_run})

@@ -115,6 +115,7 @@ class Tracker:
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)
         os.environ["MLFLOW_TRACKING_URI"] = self.uri
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar a file, at every look-up
         try:
             self.client = MlflowClient(self.uri)
             self.experiment_id = self._experiment()

@@ -132,7 +132,7 @@ def mixed_requests() -> list[Request]:
 
 
 def naive_logprobs(loaded: LoadedModel, requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
-    """Log-probabilities over the vocabulary at each target, one request at a time in float64, shape (n_targets, VOCAB)."""
+    """Log-probabilities at each target, one request at a time in float64, each of shape (n_targets, VOCAB)."""
     model = copy.deepcopy(loaded.model).double()
     out = []
     for encoded in Encoder(loaded.tokenizer, loaded.max_length).encode(requests):

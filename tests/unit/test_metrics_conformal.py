@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mapie.classification import SplitConformalClassifier
+from sklearn.base import BaseEstimator, ClassifierMixin
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.metrics.arrays import softmax
@@ -216,3 +219,39 @@ def test_broken_embeddings_are_refused():
     ):
         with pytest.raises(DataError):
             similarity(ok, bad)
+
+
+class Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose inputs are its probabilities."""
+
+    def __init__(self, n_options: int = 6) -> None:
+        self.n_options = n_options
+
+    def fit(self, probabilities: Any, gold: Any) -> Given:
+        """Learn nothing."""
+        self.classes_ = np.arange(self.n_options)
+        return self
+
+    def predict_proba(self, probabilities: Any) -> Any:
+        """Return what was given."""
+        return probabilities
+
+    def predict(self, probabilities: Any) -> Any:
+        """Return the most probable option."""
+        return probabilities.argmax(axis=1)
+
+
+@pytest.mark.parametrize("n", [99, 500, 997])
+def test_lac_equals_mapie(n: int):
+    # MAPIE's APS subtracts a random share of the gold option's mass; ours, as the published script's, does not.
+    rng = np.random.default_rng(n)
+    p = rng.dirichlet(np.full(6, 0.7), size=2 * n)
+    gold = np.array([rng.choice(6, p=row) for row in p])
+    theirs = SplitConformalClassifier(Given().fit(p, gold), confidence_level=0.9, conformity_score="lac")
+    theirs.conformalize(p[:n], gold[:n])
+    wanted = theirs.predict_set(p[n:])[1][:, :, 0]
+    ours = prediction_sets(p[n:], conformal_quantile(conformity_scores(p[:n], gold[:n], "lac")), "lac")
+    empty = ~wanted.any(axis=1)  # ours hold the most probable option there
+    assert 0 < wanted.mean() < 1
+    np.testing.assert_array_equal(ours[~empty], wanted[~empty])
+    np.testing.assert_array_equal(ours[empty].sum(axis=1), 1)

@@ -233,7 +233,7 @@ def triples():
             records(TokenScores, keys, target=argmax, nll=x, p_target=np.exp(-x), argmax=argmax, entropy=nll)
             for x in (nll, nll + 0.1 * rng.random(N))
         ]
-        yield *scores, records(TokenDistances, keys, kl=kl, kl_reverse=kl, js=kl, tv=kl, same_top=kl < 0.2)
+        yield *scores, records(TokenDistances, keys, kl=kl, kl_reverse=kl, js=kl, tv=kl, same_top=kl < 0.2, top10=kl, rbo10=kl)
 
 start = time.process_time()
 for _ in triples():

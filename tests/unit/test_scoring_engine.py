@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_models import (
     CONFIGS,
@@ -49,8 +50,7 @@ def test_every_architecture_equals_the_naive_forward(name: str) -> None:
 def test_greedy_is_every_token_the_argmax() -> None:
     loaded = load_random("llama")
     requests = mixed_requests()
-    encoder_targets = list(requests)
-    logprobs = naive_logprobs(loaded, encoder_targets)
+    logprobs = naive_logprobs(loaded, requests)
     scorer = Scorer(loaded, quiet())
     encoded = scorer.encoder.encode(requests)
     wanted = [bool((p.argmax(axis=1) == e.targets).all()) for p, e in zip(logprobs, encoded, strict=True)]
@@ -175,3 +175,53 @@ def test_corpus_is_refused_when_it_is_too_short_or_the_window_does_not_fit() -> 
         scorer.score_corpus("corpus", TEXT[:300], window=160)
     with pytest.raises(ConfigError, match="from 4 to 160"):
         scorer.score_corpus("corpus", TEXT * 20, window=512)
+
+
+def test_strided_windows_score_every_token_once() -> None:
+    loaded = load_random("llama")
+    text = TEXT * 3
+    ids = loaded.tokenizer.encode(text)
+    window, stride = 60, 25
+    tokens, _ = Scorer(loaded, quiet()).score_corpus("corpus", text, window=window, stride=stride)
+    assert tokens.column("target").tolist() == ids[1:]
+    model = loaded.model.double()
+    wanted = []
+    for token in range(1, len(ids)):
+        number = 0 if token < window else -(-(token + 1 - window) // stride)  # the first window that holds it
+        context = torch.tensor(ids[number * stride : token])
+        with torch.no_grad():
+            wanted.append(-float(torch.log_softmax(model(context[None]).logits[0, -1], dim=-1)[ids[token]]))
+    assert np.abs(tokens.column("nll") - wanted).max() < NAT_PER_TOKEN
+    with pytest.raises(ConfigError, match="1 to 59"):
+        Scorer(loaded, quiet()).score_corpus("corpus", text, window=60, stride=60)
+
+
+def test_a_model_whose_head_reads_more_than_the_states_runs_whole() -> None:
+    class Skipping(LlamaForCausalLM):
+        """Adds something that depends on the token's place to the logits: the states alone do not tell it."""
+
+        def forward(self, input_ids: torch.Tensor, **kwargs: object) -> object:
+            out = super().forward(input_ids=input_ids, **kwargs)
+            out.logits = out.logits + torch.arange(input_ids.shape[1])[None, :, None] * self.lm_head.weight[:, 0]
+            return out
+
+    loaded, requests = load_random("llama"), mixed_requests()
+    model = Skipping(loaded.model.config).eval()
+    model.load_state_dict(loaded.model.state_dict())
+    skipping = type(loaded)(model, loaded.tokenizer, loaded.path, loaded.dtype, loaded.device)
+    scorer = Scorer(skipping, quiet())
+    scores, _ = scorer.score(requests)
+    assert scorer.report is not None
+    assert "differs from the model's" in str(scorer.report.head)
+    wanted = naive_logliks(skipping, requests)
+    assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < NAT_PER_TOKEN
+    assert np.abs(wanted - naive_logliks(loaded, requests)).min() > 1e-3
+
+
+def test_a_model_that_gives_nan_is_refused() -> None:
+    loaded = load_random("llama")
+    scorer = Scorer(loaded, quiet())
+    with torch.no_grad():
+        loaded.model.lm_head.weight[7, 3] = torch.nan
+    with pytest.raises(CheckpointError, match="NaN"):
+        scorer.score(mixed_requests())

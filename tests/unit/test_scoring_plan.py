@@ -1,17 +1,18 @@
-"""Tries and plans on random token sequences: everything is computed, once where it is shared, and seen by the right tokens."""
+"""Tries and plans on random token sequences: all is computed, once where it is shared, and seen by the right tokens."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.scoring.body import last_uses
-from mlflow_compress.scoring.plan import NO_PREFIX, Batch, Pack, Plan, plan_batches, plan_packs
+from mlflow_compress.scoring.plan import plan_batches, plan_packs
 from mlflow_compress.scoring.trie import build_trie
+from mlflow_compress.scoring.units import NO_PREFIX, Batch, Pack, groups, last_uses, rows_of, split
 
 Ids = np.ndarray
 sequence = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -19,19 +20,19 @@ sequence = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 @st.composite
 def tries(draw: st.DrawFn) -> tuple[list[Ids], list[int]]:
-    """Sequences over three tokens, so that prefixes, duplicates and chains abound, and how many positions are scored."""
+    """Sequences over three tokens, so that prefixes, duplicates and chains abound, and how many tokens are scored."""
     stems = draw(st.lists(sequence, min_size=1, max_size=3))
     tails = draw(st.lists(st.tuples(st.sampled_from(stems), sequence), min_size=1, max_size=12))
     sequences = [np.asarray(stem[: draw(st.integers(0, len(stem)))] + tail, np.int32) for stem, tail in tails]
     return sequences, [draw(st.integers(1, len(s))) for s in sequences]
 
 
-def spelled(plan: Plan) -> list[tuple[int, ...]]:
-    """The tokens that each row of a plan has seen, up to and including its own, rebuilt from what the masks let through."""
+def spelled(units: Sequence[Pack | Batch]) -> list[tuple[int, ...]]:
+    """The tokens that each row has seen, up to and including its own, rebuilt from what the masks let through."""
     prefixes: dict[int, tuple[int, ...]] = {NO_PREFIX: ()}
     rows: list[tuple[int, ...]] = []
-    finished = last_uses(plan.units)
-    for number, unit in enumerate(plan.units):
+    finished = last_uses(units)
+    for number, unit in enumerate(units):
         if isinstance(unit, Batch):
             rows += [
                 tuple(s[: r + 1]) for s, where in zip(unit.sequences, unit.rows, strict=True) for r in where.tolist()
@@ -64,13 +65,52 @@ def test_every_scored_position_sees_its_own_tokens(
         plan = plan_packs(sequences, counts, batch_tokens=batch_tokens, min_shared=min_shared)
     else:
         plan = plan_batches(sequences, counts, batch_tokens=batch_tokens)
-    rows = spelled(plan)
+    rows = spelled(plan.units)
     assert len(set(rows)) == len(rows) == len(plan.keys)  # one row for equal contexts
     for ids, count, where in zip(sequences, counts, plan.sequence_rows, strict=True):
         assert [rows[r] for r in where] == [tuple(ids[: p + 1]) for p in range(len(ids) - count, len(ids))]
     for path, key in zip(rows, plan.keys, strict=True):
         raw = np.asarray(path, "<i4").tobytes()
         assert key.tobytes() == hashlib.blake2b(raw, digest_size=16).digest()
+
+
+@settings(max_examples=80, deadline=None)
+@given(tries(), st.integers(1, 40), st.booleans(), st.integers(1, 3))
+def test_split_units_yield_the_same_rows(
+    trie: tuple[list[Ids], list[int]], batch_tokens: int, packed: bool, times: int
+) -> None:
+    """What is done when memory runs out: every unit that can be is halved, again and again."""
+    sequences, counts = trie
+    make = plan_packs if packed else plan_batches
+    plan = make(sequences, counts, batch_tokens=batch_tokens)
+    units, spare = list(plan.units), 0
+    for _ in range(times):
+        halved: list[Pack | Batch] = []
+        for unit in units:
+            if (len(unit.sequences) if isinstance(unit, Batch) else unit.n_tokens) < 2:
+                halved.append(unit)
+                continue
+            spare -= 1
+            parts = split(unit, spare)
+            assert sum(rows_of(p) for p in parts) == rows_of(unit)
+            halved += parts
+        units = halved
+    assert spelled(units) == spelled(plan.units)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tries(), st.integers(1, 20), st.integers(1, 10))
+def test_groups_cover_units_and_rows_in_order(
+    trie: tuple[list[Ids], list[int]], batch_tokens: int, head_rows: int
+) -> None:
+    plan = plan_packs(*trie, batch_tokens=batch_tokens)
+    cut = groups(plan, head_rows)
+    units = [n for g in cut for n in range(g.units.start, g.units.stop)]
+    rows = [n for g in cut for n in range(g.rows.start, g.rows.stop)]
+    assert units == list(range(len(plan.units)))
+    assert rows == list(range(len(plan.keys)))
+    assert all(g.rows.stop - g.rows.start >= head_rows for g in cut[:-1])
+    assert sum(g.n_tokens for g in cut) == plan.n_tokens
 
 
 @settings(max_examples=60, deadline=None)

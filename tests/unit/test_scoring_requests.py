@@ -10,7 +10,7 @@ from tests.unit.scoring_models import build_tokenizer, mixed_requests, request
 
 
 def harness_pair(tokenizer: object, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """What `TemplateLM.loglikelihood` of lm-eval 0.4.13 does before the model runs (a BOS is the tokenizer's default)."""
+    """What `TemplateLM.loglikelihood` of lm-eval 0.4.13 does before the model runs."""
     encode = tokenizer.encode  # type: ignore[attr-defined]
     if context == "":
         ids = encode(continuation, add_special_tokens=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
+from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.store import StateStore, StateWriter
@@ -177,7 +177,7 @@ def test_a_truncated_shard_is_refused_on_opening(stored: tuple[LoadedModel, Path
         StateStore.open(copy)
 
 
-@pytest.mark.parametrize("file", ["states-00001.safetensors", "head.safetensors"])
+@pytest.mark.parametrize("file", ["states-00000.safetensors", "head.safetensors"])
 def test_a_tampered_file_is_refused_when_it_is_read(
     stored: tuple[LoadedModel, Path], tmp_path: Path, file: str
 ) -> None:
@@ -223,16 +223,56 @@ def test_a_full_disk_is_one_clear_error(stored: tuple[LoadedModel, Path], tmp_pa
     assert not list((tmp_path / "store").glob("*.partial"))
 
 
-def test_a_baseline_with_a_special_head_is_refused(stored: tuple[LoadedModel, Path], tmp_path: Path) -> None:
-    class Special(torch.nn.Linear):
-        pass
+class Special(torch.nn.Linear):
+    """A head module that is not a plain linear layer, as an int8 one."""
 
+
+def with_special_head(loaded: LoadedModel) -> LoadedModel:
     model = build_model(CONFIGS["llama"]())
-    model.lm_head = Special(48, 300, bias=False)
-    special = LoadedModel(model, stored[0].tokenizer, stored[0].path, torch.float32, torch.device("cpu"))
-    with pytest.raises(UnsupportedError, match="not a plain linear layer"):
-        StateWriter(tmp_path, special)
-    scores, distances = Scorer(special, QUIET).score(mixed_requests(), baseline=StateStore.open(stored[1]))
-    assert distances is not None  # as a variant it is scored with its own module
-    assert distances.column("kl").min() > 0
-    assert np.isfinite(scores.column("loglik")).all()
+    special = Special(48, 300, bias=False)
+    special.load_state_dict(model.lm_head.state_dict())
+    model.lm_head = special
+    return LoadedModel(model, loaded.tokenizer, loaded.path, loaded.dtype, loaded.device)
+
+
+def test_a_special_head_is_scored_with_its_own_module(stored: tuple[LoadedModel, Path]) -> None:
+    store = StateStore.open(stored[1])
+    _, distances = Scorer(with_special_head(stored[0]), QUIET).score(mixed_requests(), baseline=store)
+    assert distances is not None
+    assert distances.column("kl").max() == 0.0
+
+
+def test_a_baseline_whose_head_cannot_be_rebuilt_stores_log_probabilities(
+    stored: tuple[LoadedModel, Path], tmp_path: Path
+) -> None:
+    special = with_special_head(stored[0])
+    capture(special, tmp_path / "store")
+    manifest = StateStore.open(tmp_path / "store").manifest
+    assert manifest.kind == "log_probs"
+    assert "Special" in str(manifest.reason)
+    assert (manifest.dtype, manifest.width, manifest.head) == ("float16", 300, None)
+    store = StateStore.open(tmp_path / "store", baseline=special)
+    _, distances = Scorer(special, QUIET).score(mixed_requests(), baseline=store)
+    assert distances is not None
+    assert distances.column("kl").max() < 1e-5  # float16 keeps log-probabilities of -8 to 4e-3
+    variant = perturbed(stored[0], 0.05)
+    exact = Scorer(variant, QUIET).score(mixed_requests(), baseline=StateStore.open(stored[1]))[1]
+    close = Scorer(variant, QUIET).score(mixed_requests(), baseline=store)[1]
+    assert exact is not None
+    assert close is not None
+    assert close.column("kl") == pytest.approx(exact.column("kl"), rel=0.05, abs=1e-5)
+
+
+def test_a_resident_baseline_gives_what_the_store_gives(stored: tuple[LoadedModel, Path]) -> None:
+    variant = perturbed(stored[0], 0.05)
+    store = StateStore.open(stored[1])
+    for call in ("score", "score_corpus"):
+        arguments = (mixed_requests(),) if call == "score" else ("corpus", CORPUS)
+        options = {} if call == "score" else {"window": 32}
+        streamed = getattr(Scorer(variant, QUIET), call)(*arguments, baseline=stored[0], **options)
+        from_store = getattr(Scorer(variant, QUIET), call)(*arguments, baseline=store, **options)
+        assert streamed[0].table.equals(from_store[0].table)
+        assert streamed[1].table.equals(from_store[1].table)
+    _, zero = Scorer(stored[0], QUIET).score(mixed_requests(), baseline=stored[0])
+    assert zero is not None
+    assert zero.column("kl").max() == 0.0

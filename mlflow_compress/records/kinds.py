@@ -1,0 +1,194 @@
+"""The kinds of records: what each table holds, its columns and its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.records.table import Records
+
+_KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
+
+
+class Items(Records):
+    """The questions: one row an item.
+
+    `family` is one of "lettered", "lettered_six" (options E and F added), "cloze", "last_word", "exact"; `rule` says
+    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (the same divided by
+    the option's character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a
+    generation equals an answer). `gold` is the index of the right option in the original order (null for
+    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
+    """
+
+    NAME = "items"
+    KEY = ("task", "item_id")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("family", pa.string()),
+            pa.field("rule", pa.string()),
+            pa.field("category", pa.string()),
+            pa.field("question", pa.string()),
+            pa.field("prompt", pa.string()),
+            pa.field("options", pa.list_(pa.string())),
+            pa.field("gold", pa.int32()),
+            pa.field("answers", pa.list_(pa.string())),
+        ]
+    )
+
+
+class OptionScores(Records):
+    """One row an item, permutation and shown option.
+
+    `permutation` 0 is the original order, 1.. are shuffles; `option` is the shown position (letter index), `content`
+    the original index of what stands there. `loglik` is the summed log-likelihood in nats, `greedy` whether every
+    token of the option is the argmax. `n_chars` and `n_bytes` count the option's text without its leading delimiter.
+    """
+
+    NAME = "option_scores"
+    KEY = ("task", "item_id", "permutation", "option")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("permutation", pa.int16()),
+            pa.field("option", pa.int16()),
+            pa.field("content", pa.int16()),
+            pa.field("loglik", pa.float64()),
+            pa.field("n_tokens", pa.int32()),
+            pa.field("n_chars", pa.int32()),
+            pa.field("n_bytes", pa.int32()),
+            pa.field("greedy", pa.bool_()),
+        ]
+    )
+
+
+class OptionDistances(Records):
+    """Distance of the variant's next-token distributions from the baseline's, averaged over an option's tokens.
+
+    Keyed as `OptionScores`. `kl` = mean KL(P_b || P_q) in nats, `kl_reverse` = mean KL(P_q || P_b), `js` =
+    Jensen-Shannon divergence in nats, `tv` = total variation in [0, 1], `same_top` = share of tokens with equal argmax,
+    `top10` = share common to both sets of the ten most probable tokens, `rbo10` = rank-biased overlap of these.
+    """
+
+    NAME = "option_distances"
+    KEY = OptionScores.KEY
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("permutation", pa.int16()),
+            pa.field("option", pa.int16()),
+            pa.field("kl", pa.float64()),
+            pa.field("kl_reverse", pa.float64()),
+            pa.field("js", pa.float64()),
+            pa.field("tv", pa.float64()),
+            pa.field("same_top", pa.float64()),
+            pa.field("top10", pa.float64()),
+            pa.field("rbo10", pa.float64()),
+        ]
+    )
+
+
+class TokenScores(Records):
+    """One row a scored token of a corpus: `item_id` is the window, `position` the token's index in it.
+
+    `nll` is in nats, `p_target` the target's probability, `argmax` the most probable token, `entropy` in nats.
+    """
+
+    NAME = "token_scores"
+    KEY = ("task", "item_id", "position")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("position", pa.int32()),
+            pa.field("target", pa.int32()),
+            pa.field("nll", pa.float64()),
+            pa.field("p_target", pa.float64()),
+            pa.field("argmax", pa.int32()),
+            pa.field("entropy", pa.float64()),
+        ]
+    )
+
+
+class TokenDistances(Records):
+    """Distance of variant from baseline at each scored corpus token; columns as in `OptionDistances`."""
+
+    NAME = "token_distances"
+    KEY = TokenScores.KEY
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("position", pa.int32()),
+            pa.field("kl", pa.float64()),
+            pa.field("kl_reverse", pa.float64()),
+            pa.field("js", pa.float64()),
+            pa.field("tv", pa.float64()),
+            pa.field("same_top", pa.bool_()),
+            pa.field("top10", pa.float64()),
+            pa.field("rbo10", pa.float64()),
+        ]
+    )
+
+
+class Generations(Records):
+    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt."""
+
+    NAME = "generations"
+    KEY = ("task", "item_id", "turn", "sample")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("turn", pa.int16()),
+            pa.field("sample", pa.int16()),
+            pa.field("prompt", pa.string()),
+            pa.field("text", pa.string()),
+            pa.field("n_tokens", pa.int32()),
+        ]
+    )
+
+
+class Judgments(Records):
+    """A judge's rating of one answer: `score` in 1..10, null where no rating could be read after the retries."""
+
+    NAME = "judgments"
+    KEY = ("task", "item_id", "turn", "repeat")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("turn", pa.int16()),
+            pa.field("repeat", pa.int16()),
+            pa.field("category", pa.string()),
+            pa.field("score", pa.float64()),
+            pa.field("judgment", pa.string()),
+            pa.field("judge", pa.string()),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """Everything that one evaluated model left behind; a field is None where that part was not run."""
+
+    items: Items | None = None
+    option_scores: OptionScores | None = None
+    option_distances: OptionDistances | None = None
+    token_scores: TokenScores | None = None
+    token_distances: TokenDistances | None = None
+    generations: Generations | None = None
+    judgments: Judgments | None = None
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write every part that is there as Parquet and return the paths."""
+        return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecords:
+        """Read every part that is there; a folder with none is a `DataError`."""
+        kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
+        found: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
+        if not found:
+            raise DataError("No records in the folder", got=str(folder))
+        return cls(**found)

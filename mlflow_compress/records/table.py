@@ -1,0 +1,137 @@
+"""A columnar table with a fixed schema and a unique key, and the join of two of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlflow_compress.errors import AlignmentError, DataError
+
+
+@dataclass(frozen=True)
+class Records:
+    """A table with a fixed schema and a unique key; every subclass states both.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Columns exactly as in `SCHEMA` (order included), no nulls where the schema forbids them.
+    """
+
+    table: pa.Table
+
+    NAME: ClassVar[str]
+    SCHEMA: ClassVar[pa.Schema]
+    KEY: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        if self.table.schema.names != self.SCHEMA.names:
+            raise DataError(
+                f"{self.NAME} records have the wrong columns", allowed=self.SCHEMA.names, got=self.table.schema.names
+            )
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any]) -> Self:
+        """Build records from one array or list a column, cast to the schema."""
+        missing = [name for name in cls.SCHEMA.names if name not in columns]
+        if missing:
+            raise DataError(f"{cls.NAME} records lack columns", got=missing)
+        arrays = [pa.array(columns[f.name], type=f.type) for f in cls.SCHEMA]
+        return cls(pa.Table.from_arrays(arrays, schema=cls.SCHEMA))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Build records from one mapping a row."""
+        return cls(pa.Table.from_pylist(list(rows), schema=cls.SCHEMA))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """Stack tables of the same kind."""
+        if not parts:
+            return cls(cls.SCHEMA.empty_table())
+        return cls(pa.concat_tables([p.table for p in parts]).combine_chunks())
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> np.ndarray[Any, Any]:
+        """Return one column as a numpy array (object dtype for strings and lists; floats with NaN for nulls)."""
+        return np.asarray(self.table.column(name).to_numpy(zero_copy_only=False))
+
+    def key_rows(self) -> list[tuple[Any, ...]]:
+        """Return the key of every row, as tuples in row order."""
+        return list(zip(*(self.table.column(k).to_pylist() for k in self.KEY), strict=True))
+
+    def where(self, **equal: Any) -> Self:
+        """Return the rows whose columns equal the given values (a list, tuple or set means any of them)."""
+        mask = np.ones(len(self), dtype=bool)
+        for name, wanted in equal.items():
+            values = self.column(name)
+            if isinstance(wanted, list | tuple | set | frozenset):
+                mask &= np.isin(values, list(wanted))
+            else:
+                mask &= values == wanted
+        return type(self)(self.table.filter(pa.array(mask)))
+
+    def write(self, folder: Path) -> Path:
+        """Write `<folder>/<NAME>.parquet` atomically (temporary file, fsync, rename) and return its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.NAME}.parquet"
+        partial = path.with_suffix(".parquet.partial")
+        with partial.open("wb") as sink:
+            pq.write_table(self.table, sink, compression="zstd")
+            sink.flush()
+            os.fsync(sink.fileno())
+        partial.replace(path)
+        return path
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read what `write` wrote; a missing or unreadable file is a `DataError`."""
+        path = folder / f"{cls.NAME}.parquet"
+        if not path.is_file():
+            raise DataError(f"No {cls.NAME} records", got=str(path), fix="Run the evaluate stage again")
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"The {cls.NAME} records cannot be read: {error}", got=str(path)) from error
+        if table.schema.names != cls.SCHEMA.names:
+            raise DataError(f"{cls.NAME} records have the wrong columns", allowed=cls.SCHEMA.names, got=str(path))
+        return cls(table.cast(cls.SCHEMA))
+
+
+def align(baseline: Records, variant: Records) -> np.ndarray[Any, Any]:
+    """Return, for every row of `baseline`, the row of `variant` that has the same key.
+
+    Returns
+    -------
+    numpy.ndarray of int, shape (n_rows,)
+        `variant.table.take(result)` stands in the order of `baseline`.
+
+    Raises
+    ------
+    AlignmentError
+        When a key is repeated, or when the two sets of keys differ; the first missing ids are named.
+    """
+    keys_b, keys_q = baseline.key_rows(), variant.key_rows()
+    index = {key: row for row, key in enumerate(keys_q)}
+    if len(index) != len(keys_q) or len(set(keys_b)) != len(keys_b):
+        raise AlignmentError(
+            f"Duplicate keys in the {variant.NAME} records", fix="Every item id must be unique in its task"
+        )
+    missing = [key for key in keys_b if key not in index]
+    extra = sorted(set(index) - set(keys_b)) if len(keys_q) != len(keys_b) - len(missing) else []
+    if missing or extra:
+        raise AlignmentError(
+            f"The {variant.NAME} records of baseline and variant hold different items: "
+            f"{len(missing)} only in the baseline {missing[:3]}, {len(extra)} only in the variant {extra[:3]}",
+            fix="Evaluate both on the same tasks, limit and seed",
+        )
+    return np.fromiter((index[key] for key in keys_b), dtype=np.int64, count=len(keys_b))

@@ -1,0 +1,61 @@
+"""Single values that travel beside the tables: what is asked of the scorer, and one computed metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One continuation to score after one context: what tasks ask and scoring answers.
+
+    `permutation`, `option` and `content` are as in `OptionScores`; `continuation` carries its leading delimiter
+    (" A"), `n_chars` and `n_bytes` count the option's text without it.
+    """
+
+    task: str
+    item_id: str
+    permutation: int
+    option: int
+    content: int
+    context: str
+    continuation: str
+    n_chars: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """One number with what is needed to believe it.
+
+    Attributes
+    ----------
+    name : str
+        MLflow metric key, "<section>/<metric>".
+    value : float
+        The point estimate; never NaN (a metric that cannot be computed is not returned).
+    low, high : float or None
+        Bounds of the interval at `level`, None where none applies.
+    level : float
+        Confidence level of the interval.
+    n : int
+        Items or tokens the value was computed from.
+    n_unscored : int
+        Items left out because they have no prediction; never counted as wrong.
+    task, category : str or None
+        The part it is about; None means pooled.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    level: float = 0.95
+    n: int = 0
+    n_unscored: int = 0
+    task: str | None = None
+    category: str | None = None
+    per_item: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)

@@ -1,0 +1,91 @@
+"""Run as a module: scores in child processes that are killed at random points, until one gets through.
+
+``python -m tests.unit.scoring_killed FOLDER SEED`` leaves FOLDER/whole and FOLDER/killed with the records of an
+undisturbed and of the killed run, and prints the number of kills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.scoring.store import StateStore, StateWriter
+from tests.unit.scoring_models import TEXT, load_random, mixed_requests
+
+CONFIG = ScoringConfig(progress=False, shard_seconds=0.0, batch_tokens=48, head_rows=4)
+WANTED_KILLS = 25
+
+
+def run(folder: Path, out: Path, resume: Path | None) -> None:
+    loaded = load_model(LoadConfig(path=str(folder / "model")))
+    baseline = StateStore.open(folder / "baseline")
+    scorer = Scorer(loaded, CONFIG)
+    store = out / "store"
+    if (store / "manifest.json").exists():  # killed between the store and the records: begin the store anew
+        shutil.rmtree(store)
+    with StateWriter(store, loaded, shard_bytes=3000) as writer:
+        results = [
+            *scorer.score(mixed_requests(), capture=writer, baseline=baseline, resume=resume),
+            *scorer.score_corpus("corpus", TEXT * 4, window=32, capture=writer, baseline=baseline, resume=resume),
+        ]
+    for records in results:
+        assert records is not None
+        records.write(out)
+
+
+def prepare(folder: Path) -> None:
+    base = load_random("llama", path=folder / "base")
+    load_random("llama", seed=1, path=folder / "model")
+    with StateWriter(folder / "baseline", base) as writer:
+        scorer = Scorer(base, CONFIG)
+        scorer.score(mixed_requests(), capture=writer)
+        scorer.score_corpus("corpus", TEXT * 4, window=32, capture=writer)
+
+
+def in_child(work: Callable[..., None], *arguments: object, kill_after: float | None = None) -> bool:
+    """Run in a forked child; return whether it got through.
+
+    This process only ever imports: a fork of a process whose libraries have threads may hang.
+    """
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        work(*arguments)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise SystemExit(os.WEXITSTATUS(status))
+    return os.WIFEXITED(status)
+
+
+def main(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    in_child(prepare, folder)
+    began = time.monotonic()
+    in_child(run, folder, folder / "whole", None)
+    longest = time.monotonic() - began
+    kills = 0
+    for _ in range(WANTED_KILLS):
+        # A kill within the first half: loading takes part of it, so that runs get through slowly, if at all.
+        kills += not in_child(
+            run, folder, folder / "killed", folder / "resume", kill_after=rng.uniform(0.1, 0.6) * longest
+        )
+    in_child(run, folder, folder / "killed", folder / "resume")
+    sys.stdout.write(f"{kills}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
