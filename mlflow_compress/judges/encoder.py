@@ -84,11 +84,11 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     if importlib.util.find_spec("sentence_transformers") is None:
         raise MissingDependencyError("The similarity judge needs a package", fix="pip install sentence-transformers")
     if encoder == EMBEDDED:
-        return _open(str(_embedded_folder()), "all-MiniLM-L6-v2 (embedded)", device)
+        return _open(str(embedded_folder()), "all-MiniLM-L6-v2 (embedded)", device)
     return _open(encoder, encoder, device)
 
 
-def _embedded_folder() -> Path:
+def embedded_folder() -> Path:
     """Return the folder of the packaged encoder after checking its weights."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:

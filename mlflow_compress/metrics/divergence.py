@@ -88,6 +88,8 @@ _COLUMNS = {
     "js_mean": "js",
     "acceptance": "tv",
     "top1_agreement": "same_top",
+    "top10_agreement": "top10",
+    "rbo10": "rbo10",
 }
 
 
@@ -99,6 +101,8 @@ _COLUMNS = {
         _key("js_mean", "lower", LN2, "nats", "Jensen-Shannon divergence, weighted as eq. 1."),
         _key("acceptance", "higher", 1.0, "share", "Expected acceptance rate 1 - TV, weighted as eq. 1."),
         _key("top1_agreement", "higher", 1.0, "share", "Share of tokens with the same most probable token."),
+        _key("top10_agreement", "higher", 1.0, "share", "Share of the ten most probable tokens that both models have."),
+        _key("rbo10", "higher", 1.0, "share", "Rank-biased overlap (p = 0.9) of the ten most probable tokens."),
     ),
     needs=("items", "variant", "option_distances"),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",

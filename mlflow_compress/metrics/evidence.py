@@ -40,6 +40,8 @@ class MetricSettings:
         Share of the items that calibrates.
     pooled_only : bool
         Leave out the values by task and by category.
+    bertscore_model : (str, int), optional
+        Folder and layer of BERTScore's model; without it that metric is left out.
     """
 
     level: float = 0.95
@@ -50,6 +52,7 @@ class MetricSettings:
     split_seed: int = 42
     calibration_share: float = 0.5
     pooled_only: bool = False
+    bertscore_model: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("level", "alpha", "calibration_share"):
@@ -211,10 +214,10 @@ class Evidence:
     def missing(self, need: str) -> str | None:
         """Return why a need is not met, or None where it is.
 
-        Needs: "items", "variant", "noise", "embeddings", "family:<name>", "package:<name>", "shuffles", the
-        single-model records "predictions", "option_scores", "token_scores", "judgments", "generations" (of the
-        baseline and, where there is one, of the variant), and the distances "option_distances", "token_distances" (of
-        the variant), "noise_option_distances", "noise_token_distances".
+        Needs: "items", "variant", "noise", "embeddings", "bertscore_model", "family:<name>", "package:<name>",
+        "shuffles", the single-model records "predictions", "option_scores", "token_scores", "judgments", "generations"
+        (of the baseline and, where there is one, of the variant), and the distances "option_distances",
+        "token_distances" (of the variant), "noise_option_distances", "noise_token_distances".
         """
         if need.startswith("family:"):
             family = need.removeprefix("family:")
@@ -268,6 +271,7 @@ _CHECKS: dict[str, Callable[[Evidence], str | None]] = {
     "variant": lambda e: None if e.variant is not None else "no variant to compare",
     "noise": lambda e: None if e.noise is not None else "no second run of the baseline",
     "embeddings": lambda e: None if e.embeddings is not None else "no answer embeddings",
+    "bertscore_model": lambda e: None if e.settings.bertscore_model else "no bertscore_model was given",
     "predictions": _predictions,
     "shuffles": _shuffles,
     "option_scores": _has("option_scores"),

@@ -140,13 +140,15 @@ def _percent_rms(sums: Float) -> Float:
     return np.asarray(100.0 * np.sqrt(sums[..., 4] / sums[..., -1]), dtype=np.float64)
 
 
-# Columns: kl, tv complement, same_top, dp, dp²; the last column that `cluster_sums` appends is the token count.
+# Columns: kl, tv complement, same_top, dp, dp², top10, rbo10; `cluster_sums` appends the token count as the last.
 _STATISTICS: dict[str, Callable[[Float], Float]] = {
     "corpus_kl_mean": _mean_of(0),
     "corpus_acceptance": _mean_of(1),
     "corpus_top1_agreement": _mean_of(2),
     "corpus_dp_mean_pct": _percent_mean,
     "corpus_dp_rms_pct": _percent_rms,
+    "corpus_top10_agreement": _mean_of(5),
+    "corpus_rbo10": _mean_of(6),
 }
 
 
@@ -162,6 +164,8 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
         _key("corpus_kl_max", "lower", 0.0, np.inf, "nats", "Largest KL of any corpus token."),
         _key("corpus_acceptance", "higher", 0.0, 1.0, "share", "Expected acceptance rate 1 - TV on corpus tokens."),
         _key("corpus_top1_agreement", "higher", 0.0, 1.0, "share", "Corpus tokens with the same most probable token."),
+        _key("corpus_top10_agreement", "higher", 0.0, 1.0, "share", "Ten most probable corpus tokens that both have."),
+        _key("corpus_rbo10", "higher", 0.0, 1.0, "share", "Rank-biased overlap of the ten most probable tokens."),
         _key("corpus_dp_mean_pct", "neither", -100.0, 100.0, "percent", "Mean change of the target's probability."),
         _key("corpus_dp_rms_pct", "lower", 0.0, 100.0, "percent", "RMS change of the target's probability."),
     ),
@@ -177,7 +181,8 @@ def corpus_distance(evidence: Evidence) -> list[MetricResult]:
     dp = matched(ours, theirs, "p_target") - ours.column("p_target")
     kl = finite("the corpus KL", matched(ours, distances, "kl"))
     accepted = 1.0 - matched(ours, distances, "tv")
-    columns = np.column_stack([kl, accepted, matched(ours, distances, "same_top"), dp, dp * dp])
+    top, top10, rbo10 = (matched(ours, distances, name) for name in ("same_top", "top10", "rbo10"))
+    columns = np.column_stack([kl, accepted, top, dp, dp * dp, top10, rbo10])
     s = evidence.settings
     results = []
     for part, windows in _parts(evidence, ours):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.arrays import Float, same_length
+from mlflow_compress.metrics.arrays import Float, Int, same_length
 from mlflow_compress.metrics.bootstrap import bootstrap, cluster_sums, ratio
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.registry import METRICS, Key, metric
 from mlflow_compress.metrics.view import Part
 from mlflow_compress.records import Generations, MetricResult, align
+
+Strings = npt.NDArray[Any]
 
 
 def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
@@ -100,6 +105,59 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
     return b, q
 
 
+@dataclass(frozen=True)
+class AnswerPairs:
+    """Free answers of both models to the same instructions.
+
+    Attributes
+    ----------
+    references, texts : list of str, length n
+        The baseline's and the variant's answers.
+    task, instruction : numpy.ndarray, shape (n,)
+        Task name, and number of the instruction: what the bootstrap draws.
+    """
+
+    references: list[str]
+    texts: list[str]
+    task: Strings
+    instruction: Int
+
+    def parts(self) -> Iterator[Part]:
+        """Iterate over all answers, then over those of each task."""
+        yield Part(None, None, np.arange(len(self.texts)))
+        for task in sorted(set(self.task)):
+            yield Part(task, None, np.flatnonzero(self.task == task))
+
+    def mean(self, name: str, scores: Float, evidence: Evidence) -> Iterator[MetricResult]:
+        """Yield the mean of a score an answer, for each part, with an interval over instructions."""
+        s = evidence.settings
+        for part in self.parts():
+            rows = part.rows
+            sums = cluster_sums(scores[rows], self.instruction[rows])
+            interval = bootstrap(sums, ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            yield part.result(name, float(scores[rows].mean()), interval, n=len(rows), level=s.level)
+
+
+def answer_pairs(evidence: Evidence) -> AnswerPairs | None:
+    """Return the paired free answers, or None where there are none.
+
+    Tasks of the family "exact" are left out: their one-word answers are scored as right or wrong.
+    """
+    ours, theirs = evidence.baseline.generations, evidence.variant.generations if evidence.variant else None
+    if ours is None or theirs is None:
+        return None
+    items = evidence.baseline.items
+    short = set(items.where(family="exact").column("task")) if items is not None else set()
+    tasks = sorted(set(ours.column("task")) - short)
+    if not tasks:
+        return None
+    ours, theirs = shared_samples(ours.where(task=tasks), theirs.where(task=tasks))
+    _, instruction = np.unique([f"{t}\x1f{i}" for t, i, *_ in ours.key_rows()], return_inverse=True)
+    return AnswerPairs(
+        ours.table.column("text").to_pylist(), theirs.table.column("text").to_pylist(), ours.column("task"), instruction
+    )
+
+
 @METRICS.register("text_overlap")
 @metric(
     keys=(
@@ -124,37 +182,12 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
     source="rouge_score tokens and definition; sacrebleu corpus BLEU",
 )
 def text_overlap(evidence: Evidence) -> list[MetricResult]:
-    """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns.
-
-    Tasks of the family "exact" are left out: their one-word answers are scored as right or wrong.
-    """
-    ours, theirs = evidence.baseline.generations, evidence.variant.generations if evidence.variant else None
-    if ours is None or theirs is None:
+    """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
+    pairs = answer_pairs(evidence)
+    if pairs is None:
         return []
-    items = evidence.baseline.items
-    short = set(items.where(family="exact").column("task")) if items is not None else set()
-    tasks = sorted(set(ours.column("task")) - short)
-    if not tasks:
-        return []
-    ours, theirs = shared_samples(ours.where(task=tasks), theirs.where(task=tasks))
-    references, texts = ours.table.column("text").to_pylist(), theirs.table.column("text").to_pylist()
-    scores = rouge_l(references, texts)
-    task_of = ours.column("task")
-    _, instruction = np.unique([f"{t}\x1f{i}" for t, i, *_ in ours.key_rows()], return_inverse=True)
-    s = evidence.settings
-    results = []
-    for task in (None, *tasks):
-        rows = np.arange(len(scores)) if task is None else np.flatnonzero(task_of == task)
-        part = Part(task, None, rows)
-        interval = bootstrap(
-            cluster_sums(scores[rows], instruction[rows]),
-            ratio,
-            resamples=s.resamples,
-            level=s.level,
-            seed=s.seed,
-            method=s.method,
-        )
-        results.append(part.result("judge/rouge_l", float(scores[rows].mean()), interval, n=len(rows), level=s.level))
-        value = bleu([references[r] for r in rows], [texts[r] for r in rows])
-        results.append(part.result("judge/bleu", value, n=len(rows), level=s.level))
+    results = list(pairs.mean("judge/rouge_l", rouge_l(pairs.references, pairs.texts), evidence))
+    for part in pairs.parts():
+        value = bleu([pairs.references[r] for r in part.rows], [pairs.texts[r] for r in part.rows])
+        results.append(part.result("judge/bleu", value, n=len(part.rows), level=evidence.settings.level))
     return results

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
 from mlflow_compress.scoring.divergence import divergences
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
@@ -47,6 +48,9 @@ def test_equals_the_textbook(vocab: int, distance: float) -> None:
         )
         assert getattr(ours, name).numpy() == close, name
     assert ours.same_top.tolist() == (p.argmax(1) == q.argmax(1)).tolist()
+    tops = [x.sort(dim=1, descending=True).indices[:, :10].numpy() for x in (p, q)]
+    assert ours.top10.numpy() == pytest.approx(top_k_agreement(*tops))
+    assert ours.rbo10.numpy() == pytest.approx(rank_biased_overlap(*tops))
 
 
 def test_small_distances_are_not_drowned_by_rounding() -> None:
@@ -66,6 +70,8 @@ def test_equal_rows_are_exactly_zero() -> None:
     for name in NAMES:
         assert (getattr(result, name) == 0.0).all(), name
     assert result.same_top.all()
+    assert (result.top10 == 1).all()
+    assert result.rbo10.numpy() == pytest.approx(1.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,7 +88,7 @@ def test_identities(vocab: int, scale: float, distance: float, seed: int) -> Non
 
 
 def test_impossible_tokens_take_the_limit() -> None:
-    """A model may forbid tokens with -inf: 0 ln 0 = 0, and a token that only q allows costs -ln of nothing in KL(q||p)."""
+    """A model may forbid tokens with -inf: 0 ln 0 = 0, and a token that only q allows makes KL(q||p) endless."""
     p = torch.log_softmax(torch.tensor([[0.0, 1.0, -math.inf, -math.inf]]), 1)
     q = torch.log_softmax(torch.tensor([[0.0, 1.0, 0.5, -math.inf]]), 1)
     result = divergences(p, q)

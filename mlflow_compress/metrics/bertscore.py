@@ -1,0 +1,65 @@
+"""BERTScore of the variant's answers against the baseline's: an extra, with a model of one's own choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.arrays import Float, same_length
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.text import answer_pairs
+from mlflow_compress.records import MetricResult
+
+
+def bert_score(references: Sequence[str], texts: Sequence[str], folder: str, layer: int) -> Float:
+    """BERTScore F of each text against its reference, shape (n,), in [-1, 1]; 1 for equal texts.
+
+    ``F = 2 P R/(P + R)``: R is the mean over the reference's tokens of the highest cosine similarity to any token of
+    the text, P the same the other way round, over contextual embeddings; no idf weights, no rescaling.
+
+    Parameters
+    ----------
+    references, texts : sequence of str
+    folder : str
+        Of the embedding model. Values are comparable under the same model and layer only.
+    layer : int
+        Whose outputs are the embeddings.
+
+    References
+    ----------
+    Zhang et al., "BERTScore: evaluating text generation with BERT", 2020; computed by the authors' `bert_score`.
+    """
+    from bert_score import BERTScorer
+
+    if same_length(references=references, texts=texts) == 0:
+        raise DataError("BERTScore needs at least one pair of texts")
+    scorer = BERTScorer(model_type=folder, num_layers=layer)
+    return np.asarray(scorer.score(list(texts), list(references))[2].double().numpy())
+
+
+@METRICS.register("bert_score")
+@metric(
+    keys=(
+        Key(
+            name="judge/bert_score",
+            direction="higher",
+            low=-1.0,
+            high=1.0,
+            unit="share",
+            meaning="Mean BERTScore F of the variant's answers against the baseline's.",
+        ),
+    ),
+    needs=("variant", "generations", "bertscore_model", "package:bert_score"),
+    source="bert_score 0.3.13, F without idf and without rescaling",
+)
+def bert_score_mean(evidence: Evidence) -> list[MetricResult]:
+    """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
+    pairs = answer_pairs(evidence)
+    model = evidence.settings.bertscore_model
+    if pairs is None or model is None:
+        return []
+    scores = bert_score(pairs.references, pairs.texts, *model)
+    return list(pairs.mean("judge/bert_score", scores, evidence))

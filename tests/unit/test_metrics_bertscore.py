@@ -1,0 +1,73 @@
+"""BERTScore: identity, an independent greedy matching, and the metric over both models' answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.judges.bertscore import bertscore_layer
+from mlflow_compress.judges.encoder import embedded_folder
+from mlflow_compress.metrics import METRICS, MetricSettings
+from mlflow_compress.metrics.bertscore import bert_score
+from tests import metric_records
+
+TEXTS = ["The river ends in the sea.", "Nine plus four is thirteen."]
+OTHER = ["The river flows into a lake.", "Bread."]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[str, int]:
+    """The embedded encoder and its last layer."""
+    folder = embedded_folder()
+    return str(folder), bertscore_layer("embedded", folder)
+
+
+def test_equal_texts_have_one(model):
+    assert bert_score(TEXTS, TEXTS, *model) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_equals_greedy_matching_by_hand(model):
+    folder, layer = model
+    tokenizer, encoder = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+    def embed(text: str) -> torch.Tensor:
+        with torch.inference_mode():
+            out = encoder(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states[layer][0]
+        return torch.nn.functional.normalize(out, dim=1)
+
+    wanted = []
+    for reference, text in zip(TEXTS, OTHER, strict=True):
+        likeness = embed(text) @ embed(reference).T
+        # The marks at both ends may be matched, but have no weight of their own, as in bert_score.
+        precision, recall = likeness.amax(dim=1)[1:-1].mean().item(), likeness.amax(dim=0)[1:-1].mean().item()
+        wanted.append(2 * precision * recall / (precision + recall))
+    ours = bert_score(TEXTS, OTHER, *model)
+    assert ours == pytest.approx(wanted, abs=1e-4)
+    assert (ours < 0.95).all()
+
+
+def test_metric_of_both_models_answers(model):
+    full = metric_records.evidence(30)
+    asked = replace(full, settings=MetricSettings(resamples=200, bertscore_model=model))
+    assert asked.missing("bertscore_model") is None
+    results = METRICS.get("bert_score").compute(asked)
+    assert {r.name for r in results} == {"judge/bert_score"}
+    assert 0 < results[0].value < 1
+    assert results[0].low is not None and results[0].low <= results[0].value <= results[0].high
+    same = metric_records.identical(full)
+    alike = METRICS.get("bert_score").compute(replace(same, settings=asked.settings))
+    assert alike[0].value == pytest.approx(1.0, abs=1e-5)
+
+
+def test_no_texts_are_refused(model):
+    with pytest.raises(DataError, match="at least one pair"):
+        bert_score([], [], *model)
+
+
+def test_layers_are_those_of_the_authors():
+    assert bertscore_layer("roberta-large", embedded_folder()) == 17
+    assert bertscore_layer("embedded", embedded_folder()) == 6
