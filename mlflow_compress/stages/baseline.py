@@ -16,6 +16,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
+from mlflow_compress.stages.about import About, about, read_about, write_about
 from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.results import logged, results_json
@@ -28,10 +29,11 @@ RECORDS, NOISE, STATES = "records", "noise", "states"  # artifact folders of a b
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A stored baseline evaluation: its run, its records, its second run's records, and its captured states."""
+    """A stored baseline evaluation: its run, records with what is beside them, its second run's records, its states."""
 
     run_id: str
     records: RunRecords
+    about: About
     noise: RunRecords
     states: Path
     fresh: bool
@@ -64,6 +66,7 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
         other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
         noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
         records.write(folder / RECORDS)
+        write_about(folder / RECORDS, about(loaded, config))
         noise.write(folder / NOISE)
         results = compute_all(Evidence(baseline=records, noise=noise))
         run.log_results(logged(results))
@@ -71,9 +74,11 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
 
     fingerprint = {**identity(loaded), **settings, "tasks": suite.hashes()}
     run_id, fresh = find_or_do(tracker, "baseline", model_label(config.model), fingerprint, work)
+    stored = tracker.fetch(run_id, RECORDS)
     return Baseline(
         run_id=run_id,
-        records=RunRecords.read(tracker.fetch(run_id, RECORDS)),
+        records=RunRecords.read(stored),
+        about=read_about(stored),
         noise=RunRecords.read(tracker.fetch(run_id, NOISE)),
         states=tracker.fetch(run_id, STATES),
         fresh=fresh,

@@ -15,22 +15,23 @@ from mlflow_compress.metrics.compare import (
     compare_records,
 )
 from mlflow_compress.records import RunRecords
+from mlflow_compress.stages.about import check_alike, read_about
 from mlflow_compress.tasks.files import read_jsonl
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
 
-def _read(source: str) -> RunRecords | list[Answer]:
-    """Read one side: records of a run or folder, or the answers of a JSONL file."""
+def _read(source: str) -> Path | list[Answer]:
+    """Read one side: the folder of records that it means, or the answers of a JSONL file."""
     path = Path(source)
     if path.is_dir():
-        return RunRecords.read(path)
+        return path
     if path.is_file():
         rows = read_jsonl(path)
         harness = "filtered_resps" in rows[0]
         return answers_from_harness(rows) if harness else answers_from_rows(rows)
     if len(source) == 32 and all(c in "0123456789abcdef" for c in source):
-        return RunRecords.read(_folder_of_run(source))
+        return _folder_of_run(source)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
 
 
@@ -60,14 +61,16 @@ def compare(baseline: str, variant: str) -> dict[str, Any]:
     Raises
     ------
     AlignmentError
-        When items, golds, prompts or answer orders differ, or one side is records and the other answers.
+        When items, golds, prompts, answer orders, tokenizers or shots differ, or one side is records and the other
+        answers.
     ConfigError, DataError
         When a side cannot be found or read.
     """
     left, right = _read(baseline), _read(variant)
-    if isinstance(left, RunRecords) and isinstance(right, RunRecords):
-        return compare_records(left, right)
-    if isinstance(left, RunRecords) or isinstance(right, RunRecords):
+    if isinstance(left, Path) and isinstance(right, Path):
+        check_alike(read_about(left), read_about(right))
+        return compare_records(RunRecords.read(left), RunRecords.read(right))
+    if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
     return compare_answers(left, right)
 

@@ -16,6 +16,7 @@ from mlflow_compress.report.verdict import verdict
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model
 from mlflow_compress.scoring.store import StateStore
+from mlflow_compress.stages.about import About, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
 from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.promote import gate_values
@@ -56,7 +57,7 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
     return found, baseline
 
 
-def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult]) -> None:
+def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult], beside: About) -> None:
     """Log metrics (pooled and by task), records, the flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
@@ -68,6 +69,7 @@ def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricRes
         run.log_json(skipped, "not_computed.json")
     with tempfile.TemporaryDirectory() as folder:
         found.subject.write(Path(folder))
+        write_about(Path(folder), beside)
         run.log_folder(Path(folder), RECORDS)
 
 
@@ -90,7 +92,7 @@ def run_evaluate(config: EvaluateConfig) -> str:
         run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
         found, baseline = evidence(config, tracker)
         results = compute_all(found)
-        log_evaluation(run, found, results)
+        log_evaluation(run, found, results, baseline.about)
         sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
+from mlflow_compress.stages.about import write_about
+from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
 
 
@@ -52,6 +54,25 @@ def test_what_cannot_be_compared_is_named(
     paths = write(tmp_path / "b.jsonl", rows("AA")), write(tmp_path / "q.jsonl", other)
     assert cli.main(["compare", *paths]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("part", "value"), [("tokenizer", "b" * 64), ("shots", 0)])
+def test_records_of_another_tokenizer_or_number_of_shots_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, value: object
+) -> None:
+    full = metric_records.evidence(12)
+    known: dict[str, object] = {"tokenizer": "a" * 64, "shots": 5}
+    folders = tmp_path / "b", tmp_path / "q"
+    for folder, run, beside in zip(
+        folders, (full.baseline, full.variant), (known, {**known, part: value}), strict=True
+    ):
+        assert run is not None
+        run.write(folder)
+        write_about(folder, beside)
+    assert cli.main(["compare", *map(str, folders)]) == 1
+    assert f"differ in their {part}" in capsys.readouterr().err
+    write_about(folders[1], known)
+    assert cli.main(["compare", *map(str, folders)]) == 0
 
 
 def test_an_unknown_source_lists_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -205,50 +203,3 @@ def test_batches_add_up():
     tables = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
     parts = [tuple(type(t)(t.table.slice(i, 70)) for t in tables) for i in range(0, 600, 70)]
     assert stream_statistics(parts).ratio == pytest.approx(statistics(*tables).ratio)
-
-
-TEN_MILLION = """
-import resource, time
-import numpy as np
-import pyarrow as pa
-from mlflow_compress.metrics.perplexity import stream_statistics
-from mlflow_compress.records import TokenDistances, TokenScores
-
-N, WINDOWS = 1_000_000, 4_000
-
-def records(kind, keys, **columns):
-    columns = {**keys, **{name: pa.array(values) for name, values in columns.items()}}
-    return kind(pa.table([columns[f.name].cast(f.type) for f in kind.SCHEMA], schema=kind.SCHEMA))
-
-def triples():
-    rng = np.random.default_rng(0)
-    argmax = np.zeros(N, dtype=np.int32)
-    for part in range(10):
-        window = pa.array(np.repeat(np.arange(WINDOWS) + part * WINDOWS, N // WINDOWS)).cast(pa.string())
-        position = pa.array(np.tile(np.arange(N // WINDOWS, dtype=np.int32), WINDOWS))
-        task = pa.array(["wiki"]).take(pa.array(np.zeros(N, dtype=np.int64)))
-        keys = {"task": task, "item_id": window, "position": position}
-        nll, kl = rng.exponential(2.0, N), rng.exponential(0.05, N)
-        scores = [
-            records(TokenScores, keys, target=argmax, nll=x, p_target=np.exp(-x), argmax=argmax, entropy=nll)
-            for x in (nll, nll + 0.1 * rng.random(N))
-        ]
-        yield *scores, records(TokenDistances, keys, kl=kl, kl_reverse=kl, js=kl, tv=kl, same_top=kl < 0.2, top10=kl, rbo10=kl)
-
-start = time.process_time()
-for _ in triples():
-    pass
-making = time.process_time() - start
-start = time.process_time()
-found = stream_statistics(triples())
-print(found.n, time.process_time() - start - making, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
-"""
-
-
-@pytest.mark.slow
-def test_ten_million_tokens_within_ten_seconds_and_a_gigabyte():
-    done = subprocess.run([sys.executable, "-c", TEN_MILLION], capture_output=True, text=True, check=True)
-    n, seconds, gigabytes = (float(x) for x in done.stdout.split())
-    assert n == 10_000_000
-    assert seconds < 10.0  # processor time, so that a busy machine does not decide
-    assert gigabytes < 1.0

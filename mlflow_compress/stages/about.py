@@ -1,0 +1,47 @@
+"""What a folder of records does not show: the tokenizer and the shots behind it, kept beside the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlflow_compress.config import EvaluateSettings
+from mlflow_compress.errors import AlignmentError
+from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
+
+FILE = "about.json"
+About = dict[str, object]
+
+
+def about(loaded: LoadedModel, config: EvaluateSettings) -> About:
+    """Return what two evaluations must share to be comparable, beyond their items."""
+    return {"tokenizer": tokenizer_hash(loaded.tokenizer), "shots": config.shots}
+
+
+def write_about(folder: Path, content: About) -> None:
+    """Write it beside the records."""
+    (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_about(folder: Path) -> About:
+    """Return what `write_about` wrote; nothing where records come without it."""
+    path = folder / FILE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def check_alike(baseline: About, variant: About) -> None:
+    """Refuse evaluations with another tokenizer or number of shots; what only one side tells is not compared.
+
+    Raises
+    ------
+    AlignmentError
+        Naming what differs.
+    """
+    for part in sorted(baseline.keys() & variant.keys()):
+        if baseline[part] != variant[part]:
+            raise AlignmentError(
+                f"The two evaluations differ in their {part}",
+                allowed=str(baseline[part]),
+                got=variant[part],
+                fix="Evaluate both with the same tokenizer and settings",
+            )
