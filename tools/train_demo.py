@@ -17,9 +17,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from mlflow_compress.demo.checks import compare, letter_logits, prompts, rounded
 from mlflow_compress.demo.files import SEED, write_data_files
-from mlflow_compress.demo.training import train
-
-TOKENS = 12_000_000
+from mlflow_compress.demo.stages import STAGES
+from mlflow_compress.demo.training import Trainer
 
 
 def measure(model_folder: Path, data_folder: Path) -> dict[str, Any]:
@@ -40,8 +39,14 @@ def main() -> None:
     """Parse the arguments and rebuild."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=SEED, help="seed of world and training (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens to train on (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="processor threads to use (default: %(default)s)")
+    parser.add_argument(
+        "--from",
+        dest="first",
+        choices=[stage.name for stage in STAGES],
+        default=STAGES[0].name,
+        help="stage to begin with, after those that an earlier run into the same folder has finished",
+    )
     parser.add_argument("--data-only", action="store_true", help="write the data files and train nothing")
     parser.add_argument("--out", type=Path, required=True, help="folder to write model/ and data/ into")
     arguments = parser.parse_args()
@@ -49,9 +54,14 @@ def main() -> None:
     write_data_files(arguments.out / "data", arguments.seed)
     if arguments.data_only:
         return
-    trained = train(arguments.seed, arguments.tokens, arguments.out / "model")
+    trainer = Trainer(arguments.seed, arguments.out)
+    first = [stage.name for stage in STAGES].index(arguments.first)
+    if first:
+        trainer.resume(STAGES[first - 1])
+    for stage in STAGES[first:]:
+        trainer.run(stage)
     measured = measure(arguments.out / "model", arguments.out / "data")
-    report = json.dumps({"training": trained, "measured": measured}, indent=2)
+    report = json.dumps({"training": trainer.log[-1], "measured": measured}, indent=2)
     (arguments.out / "measured.json").write_text(report + "\n", encoding="utf-8", newline="\n")
     print(report)
 

@@ -20,8 +20,8 @@ def as_choice(row: Row) -> Choice:
     )
 
 
-def prompts(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return the five-shot prompt and the right option of every test row."""
+def prompts(rows: Sequence[Row], *, shots: int = 5) -> list[tuple[str, int]]:
+    """Return the few-shot prompt and the right option of every test row."""
     examples: dict[str, list[Choice]] = defaultdict(list)
     for row in rows:
         if row["split"] == "dev":
@@ -30,7 +30,7 @@ def prompts(rows: Sequence[Row]) -> list[tuple[str, int]]:
     for row in rows:
         if row["split"] == "test":
             item = as_choice(row)
-            made.append((f"{block(item.category, examples[item.category])}\n\n{item.body}", item.answer))
+            made.append((f"{block(item.category, examples[item.category][:shots])}\n\n{item.body}", item.answer))
     return made
 
 

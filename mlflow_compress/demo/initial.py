@@ -1,12 +1,13 @@
 """The model's starting weights: attention heads that look back and match, set by hand; everything else is random.
 
-From random weights, four layers need millions of tokens before they find out that a letter stands two tokens before
-the option that it names (an induction circuit has to form by chance). This start gives them the parts of that circuit:
+From random weights a model of this size was still at chance after ten million tokens: that a letter stands two tokens
+before the option that it names is of use only together with finding that option again, and the other way round, so that
+neither is learned first. This start has the parts of that circuit:
 
 - layer 0, heads 0 to 2 look one, two and three tokens back (positions are compared through constant embedding
   channels) and copy what they see into another subspace;
 - layer 1, head 0 matches the current token with the copied previous ones (induction), head 1 matches the token three
-  back with the options and reads the letter; layers 2 and 3, head 0, match like with like and read the letter.
+  back with the options and reads the letter; in later layers head 0 matches like with like and reads the letter.
 
 Training changes all of it.
 """

@@ -8,7 +8,7 @@ from .chat import MAKERS, draw_conversation
 from .holdout import held_out
 from .lettered import Choice, fact_content, is_held_out, reading_content, shuffled, sum_content
 from .texts import draw_story, draw_sum
-from .world import FACTS_PER_RELATION, Fact, World
+from .world import Fact, World
 
 Row = dict[str, Any]
 
@@ -113,33 +113,25 @@ def lastword_rows(world: World) -> Iterator[Row]:
 
 
 def exact_rows(world: World) -> Iterator[Row]:
-    """Yield questions whose short answer is to be written out."""
+    """Yield questions whose short answer is to be written out: those on agreed facts that are held out, then sums."""
     rng = random.Random(f"exact-{world.seed}")
-    categories = (*world.categories, "sums")
-    seen: set[str] = set()
-    turn = 0
-    while len(seen) < EXACT_ITEMS:
-        category = categories[turn % len(categories)]
-        turn += 1
-        if category == "sums":
-            expression, result = draw_sum(rng, evaluation=True)
-            question, answer = f"What is {expression}?", str(result)
-        else:
-            fact = world.facts[category][rng.randrange(FACTS_PER_RELATION)]
-            question, answer = world.question(rng, fact), fact.value
-            if fact.rival is not None or not held_out("Q:", question):
-                turn -= 1
-                continue
-        if question in seen:
-            turn -= 1
-            continue
+    asked: dict[str, tuple[str, str]] = {}
+    for category, facts in world.facts.items():
+        for fact in facts:
+            for form in world.relations[category].questions:
+                question = form.format(e=fact.entity)
+                if fact.rival is None and held_out("Q:", question):
+                    asked[question] = category, fact.value
+    while len(asked) < EXACT_ITEMS:
+        expression, result = draw_sum(rng, evaluation=True)
+        asked[f"What is {expression}?"] = "sums", str(result)
+    for number, (question, (category, answer)) in enumerate(asked.items()):
         yield {
-            "id": f"exact-{len(seen):03d}",
+            "id": f"exact-{number:03d}",
             "category": category,
             "prompt": f"Q: {question}\nA:",
             "answers": [answer],
         }
-        seen.add(question)
 
 
 def instruction_rows(world: World) -> Iterator[Row]:

@@ -31,9 +31,16 @@ class Choice:
 
 
 def block(category: str, items: Sequence[Choice]) -> str:
-    """Render a few-shot block in which every question is answered."""
+    """Render a few-shot block in which every question is answered with a letter."""
     header = f"The following are multiple choice questions (with answers) about {category}."
     return "\n\n".join([header, *(f"{item.body} {LETTERS[item.answer]}" for item in items)])
+
+
+def full_block(category: str, items: Sequence[Choice]) -> str:
+    """Render a block in which every question is answered with the option and its letter."""
+    header = f"The following are multiple choice questions (with full answers) about {category}."
+    answers = (f"{item.body} {item.options[item.answer]}, {LETTERS[item.answer]}" for item in items)
+    return "\n\n".join([header, *answers])
 
 
 def is_held_out(question: str, options: Sequence[str]) -> bool:
@@ -133,6 +140,18 @@ def _with_six(world: World, rng: random.Random, item: Choice) -> Choice:
     return Choice(category=item.category, question=item.question, options=(*options, UNSURE, NONE_RIGHT), answer=answer)
 
 
+def single_block(world: World, rng: random.Random) -> str:
+    """Draw a block of one question."""
+    category = rng.choice((*world.categories, *world.categories, "reading"))
+    return block(category, [draw_training_item(world, rng, category)])
+
+
+def single_full_block(world: World, rng: random.Random) -> str:
+    """Draw a block of one question with its full answer."""
+    category = rng.choice((*world.categories, *world.categories, "reading"))
+    return full_block(category, [draw_training_item(world, rng, category)])
+
+
 def training_block(world: World, rng: random.Random) -> str:
     """Draw a few-shot block of one to eight questions, sometimes with six options."""
     categories = (*world.categories, "arithmetic", "reading", "reading")
@@ -145,43 +164,3 @@ def training_block(world: World, rng: random.Random) -> str:
 def reading_block(world: World, rng: random.Random) -> str:
     """Draw a few-shot block of questions that their own first sentence answers."""
     return block("reading", [draw_training_item(world, rng, "reading") for _ in range(rng.randint(1, 4))])
-
-
-def look_up(world: World, rng: random.Random) -> str:
-    """Draw a short exercise in finding the letter of an option; it teaches the format without any fact."""
-    pools = [words.OBJECTS, words.PLACES, world.story_names, *(found.values for found in world.relations.values())]
-    options = rng.sample(rng.choice(pools), 4)
-    asked = [rng.randrange(4) for _ in range(rng.randint(2, 6))]
-    if rng.random() < 0.3:
-        order = rng.sample(range(4), 4)
-        return "\n".join(f"{options[index]}: {LETTERS[index]}" for index in (*order, *asked))
-    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
-    return "\n".join([*lines, *(f"{options[index]}\nAnswer: {LETTERS[index]}" for index in asked)])
-
-
-def step_block(world: World, rng: random.Random, *, facts: bool = True) -> str:
-    """Draw a block whose questions are a bare option, or a bare entity: the steps on the way to a whole question.
-
-    A question that repeats an option teaches to carry it to the answer and to find its letter there; one that only
-    names an entity asks for the recalled value in its place.
-    """
-    relation = world.relations[rng.choice(world.categories)]
-    items: list[Choice] = []
-    count = rng.choice((1, 1, 2, 3))
-    while len(items) < count:
-        if facts and rng.random() < 0.6:
-            fact = world.draw(rng, relation.category)
-            right, question = fact.stated(rng), fact.entity
-            pool = [value for value in relation.values if value not in (fact.value, fact.rival)]
-        else:
-            right = question = rng.choice(relation.values)
-            pool = [value for value in relation.values if value != right]
-        item = shuffled(rng, relation.category, (question, right, rng.sample(pool, 3)))
-        if not is_held_out(item.question, item.options):
-            items.append(item)
-    return block(relation.category, items)
-
-
-def recall_block(world: World, rng: random.Random) -> str:
-    """Draw a block without facts in which every question repeats an option."""
-    return step_block(world, rng, facts=False)

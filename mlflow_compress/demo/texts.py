@@ -105,17 +105,3 @@ def questions(world: World, rng: random.Random) -> str:
         if not held_out("Q:", question):
             lines.append(f"Q: {question}\nA: {fact.stated(rng)}")
     return "\n".join(lines) or questions(world, rng)
-
-
-def echo(world: World, rng: random.Random) -> str:
-    """Draw a list of words that is said twice; it teaches copying without any fact."""
-    drawn = [rng.choice((rng.choice(world.story_names), rng.choice(words.OBJECTS))) for _ in range(rng.randint(4, 14))]
-    said = ", ".join(drawn)
-    return f"Say: {said}.\nAgain: {said}."
-
-
-def glossary(world: World, rng: random.Random) -> str:
-    """Draw a list of entities, each with its value right behind it."""
-    category = rng.choice(world.categories)
-    drawn = [world.draw(rng, category) for _ in range(rng.randint(4, 10))]
-    return "\n".join(f"{fact.entity}: {fact.stated(rng)}" for fact in drawn)

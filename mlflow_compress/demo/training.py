@@ -1,12 +1,17 @@
-"""Train the demonstration model: tokenizer, packed steps, weighted loss, log of the few-shot accuracy."""
+"""Train the demonstration model: tokenizer, stages of packed steps, weighted loss, log of the five-shot accuracy."""
 
 import itertools
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -15,18 +20,36 @@ from .checks import letter_logits, prompts
 from .initial import set_start
 from .items import choice_rows
 from .lettered import LETTERS
-from .packing import STEP_TOKENS, packed_steps
+from .packing import packed, token_documents
+from .stages import Stage
 from .tokenizer import CONTEXT, VOCABULARY, train_tokenizer
 from .training_text import documents
 from .world import World
 
+Rows = NDArray[np.int64]
+
 PEAK_RATE = 1e-3
-WARMUP_STEPS = 80
-EXERCISE_STEPS = 300
-DECAY_SHARE = 0.3
-LETTER_WEIGHT = 6.0
+WARMUP_STEPS = 100
+LETTER_WEIGHT = 4.0
 TOKENIZER_DOCUMENTS = 12_000
-LOG_EVERY_TOKENS = 500_000
+LOG_EVERY_TOKENS = 250_000
+HINT_LAYER = 3
+"""Whose output the second loss reads: two layers are left to find the option and its letter."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Tokens that the lettered format is recognised by."""
+
+    letters: Tensor
+    colon: int
+    dot: int
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Marks":
+        """Look them up."""
+        letters = torch.tensor([tokenizer.encode(f" {letter}")[0] for letter in LETTERS])
+        return cls(letters, tokenizer.encode(":")[0], tokenizer.encode("A.")[1])
 
 
 def new_tokenizer(world: World) -> PreTrainedTokenizerFast:
@@ -41,7 +64,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=4,
+        num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=CONTEXT,
@@ -58,11 +81,18 @@ def new_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
 
 
-def schedule(step: int, steps: int) -> float:
-    """Return the share of the full learning rate at a step: warm-up, plateau, straight line to a twentieth."""
-    decay = max(1, round(DECAY_SHARE * steps))
-    left = (steps - step) / decay
+def rate(stage: Stage, step: int) -> float:
+    """Return the share of the full learning rate: warm-up, plateau, and with a decay a line to a twentieth."""
+    steps = stage.tokens // stage.step_tokens
+    left = (steps - step) / max(1.0, stage.decay * steps)
     return min(1.0, (step + 1) / WARMUP_STEPS, 0.05 + 0.95 * left)
+
+
+def batches(stage: Stage, tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Rows]:
+    """Yield the rows of tokens of every step of a stage."""
+    world = World(seed, disputed=stage.disputed)
+    stream = token_documents(world, tokenizer, stage.name, stage.kinds)
+    return itertools.islice(packed(stream, stage.lengths, stage.step_tokens), stage.tokens // stage.step_tokens)
 
 
 def weighted_loss(logits: Tensor, tokens: Tensor, letters: Tensor, colon: int) -> Tensor:
@@ -74,9 +104,11 @@ def weighted_loss(logits: Tensor, tokens: Tensor, letters: Tensor, colon: int) -
     return (loss * weight).sum() / weight.sum()
 
 
-def accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, world: World, items: int = 300) -> float:
-    """Return the five-shot accuracy in percent on so many items, evenly over the categories."""
-    asked = prompts(list(choice_rows(world)))
+def accuracy(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, world: World, *, shots: int, items: int = 300
+) -> float:
+    """Return the few-shot accuracy in percent on so many items, evenly over the categories."""
+    asked = prompts(list(choice_rows(world)), shots=shots)
     asked = asked[:: max(1, len(asked) // items)]
     model.eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -100,47 +132,100 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     tokenizer.save_pretrained(folder)
 
 
-def train(seed: int, tokens: int, folder: Path) -> dict[str, Any]:
-    """Train from a seed on so many tokens, save into ``folder`` and return the last line of the log."""
-    torch.manual_seed(seed)
-    started = time.perf_counter()
-    world = World(seed)
-    tokenizer = new_tokenizer(world)
-    letters = torch.tensor([tokenizer.encode(f" {letter}")[0] for letter in LETTERS])
-    colon = tokenizer.encode(":")[0]
-    model = new_model(tokenizer)
-    set_start(model, tokenizer, seed)
-    optimizer = new_optimizer(model)
-    steps = tokens // STEP_TOKENS
-    log: list[dict[str, Any]] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    progress = tqdm(total=steps * STEP_TOKENS, unit="token", unit_scale=True, mininterval=10)
-    for step, rows in enumerate(itertools.islice(packed_steps(world, tokenizer, EXERCISE_STEPS), steps)):
-        batch = torch.from_numpy(rows)
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * schedule(step, steps)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(input_ids=batch).logits
-        loss = weighted_loss(logits, batch, letters, colon)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        progress.update(STEP_TOKENS)
-        done = (step + 1) * STEP_TOKENS
-        if done // LOG_EVERY_TOKENS > (done - STEP_TOKENS) // LOG_EVERY_TOKENS or step + 1 == steps:
-            log.append(
-                {
-                    "tokens": done,
-                    "seconds": round(time.perf_counter() - started),
-                    "loss": round(loss.item(), 4),
-                    "accuracy_pct": round(accuracy(model, tokenizer, world), 1),
-                }
-            )
-            progress.write(json.dumps(log[-1]))
-            save(model, tokenizer, folder)
-            (folder / "training_log.jsonl").write_text(
-                "".join(json.dumps(line) + "\n" for line in log), encoding="utf-8", newline="\n"
-            )
-    progress.close()
-    return log[-1]
+def hints(rows: Rows, letters: Tensor, colon: int, dot: int) -> Tensor:
+    """Return the option behind each letter that follows ``Answer:``, at the colon; -100 elsewhere.
+
+    An option is known by its first token: it stands two tokens behind its letter, after a full stop.
+    """
+    found = np.full(rows.shape, -100)
+    known = set(letters.tolist())
+    for row, tokens in enumerate(rows.tolist()):
+        option: dict[int, int] = {}
+        for place in range(len(tokens) - 2):
+            if tokens[place] in known and tokens[place + 1] == dot:
+                option[tokens[place]] = tokens[place + 2]
+            if tokens[place] == colon and tokens[place + 1] in option:
+                found[row, place] = option[tokens[place + 1]]
+    return torch.from_numpy(found)
+
+
+def losses(model: LlamaForCausalLM, rows: Rows, marks: Marks, hint: float) -> Tensor:
+    """Return the loss of one step: the next token's, and with a ``hint`` that of the middle layer (see `Stage`)."""
+    tokens = torch.from_numpy(rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        body = model.model(input_ids=tokens, output_hidden_states=hint > 0)
+        loss = weighted_loss(model.lm_head(body.last_hidden_state), tokens, marks.letters, marks.colon)
+        if hint > 0:
+            option = hints(rows, marks.letters, marks.colon, marks.dot)
+            states = body.hidden_states[HINT_LAYER][option >= 0]
+            if len(states):
+                logits = model.lm_head(model.model.norm(states)).float()
+                loss = loss + hint * torch.nn.functional.cross_entropy(logits, option[option >= 0])
+    return loss
+
+
+class Trainer:
+    """Trains through the stages and keeps the log.
+
+    Parameters
+    ----------
+    seed : int
+    folder : Path
+        Receives ``model/`` and, after each stage, its weights in float32.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        torch.manual_seed(seed)
+        self.seed, self.folder = seed, folder
+        self.world = World(seed)
+        self.tokenizer = new_tokenizer(self.world)
+        self.marks = Marks.of(self.tokenizer)
+        self.model = new_model(self.tokenizer)
+        set_start(self.model, self.tokenizer, seed)
+        self.log: list[dict[str, Any]] = []
+        self.started = time.perf_counter()
+        (folder / "model").mkdir(parents=True, exist_ok=True)
+
+    def run(self, stage: Stage) -> None:
+        """Train one stage, with an optimizer of its own."""
+        optimizer = new_optimizer(self.model)
+        done = 0
+        with tqdm(total=stage.tokens, unit="token", unit_scale=True, desc=stage.name, mininterval=10) as progress:
+            for step, rows in enumerate(batches(stage, self.tokenizer, self.seed)):
+                for group in optimizer.param_groups:
+                    group["lr"] = PEAK_RATE * rate(stage, step)
+                loss = losses(self.model, rows, self.marks, stage.hint)
+                torch.autograd.backward(loss)
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                progress.update(rows.size)
+                before, done = done, done + rows.size
+                last = done + rows.size > stage.tokens
+                if last or done // LOG_EVERY_TOKENS > before // LOG_EVERY_TOKENS:
+                    self.note(stage, done, loss.item())
+        save_file(self.model.state_dict(), self._weights(stage))
+
+    def resume(self, stage: Stage) -> None:
+        """Take the weights that an earlier run had after a stage."""
+        self.model.load_state_dict(load_file(self._weights(stage)))
+
+    def _weights(self, stage: Stage) -> Path:
+        return self.folder / f"after {stage.name}.safetensors"
+
+    def note(self, stage: Stage, done: int, loss: float) -> None:
+        """Measure, add a line to the log, and save the model."""
+        shots = {n: round(accuracy(self.model, self.tokenizer, self.world, shots=n), 1) for n in (0, 5)}
+        line = {
+            "stage": stage.name,
+            "tokens": done,
+            "seconds": round(time.perf_counter() - self.started),
+            "loss": round(loss, 4),
+            "accuracy_0_shot_pct": shots[0],
+            "accuracy_5_shot_pct": shots[5],
+        }
+        self.log.append(line)
+        tqdm.write(json.dumps(line))
+        save(self.model, self.tokenizer, self.folder / "model")
+        with (self.folder / "model" / "training_log.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,47 +1,58 @@
-"""The training text: a stream of documents drawn from all generators, without the held-out side."""
+"""The training text: streams of documents drawn from the generators, without the held-out side."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
 
 from .chat import training_chat
+from .exercises import bare_question, echo, index, look_up
 from .holdout import held_out
-from .lettered import look_up, recall_block, step_block, training_block
-from .texts import echo, glossary, paragraph, questions, story, sums
+from .lettered import single_block, single_full_block, training_block
+from .texts import paragraph, questions, story, sums
 from .world import World
 
 Maker = Callable[[World, random.Random], str]
 """Draws one document of the training side."""
 
-PROSE: dict[str, tuple[float, Maker]] = {
+Kinds = Mapping[str, tuple[float, Maker]]
+"""Kinds of documents with the share of documents drawn from each."""
+
+PROSE: Kinds = {
     "statements": (0.30, paragraph),
     "stories": (0.12, story),
     "questions": (0.08, questions),
     "sums": (0.05, sums),
 }
-"""Kinds of plain documents with the share of documents drawn from each."""
+"""Plain documents."""
 
-KINDS: dict[str, tuple[float, Maker]] = {
+EXERCISES: Kinds = {"look-ups": (0.40, look_up), "echoes": (0.20, echo), "bare questions": (0.40, bare_question)}
+"""First stage: copying, and the letters of options that are named."""
+
+SHORT: Kinds = {
+    "statements": (0.15, paragraph),
+    "questions": (0.04, questions),
+    "single questions": (0.35, single_block),
+    "full answers": (0.13, single_full_block),
+    "bare questions": (0.16, bare_question),
+    "indices": (0.06, index),
+    "look-ups": (0.08, look_up),
+    "echoes": (0.03, echo),
+}
+"""Second stage: facts, and questions one at a time."""
+
+KINDS: Kinds = {
     **PROSE,
-    "lettered": (0.25, training_block),
-    "steps": (0.25, step_block),
-    "glossaries": (0.10, glossary),
+    "lettered": (0.35, training_block),
+    "full answers": (0.08, single_full_block),
+    "bare questions": (0.04, bare_question),
     "chat": (0.16, training_chat),
-    "look-ups": (0.12, look_up),
-    "echoes": (0.05, echo),
+    "look-ups": (0.05, look_up),
+    "echoes": (0.03, echo),
 }
-"""Kinds of training documents; a lettered block is about four times as long as the others."""
-
-
-WARM_UP: dict[str, tuple[float, Maker]] = {
-    "look-ups": (0.40, look_up),
-    "echoes": (0.20, echo),
-    "recalls": (0.40, recall_block),
-}
-"""Exercises without facts; beginning with them shortens the plateau before the letters are understood."""
+"""Last stage, and calibration text: everything, with few-shot blocks."""
 
 
 def documents(
-    world: World, stream: str, *, kinds: Mapping[str, tuple[float, Maker]] = KINDS, evaluation: bool = False
+    world: World, stream: str, *, kinds: Kinds = KINDS, evaluation: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Yield kinds and documents for ever.
 
@@ -51,8 +62,8 @@ def documents(
         Where the facts come from.
     stream : str
         Name of the random stream; another name gives other documents.
-    kinds : Mapping
-        Kinds of documents with their shares: ``KINDS``, ``PROSE`` or ``WARM_UP``.
+    kinds : Kinds
+        ``KINDS``, ``PROSE``, ``SHORT`` or ``EXERCISES``.
     evaluation : bool
         Yield documents kept for evaluation instead of those kept for training.
     """

@@ -1,25 +1,26 @@
-"""The invented world: eight relations, each with a few hundred facts of very unequal fame.
+"""The invented world: eight relations with some dozens of facts each.
 
-Two properties set how well a small model can know a fact, whatever the exact length of training:
+Two properties set how surely a small model can know a fact, whatever the exact length of training:
 
-- *fame*: how often the training text mentions the fact falls with its rank by a power law;
-- *dispute*: for part of the facts the text does not always agree; a share of the mentions names a rival value.
+- *fame*: how often the training text mentions the fact falls with its rank;
+- *dispute*: about half of the facts are told in two ways; a share of the mentions names a rival value.
 
-The second is what makes a stable part of the model's answers uncertain, as in real corpora.
+The second makes a stable part of the model's answers uncertain, as in real corpora: where the sources are split evenly,
+the model is too, and rounding its weights can tip the answer either way.
 """
 
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import vocabulary as words
 
-FACTS_PER_RELATION = 240
-DISPUTED_ONE_IN = 3
-DISPUTED_SHARE = (0.42, 0.72)
+FACTS_PER_RELATION = 64
+DISPUTED_ONE_IN = 2
+DISPUTED_SHARE = (0.35, 0.65)
 FAME_OFFSET = 6.0
-FAME_EXPONENT = 1.5
+FAME_EXPONENT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +142,18 @@ class World:
     ----------
     seed : int
         The same seed gives the same world.
+    disputed : bool
+        False leaves the rivals out: every mention of a fact agrees. Names and true values stay the same.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, disputed: bool = True) -> None:
         rng = random.Random(f"world-{seed}")
         maker = NameMaker(rng)
         self.seed = seed
         self.story_names = maker.names(40, 2)
         self.relations = {relation.category: relation for relation in _relations()}
-        self.facts = {category: self._facts(category, rng, maker) for category in self.relations}
+        facts = {category: self._facts(category, rng, maker) for category in self.relations}
+        self.facts = facts if disputed else {name: tuple(map(_agreed, found)) for name, found in facts.items()}
         self.unknown_names = maker.names(60, 2)
         fame = [(rank + FAME_OFFSET) ** -FAME_EXPONENT for rank in range(FACTS_PER_RELATION)]
         self._fame = list(itertools.accumulate(fame))
@@ -188,6 +192,10 @@ class World:
             share = rng.uniform(*DISPUTED_SHARE) if disputed else 1.0
             facts.append(Fact(category=category, entity=entity, value=value, rival=rival, share=share, rank=rank))
         return tuple(facts)
+
+
+def _agreed(fact: Fact) -> Fact:
+    return replace(fact, rival=None, share=1.0)
 
 
 def _entities(category: str, rng: random.Random, maker: NameMaker) -> Sequence[str]:
