@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import logging
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,16 +108,17 @@ def load_model(config: LoadConfig) -> LoadedModel:
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     placement = _placement(config.device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
-            use_safetensors=True,
-            output_loading_info=True,
-            **_attention(folder),
-            **placement,
-            **common,
-        )
+        with _bars_on_terminals_only():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                **_attention(folder),
+                **placement,
+                **common,
+            )
     except ImportError as error:
         raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -123,7 +128,8 @@ def load_model(config: LoadConfig) -> LoadedModel:
         raise CheckpointError(
             f"The checkpoint leaves {len(broken)} parameters of the model without values", got=", ".join(broken[:3])
         )
-    _decompress(model)
+    with _bars_on_terminals_only():
+        _decompress(model)
     if config.dtype != "auto":
         _unify(model, getattr(torch, config.dtype))
     model.eval()
@@ -232,6 +238,13 @@ def _decompress(model: Any) -> None:
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
+
+
+@contextlib.contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Hold back the libraries' progress bars where they would fill a log."""
+    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _unify(model: Any, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import mlflow
@@ -16,6 +17,9 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generate import generate
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from mlflow_compress.scoring.sampling import GenerationConfig
+
+# MLflow asks for type hints at every definition, and would read them as a schema of the input.
+warnings.filterwarnings("ignore", message=r".*Add type hints to the `predict` method")
 
 
 class VariantModel(PythonModel):  # type: ignore[misc]
