@@ -31,8 +31,10 @@ def run(folder: Path, out: Path, resume: Path | None) -> None:
     baseline = StateStore.open(folder / "baseline")
     scorer = Scorer(loaded, CONFIG)
     store = out / "store"
-    if (store / "manifest.json").exists():  # killed between the store and the records: begin the store anew
+    if (store / "manifest.json").exists():  # killed between the store and the records: begin both anew
         shutil.rmtree(store)
+        if resume is not None:
+            shutil.rmtree(resume, ignore_errors=True)  # the journal counts on the store's shards
     with StateWriter(store, loaded, shard_bytes=3000) as writer:
         results = [
             *scorer.score(mixed_requests(), capture=writer, baseline=baseline, resume=resume),
