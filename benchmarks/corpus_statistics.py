@@ -24,7 +24,7 @@ from mlflow_compress.metrics.perplexity import stream_statistics
 from mlflow_compress.records import TokenDistances, TokenScores
 
 WINDOW = 256
-PART = 1_024_000
+PART = 262_144
 """Tokens of a row group."""
 
 FILES = ("baseline", "variant", "distances")
