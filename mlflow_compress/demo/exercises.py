@@ -3,7 +3,7 @@
 import random
 
 from . import vocabulary as words
-from .lettered import LETTERS, block, full_block, is_held_out, shuffled
+from .lettered import LETTERS, block, full_block, is_held_out, option_lines, shuffled
 from .world import World
 
 FORMS = ("{option} {letter}", "{option} {letter}", "{option}: {letter}", "{option}\nAnswer: {letter}")
@@ -29,15 +29,14 @@ def look_up(world: World, rng: random.Random) -> str:
     if rng.random() < 0.3:
         order = rng.sample(range(4), 4)
         return "\n".join(f"{options[index]}: {LETTERS[index]}" for index in (*order, *asked))
-    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
-    return "\n".join([*lines, *(f"{options[index]}\nAnswer: {LETTERS[index]}" for index in asked)])
+    return "\n".join([*option_lines(options), *(f"{options[index]}\nAnswer: {LETTERS[index]}" for index in asked)])
 
 
 def index(world: World, rng: random.Random) -> str:
     """Draw four or six options and many look-ups in one of several forms."""
     options = _options(world, rng, rng.choice((4, 4, 4, 6)))
     form = rng.choice(FORMS)
-    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    lines = option_lines(options)
     for _ in range(rng.randint(3, 10)):
         asked = rng.randrange(len(options))
         lines.append(form.format(option=options[asked], letter=LETTERS[asked]))

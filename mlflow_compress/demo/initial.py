@@ -1,8 +1,8 @@
 """The model's starting weights: attention heads that look back and match, set by hand; everything else is random.
 
-From random weights a model of this size was still at chance after ten million tokens: that a letter stands two tokens
-before the option that it names is of use only together with finding that option again, and the other way round, so that
-neither is learned first. This start has the parts of that circuit:
+From random weights a model with four layers was still at chance after ten million tokens: that a letter stands two
+tokens before the option that it names is of use only together with finding that option again, and the other way round,
+so that neither is learned first. This start has the parts of that circuit:
 
 - layer 0, heads 0 to 2 look one, two and three tokens back (positions are compared through constant embedding
   channels) and copy what they see into another subspace;

@@ -26,8 +26,12 @@ class Choice:
     @property
     def body(self) -> str:
         """The question and its options up to ``Answer:``."""
-        lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, self.options, strict=False)]
-        return "\n".join([self.question, *lines, "Answer:"])
+        return "\n".join([self.question, *option_lines(self.options), "Answer:"])
+
+
+def option_lines(options: Sequence[str]) -> list[str]:
+    """Return one line an option, with its letter."""
+    return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
 
 
 def block(category: str, items: Sequence[Choice]) -> str:
@@ -140,16 +144,19 @@ def _with_six(world: World, rng: random.Random, item: Choice) -> Choice:
     return Choice(category=item.category, question=item.question, options=(*options, UNSURE, NONE_RIGHT), answer=answer)
 
 
+def _single(world: World, rng: random.Random) -> tuple[str, list[Choice]]:
+    category = rng.choice((*world.categories, *world.categories, "reading"))
+    return category, [draw_training_item(world, rng, category)]
+
+
 def single_block(world: World, rng: random.Random) -> str:
     """Draw a block of one question."""
-    category = rng.choice((*world.categories, *world.categories, "reading"))
-    return block(category, [draw_training_item(world, rng, category)])
+    return block(*_single(world, rng))
 
 
 def single_full_block(world: World, rng: random.Random) -> str:
     """Draw a block of one question with its full answer."""
-    category = rng.choice((*world.categories, *world.categories, "reading"))
-    return full_block(category, [draw_training_item(world, rng, category)])
+    return full_block(*_single(world, rng))
 
 
 def training_block(world: World, rng: random.Random) -> str:

@@ -207,8 +207,15 @@ class Trainer:
         save_file(self.model.state_dict(), self._weights(stage))
 
     def resume(self, stage: Stage) -> None:
-        """Take the weights that an earlier run had after a stage."""
+        """Take the weights and the log that an earlier run had after a stage."""
         self.model.load_state_dict(load_file(self._weights(stage)))
+        lines = [json.loads(line) for line in self._log_file.read_text(encoding="utf-8").splitlines()]
+        last = max(number for number, line in enumerate(lines) if line["stage"] == stage.name)
+        self.log = lines[: last + 1]
+
+    @property
+    def _log_file(self) -> Path:
+        return self.folder / "model" / "training_log.jsonl"
 
     def _weights(self, stage: Stage) -> Path:
         return self.folder / f"after {stage.name}.safetensors"
@@ -227,5 +234,5 @@ class Trainer:
         self.log.append(line)
         tqdm.write(json.dumps(line))
         save(self.model, self.tokenizer, self.folder / "model")
-        with (self.folder / "model" / "training_log.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(line) + "\n")
+        lines = "".join(json.dumps(line) + "\n" for line in self.log)
+        self._log_file.write_text(lines, encoding="utf-8", newline="\n")

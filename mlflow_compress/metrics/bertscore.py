@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from mlflow_compress.errors import DataError
+from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.metrics.arrays import Float, same_length
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.registry import METRICS, Key, metric
@@ -38,6 +40,35 @@ def bert_score(references: Sequence[str], texts: Sequence[str], folder: str, lay
         raise DataError("BERTScore needs at least one pair of texts")
     scorer = BERTScorer(model_type=folder, num_layers=layer)
     return np.asarray(scorer.score(list(texts), list(references))[2].double().numpy())
+
+
+def authors_layer(name: str, folder: Path) -> int:
+    """Return the layer whose outputs BERTScore uses.
+
+    Parameters
+    ----------
+    name : str
+        What the model is called. For names that `bert_score` knows ("roberta-large" is its default for English) the
+        layer is the one its authors chose, for others the last.
+    folder : Path
+        Where the model lies.
+
+    Raises
+    ------
+    CheckpointError
+        When the folder has no configuration that tells the number of layers.
+    """
+    from bert_score.utils import model2layers
+
+    try:
+        last = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            "Not a model that BERTScore can use",
+            allowed="a folder with a config.json that has num_hidden_layers",
+            got=str(folder),
+        ) from error
+    return int(model2layers.get(name, last))
 
 
 @METRICS.register("bert_score")

@@ -169,7 +169,7 @@ class Scorer:
     def _run(
         self, job: Pass, plan: Plan, targets: Targets, limits: dict[str, int], path: str, resume: Path | None
     ) -> Arrays:
-        digest = plan.digest()
+        digest = plan.digest
         if job.capture is not None:
             job.capture.begin(limits, label=job.label, path=path, plan=digest)
         if resume is not None:
@@ -236,7 +236,7 @@ class Scorer:
         naive: int,
         encoded: Sequence[Encoded],
     ) -> None:
-        digest = plan.digest()
+        digest = plan.digest
         same = None
         if isinstance(job.baseline, StateStore):
             same = digest in {p["plan"] for p in job.baseline.manifest.passes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,9 @@ class Plan:
             longest = max(longest, *lengths)
         return longest
 
+    @cached_property
     def digest(self) -> str:
-        """Return a hash of everything that decides rounding: equal digests mean equal batches."""
+        """A hash of everything that decides rounding: equal digests mean equal batches."""
         h = hashlib.sha256()
         for unit in self.units:
             if isinstance(unit, Pack):

@@ -10,10 +10,10 @@ from pathlib import Path
 from mlflow_compress import demo
 from mlflow_compress.config import JudgeConfig, JudgeSettings
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.bertscore import bertscore_layer
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import TEMPERATURES, MtBenchConfig, MtBenchJudge, Skipped, judge_config_from_env
 from mlflow_compress.judges.similarity import answer_embeddings
+from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.compute import compute_all, unmet
 from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
 from mlflow_compress.records import Generations, Judgments, RunRecords
@@ -123,7 +123,7 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
     if not name:
         return None
     folder = embedded_folder() if name == EMBEDDED else resolve_folder(name)
-    return str(folder), bertscore_layer(name, folder)
+    return str(folder), authors_layer(name, folder)
 
 
 def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
@@ -135,6 +135,7 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
     """
     instructions = instructions_of(config)
     encoder = load_encoder(config.encoder, device=config.device)
+    settings = MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore))
     base_model = load(model_path(config.model), config)
     variant_model = load(config.checkpoint, config)
     check_same_tokenizer(base_model, variant_model)
@@ -152,7 +153,7 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
             vectors.vectors["variant"],
             vectors.vectors["again"],
         ),
-        settings=MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore)),
+        settings=settings,
     )
     run.log_params({"encoder": encoder.name, "judge_model": config.judge_model if grades else "none"})
     run.set_tags({"baseline_answers_run_id": baseline_run})

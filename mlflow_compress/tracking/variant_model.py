@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pandas as pd
@@ -17,9 +17,6 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generate import generate
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from mlflow_compress.scoring.sampling import GenerationConfig
-
-# MLflow asks for type hints at every definition, and would read them as a schema of the input.
-warnings.filterwarnings("ignore", message=r".*Add type hints to the `predict` method")
 
 
 class VariantModel(PythonModel):  # type: ignore[misc]
@@ -37,8 +34,10 @@ class VariantModel(PythonModel):  # type: ignore[misc]
             raise CheckpointError("The checkpoint was made anew since it was registered", got=reference["checkpoint"])
         self._loaded = load_model(LoadConfig(path=reference["checkpoint"], dtype=reference["dtype"]))
 
-    # Without type hints, which MLflow would take for a schema of the input.
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+    # MLflow takes type hints for a schema of the input, but for a table's.
+    def predict(
+        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
         """Generate after each prompt, or score each continuation."""
         frame = pd.DataFrame(model_input)
         if "prompt" not in frame:

@@ -8,11 +8,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from mlflow_compress.errors import DataError
-from mlflow_compress.judges.bertscore import bertscore_layer
+from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.judges.encoder import embedded_folder
 from mlflow_compress.metrics import METRICS, MetricSettings
-from mlflow_compress.metrics.bertscore import bert_score
+from mlflow_compress.metrics.bertscore import authors_layer, bert_score
 from tests import metric_records
 
 TEXTS = ["The river ends in the sea.", "Nine plus four is thirteen."]
@@ -23,7 +22,7 @@ OTHER = ["The river flows into a lake.", "Bread."]
 def model() -> tuple[str, int]:
     """The embedded encoder and its last layer."""
     folder = embedded_folder()
-    return str(folder), bertscore_layer("embedded", folder)
+    return str(folder), authors_layer("embedded", folder)
 
 
 def test_equal_texts_have_one(model):
@@ -68,6 +67,11 @@ def test_no_texts_are_refused(model):
         bert_score([], [], *model)
 
 
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="Not a model that BERTScore can use"):
+        authors_layer("mine", tmp_path)
+
+
 def test_layers_are_those_of_the_authors():
-    assert bertscore_layer("roberta-large", embedded_folder()) == 17
-    assert bertscore_layer("embedded", embedded_folder()) == 6
+    assert authors_layer("roberta-large", embedded_folder()) == 17
+    assert authors_layer("embedded", embedded_folder()) == 6
