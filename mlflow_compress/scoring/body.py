@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.head import GivenLogits, Head, Logits, log_softmax
+from mlflow_compress.scoring.head import GivenLogits, Head, Logits
 from mlflow_compress.scoring.units import NO_PREFIX, Batch, Pack
 
 Tensor = torch.Tensor
@@ -149,7 +149,7 @@ def _check_head(body: Body, head: Head) -> str | None:
         inputs = torch.from_numpy(ids.astype(np.int64))[None].to(body.device)
         own = torch.log_softmax(model(input_ids=inputs, use_cache=False, return_dict=True).logits[0].float(), dim=-1)
     # In another order: a head that looks at a row's place would show.
-    ours = log_softmax(head, states.flip(0)).flip(0).to(own.device)
+    ours = torch.log_softmax(head.logits(states.flip(0)), dim=1).flip(0).to(own.device)
     worst = float((ours - own).abs().max())
     # Half-precision logits are rounded to 3 digits and int8 kernels depend on the batch; a wrong head is far off.
     exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)

@@ -1,97 +1,63 @@
-"""How far two next-token distributions lie apart, row by row, in float32, without ever holding all rows."""
+"""How far two next-token distributions lie apart, row by row, in float32."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 Tensor = torch.Tensor
-_TILE = 1 << 17  # elements a tile: several float32 buffers of this size stay in a core's cache
-TOP = 10
-"""How many of the most probable tokens are compared."""
-PERSISTENCE = 0.9
-"""Of the rank-biased overlap: the first ten ranks then carry 86 % of the weight."""
-_BLOCK = 128
+KINDS = ("kl", "kl_reverse", "js", "tv")
+_FARTHEST = 60.0  # a larger ln(q/p) belongs to a p near the smallest float32
 
 
-@dataclass(frozen=True)
-class Divergences:
-    """Distances of q from p per row, float64 on the CPU, each of shape (n,).
-
-    ``kl = sum p ln(p/q)``, ``kl_reverse = sum q ln(q/p)`` and ``js = (KL(p||m) + KL(q||m))/2`` with ``m = (p+q)/2``, in
-    nats; ``tv = sum |p-q| / 2``; ``same_top`` whether the argmax agrees (the lowest index of equals); ``top10`` the
-    share of the ten most probable tokens that both have, ``rbo10`` the extrapolated rank-biased overlap of these ten
-    (as `metrics.ranking`), both of the whole vocabulary where it is smaller.
-    """
-
-    kl: Tensor
-    kl_reverse: Tensor
-    js: Tensor
-    tv: Tensor
-    same_top: Tensor
-    top10: Tensor
-    rbo10: Tensor
-
-
-def divergences(logp: Tensor, logq: Tensor) -> Divergences:
-    """Compare log-probabilities row by row.
+def divergences(logp: Tensor, logq: Tensor, spare: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Reduce normalised rows to the sums of which `finish` makes distances; `logp` and `logq` are written over.
 
     Parameters
     ----------
     logp, logq : Tensor of float32, shape (n, vocab_size)
         Log-softmax of baseline and variant.
+    spare : three Tensors of the same shape
+        To work in.
 
     Notes
     -----
-    With ``d = ln q - ln p`` the sums are written as ``sum p (e^d - 1 - d)`` and alike. That equals the textbook formula
-    for normalised distributions, has no negative terms, and so is insensitive to the rounding of the normalisation,
-    which at 1e-7 would otherwise drown small distances. Equal rows give exactly 0. Where p is 0 the limit is taken.
+    With ``d = ln q - ln p``, ``e = e^d - 1`` and ``l = ln(m/p) = ln(1 + e/2)`` the distances are written as::
+
+        kl = sum p (e - d)    kl_reverse = sum p e d - kl    tv = sum |p e| / 2    js = sum p ((1 + e) (d - l) - l) / 2
+
+    For normalised distributions they equal the textbook formulas, have no negative terms, and so are insensitive to the
+    rounding of the normalisation, which at 1e-7 would otherwise drown small distances. Equal rows give exactly 0.
     """
-    rows = max(1, _TILE // logp.shape[1])
-    parts = [_tile(logp[i : i + rows], logq[i : i + rows]) for i in range(0, len(logp), rows)]
-    kl, kl_reverse, js, tv = (
-        torch.cat([part[k] for part in parts]).double().cpu() if parts else torch.zeros(0, dtype=torch.float64)
-        for k in range(4)
-    )
-    same_top = (logp.argmax(dim=1) == logq.argmax(dim=1)).cpu()
-    top10, rbo10 = _overlaps(top_tokens(logp, TOP), top_tokens(logq, TOP))
-    return Divergences(kl, kl_reverse, js, tv, same_top, top10, rbo10)
+    one, two, three = spare
+    d = logq.sub_(logp)
+    p = logp.exp_()
+    farthest = d.amax(dim=1)
+    e = torch.expm1(d, out=one)
+    pe = torch.mul(p, e, out=two)
+    both_ways = torch.mul(pe, d, out=three).sum(dim=1)
+    apart = pe.abs_().sum(dim=1)
+    kl = torch.sub(e, d, out=two).mul_(p).sum(dim=1)
+    ln_m = torch.mul(e, 0.5, out=two).log1p_()
+    rest = d.sub_(ln_m)
+    js = torch.addcmul(rest, rest, e, out=three).sub_(ln_m).mul_(p).sum(dim=1)
+    return kl, both_ways, js, apart, farthest
 
 
-def top_tokens(logp: Tensor, k: int) -> Tensor:
-    """Return the `k` most probable tokens of every row, best first, shape (n, min(k, vocab_size)).
+def finish(kl: Tensor, both_ways: Tensor, js: Tensor, apart: Tensor, farthest: Tensor) -> Tensor:
+    """Return the distances in the order of `KINDS`, float32, shape (4, n), from the sums of all rows.
 
-    They lie in the `k` blocks of the vocabulary with the highest maxima, so that a large vocabulary is read once and
-    only those blocks are sorted. Equal rows give equal tokens.
+    In nats: ``kl = sum p ln(p/q)``, ``kl_reverse = sum q ln(q/p)`` and ``js = (KL(p||m) + KL(q||m))/2`` with
+    ``m = (p+q)/2``; and ``tv = sum |p-q| / 2``. Rows for which the sums are not exact (impossible tokens, or the two
+    far apart) are NaN: they take `careful_divergences`.
     """
-    n, width = logp.shape
-    blocks = width // _BLOCK
-    if blocks < 4 * k:
-        return logp.topk(min(k, width), dim=1).indices
-    split = logp[:, : blocks * _BLOCK].reshape(n, blocks, _BLOCK)
-    best = split.amax(dim=2).topk(k, dim=1).indices
-    columns = (best[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logp.device)).flatten(1)
-    rest = torch.arange(blocks * _BLOCK, width, device=logp.device).expand(n, -1)
-    columns = torch.cat([columns, rest], dim=1)
-    return columns.gather(1, logp.gather(1, columns).topk(k, dim=1).indices)
+    found = torch.stack([kl, both_ways - kl, 0.5 * js, 0.5 * apart]).clamp_min_(0.0)
+    return found.masked_fill_(~((farthest < _FARTHEST) & found.isfinite().all(dim=0)), math.nan)
 
 
-def _overlaps(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of common tokens and the rank-biased overlap of two rankings of shape (n, k)."""
-    k = a.shape[1]
-    rank = torch.arange(k)
-    same = (a[:, :, None] == b[:, None, :]).double().cpu()
-    depth = torch.maximum(rank[:, None], rank[None, :])  # a pair counts from the deeper of its two ranks on
-    overlap = torch.stack([(same * (depth <= d)).sum(dim=(1, 2)) for d in range(k)], dim=1)
-    shares = overlap / (rank + 1)
-    weights = PERSISTENCE ** (rank + 1).double()
-    rbo = shares[:, -1] * PERSISTENCE**k + (1 - PERSISTENCE) / PERSISTENCE * (shares @ weights)
-    return shares[:, -1], rbo
-
-
-def _tile(logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def careful_divergences(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return what `finish` does, for any normalised rows; where p is 0 the limit is taken, and NaN remains NaN."""
     p, q = logp.exp(), logq.exp()
     d = logq - logp
     d.masked_fill_((logp == -math.inf) & (logq == -math.inf), 0.0)
@@ -103,7 +69,7 @@ def _tile(logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # ln(m/p) = max(d, 0) + s and ln(m/q) = max(-d, 0) + s, with s = ln((1 + e^-|d|) / 2)
     s = torch.expm1(-d.abs()).mul_(0.5).log1p_()
     js = -0.5 * (p * (d.clamp_min(0) + s) + q * ((-d).clamp_min(0) + s)).sum(dim=1)
-    return kl, kl_reverse, js.clamp_min_(0.0), 0.5 * diff.abs().sum(dim=1)
+    return torch.stack([kl, kl_reverse, js.clamp_min_(0.0), 0.5 * diff.abs().sum(dim=1)])
 
 
 def _positive(p: Tensor, d: Tensor, diff: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
 logger = logging.getLogger(__name__)
 
-_HEAD_BYTES = 32 << 20  # of float32 logits a head product
+_HEAD_BYTES = 64 << 20  # of float32 logits a head product
 
 
 class Scorer:
@@ -141,7 +141,7 @@ class Scorer:
             windows = cut_strided(self.encoder, text, window, stride)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
-        job = self._job(limits, task, capture, self._beside(baseline))
+        job = self._job(limits, task, capture, self._beside(baseline), entropy=True)
         result = self._run(job, plan, targets, limits, "plain", resume)
         self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, ())
         return token_scores(task, windows, result), token_distances(task, windows, result)
@@ -154,7 +154,13 @@ class Scorer:
         return baseline
 
     def _job(
-        self, limits: dict[str, int], label: str, capture: StateWriter | None, beside: StateStore | Lane | None
+        self,
+        limits: dict[str, int],
+        label: str,
+        capture: StateWriter | None,
+        beside: StateStore | Lane | None,
+        *,
+        entropy: bool = False,
     ) -> Pass:
         return Pass(
             lane=Lane(self.body, self.head),
@@ -164,6 +170,7 @@ class Scorer:
             seconds=self.config.shard_seconds,
             progress=self.config.progress,
             label=label,
+            entropy=entropy,
         )
 
     def _run(

@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, UnsupportedError
 from mlflow_compress.scoring.body import Body
-from mlflow_compress.scoring.divergence import divergences
-from mlflow_compress.scoring.head import Logits, log_softmax
+from mlflow_compress.scoring.head import Logits
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.store import StateStore, StateWriter
+from mlflow_compress.scoring.sweep import sweep
 from mlflow_compress.scoring.units import NO_PREFIX, Batch, Group, Pack, Plan, groups, last_uses, split
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Pass:
     """One pass over one plan. Its results are named arrays in the plan's row order.
 
     ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, the
-    lowest id of equals. ``entropy`` (n_rows,) in nats. With a baseline also ``kl``, ``kl_reverse``, ``js``, ``tv`` and
-    ``same_top``, each (n_rows,), see `divergence.Divergences`.
+    lowest id of equals. With `entropy` also ``entropy`` (n_rows,) in nats; with a baseline what `DISTANCES` names, each
+    (n_rows,), see `sweep.Sweep`.
 
     Attributes
     ----------
@@ -74,6 +74,8 @@ class Pass:
         A store, or a model that runs beside this one on the same batches.
     journal : Journal or None
         Where results go every `seconds`, and come from when a run was killed.
+    entropy : bool
+        Whether each row's entropy is wanted.
     """
 
     lane: Lane
@@ -84,6 +86,7 @@ class Pass:
     seconds: float = 60.0
     progress: bool = True
     label: str = "scoring"
+    entropy: bool = False
     n_splits: int = field(default=0, init=False)
     _most_tokens: int | None = field(default=None, init=False)
     _spare: int = field(default=0, init=False)  # prefixes of split units are numbered downwards from -1
@@ -115,8 +118,8 @@ class Pass:
         for lane in self._lanes():
             lane.body.clear()
         if not cut:
-            names = ("logprob", "argmax", "entropy", *(DISTANCES if self.baseline is not None else ()))
-            return {name: np.zeros(0) for name in names}
+            names = ["logprob", "argmax", *(["entropy"] if self.entropy else [])]
+            return {name: np.zeros(0) for name in (*names, *(DISTANCES if self.baseline is not None else ()))}
         return _joined(parts + fresh)
 
     def _resume(self) -> tuple[list[Arrays], int]:
@@ -166,11 +169,19 @@ class Pass:
             # Tensors of their own: a product's rounding may depend on how its input lies in memory.
             chunk = [states[begin : begin + self.head_rows].clone() for states in ready]
             rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
-            logp = log_softmax(self.lane.head, chunk[0])
+            logits = self.lane.head.logits(chunk[0])
             if self.capture is not None:
-                self.capture.append(chunk[0], logp, plan.keys[rows], first[rows])
-            base = self._baseline(chunk, rows, found, logp.device)
-            parts.append(_rows(logp, base, rows, targets))
+                self.capture.append(chunk[0], logits, plan.keys[rows], first[rows])
+            swept = sweep(logits, self._baseline(chunk, rows, found, logits.device), entropy=self.entropy)
+            start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
+            row, token = (
+                torch.from_numpy(x) for x in (targets.row[start:stop] - rows.start, targets.token[start:stop])
+            )
+            chosen = logits[row.to(logits.device), token.to(logits.device)].double().cpu()
+            results = {"logprob": chosen - swept.log_normaliser[row], "argmax": swept.argmax, **swept.distances}
+            if swept.entropy is not None:
+                results["entropy"] = swept.entropy
+            parts.append({name: values.numpy() for name, values in results.items()})
         return _joined(parts)
 
     def _states(self, body: Body, unit: Pack | Batch, keepers: dict[int, Pack]) -> list[torch.Tensor]:
@@ -205,26 +216,10 @@ class Pass:
         self, chunk: list[torch.Tensor], rows: slice, found: Ints | None, device: torch.device
     ) -> torch.Tensor | None:
         if isinstance(self.baseline, Lane):
-            return log_softmax(self.baseline.head, chunk[1]).to(device)
+            return self.baseline.head.logits(chunk[1]).to(device)
         if self.baseline is not None and found is not None:
-            return self.baseline.log_probs(found[rows], device)
+            return self.baseline.logits(found[rows], device)
         return None
-
-
-def _rows(logp: torch.Tensor, base: torch.Tensor | None, rows: slice, targets: Targets) -> Arrays:
-    start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
-    row = torch.from_numpy(targets.row[start:stop] - rows.start).to(logp.device)
-    token = torch.from_numpy(targets.token[start:stop]).to(logp.device)
-    p = logp.exp()
-    out = {
-        "logprob": logp[row, token].double().cpu().numpy(),
-        "argmax": logp.argmax(dim=1).cpu().numpy(),
-        "entropy": -torch.special.xlogy(p, p).sum(dim=1).double().cpu().numpy(),
-    }
-    if base is not None:
-        result = divergences(base, logp)
-        out |= {name: getattr(result, name).numpy() for name in DISTANCES}
-    return out
 
 
 def _joined(parts: Sequence[Arrays]) -> Arrays:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -148,11 +148,3 @@ def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> He
     linear.load_state_dict(dict(weights), assign=True)
     model.set_output_embeddings(linear)
     return Head(model.eval())
-
-
-def log_softmax(head: Logits, states: Tensor) -> Tensor:
-    """Return float32 log-probabilities, shape (n, vocab_size); a model that gives NaN is a `CheckpointError`."""
-    logp = torch.log_softmax(head.logits(states), dim=1)
-    if bool(logp[:, 0].isnan().any()):  # one NaN among the logits makes its whole row NaN
-        raise CheckpointError("The model gives NaN logits", fix="Load it in float32, or make the checkpoint again")
-    return logp

@@ -19,7 +19,7 @@ class ScoringConfig:
         Tokens a forward pass. None: what the baseline was scored with, or 512 on a CPU (where small batches stay in
         cache) and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
     head_rows : int or None
-        Most rows a head product. None: the baseline's, or what makes 32 MB of logits, at most 1024.
+        Most rows a head product. None: the baseline's, or what makes 64 MB of logits, at most 1024.
     path : str
         "packed" (shared prefixes once), "plain" (length-sorted batches), or "auto": packed where the model can.
     progress : bool

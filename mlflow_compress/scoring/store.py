@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load
+from safetensors.torch import load_file
 
 from mlflow_compress.errors import StoreError
-from mlflow_compress.scoring.head import Head, Logits, log_softmax, rebuild_head
+from mlflow_compress.scoring.head import Head, Logits, rebuild_head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
 from mlflow_compress.scoring.writer import StateWriter
@@ -88,12 +88,13 @@ class StateStore:
         """Scored positions held."""
         return self.manifest.n_rows
 
-    def log_probs(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-        """Return the baseline's float32 log-probabilities at store rows, shape (n, vocab_size)."""
+    def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+        """Return the baseline's float32 logits at store rows, shape (n, vocab_size).
+
+        A store of log-probabilities gives these: they are logits that happen to be normalised, up to their rounding.
+        """
         found = self.states(rows).to(device)
-        if self.manifest.kind == LOG_PROBS:
-            return torch.log_softmax(found.float(), dim=1)
-        return log_softmax(self.head(device), found)
+        return found.float() if self.manifest.kind == LOG_PROBS else self.head(device).logits(found)
 
     def head(self, device: torch.device) -> Logits:
         """Return the baseline's head, rebuilt from the stored weights and configuration."""
@@ -154,15 +155,16 @@ class StateStore:
 
     def _read(self, name: str, sha256: str) -> dict[str, torch.Tensor]:
         try:
-            data = (self.folder / name).read_bytes()
+            with (self.folder / name).open("rb") as source:
+                found = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
             raise StoreError(f"The baseline store cannot be read: {error}", got=name) from error
-        if hashlib.sha256(data).hexdigest() != sha256:
+        if found != sha256:
             raise StoreError(
                 f"{name} of the baseline store was changed after it was written", fix="Evaluate the baseline again"
             )
         try:
-            return dict(load(data))
+            return dict(load_file(self.folder / name))
         except SafetensorError as error:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
 

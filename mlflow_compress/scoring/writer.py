@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 
 from mlflow_compress.errors import StoreError, UnsupportedError
-from mlflow_compress.scoring.head import log_softmax, rebuild_head
+from mlflow_compress.scoring.head import rebuild_head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, STATES, Keys, Manifest, write_file
 
@@ -81,21 +81,21 @@ class StateWriter:
         self._limits = dict(limits)
         self._passes.append({"label": label, "path": path, "plan": plan})
 
-    def append(self, states: torch.Tensor, logp: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]) -> None:
+    def append(self, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]) -> None:
         """Add rows.
 
         Parameters
         ----------
         states : Tensor, shape (n, hidden_size)
             The head's inputs.
-        logp : Tensor of float32, shape (n, vocab_size)
+        logits : Tensor of float32, shape (n, vocab_size)
             What the model's head made of them.
         keys, targets : ndarray, shapes (n, 16) and (n,)
             Digests of the tokens read, and the first target of each row.
         """
         if self._kind is None:
-            self._choose(states, logp)
-        rows = states if self._kind == STATES else logp.half()
+            self._choose(states, logits)
+        rows = states if self._kind == STATES else torch.log_softmax(logits, dim=1).half()
         self._pending.append((rows.detach().cpu(), keys, targets))
         self._pending_bytes += rows.numel() * rows.element_size()
         if self._pending_bytes >= self._shard_bytes:
@@ -157,13 +157,13 @@ class StateWriter:
         )
         write_file(self.folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
 
-    def _choose(self, states: torch.Tensor, logp: torch.Tensor) -> None:
-        self._reason = self._store_head(states, logp)
+    def _choose(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+        self._reason = self._store_head(states, logits)
         self._kind = STATES if self._reason is None else LOG_PROBS
         if self._reason is not None:
             logger.warning("The baseline store holds float16 log-probabilities: %s", self._reason)
 
-    def _store_head(self, states: torch.Tensor, logp: torch.Tensor) -> str | None:
+    def _store_head(self, states: torch.Tensor, logits: torch.Tensor) -> str | None:
         """Write the head's weights; return why a reader could not rebuild the head from them, None if it can."""
         module = self.loaded.model.get_output_embeddings()
         if type(module) is not torch.nn.Linear:
@@ -172,11 +172,11 @@ class StateWriter:
             return "the model does not separate its body from its head"
         weights = {name: p.detach().cpu().contiguous() for name, p in module.state_dict().items()}
         try:
-            rebuilt = log_softmax(rebuild_head(self.model_config, weights).to(states.device), states)
+            rebuilt = rebuild_head(self.model_config, weights).to(states.device).logits(states).to(logits.device)
         except (UnsupportedError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             return f"the head's code cannot be rebuilt from the configuration ({type(error).__name__}: {error})"
-        if not torch.equal(rebuilt.to(logp.device), logp):
-            worst = float((rebuilt.to(logp.device) - logp).abs().max())
-            return f"the rebuilt head differs from the model's by up to {worst:.1e} nat"
+        if not torch.equal(rebuilt, logits):
+            worst = float((rebuilt - logits).abs().max())
+            return f"the rebuilt head's logits differ from the model's by up to {worst:.1e}"
         self._head_hash = write_file(self.folder / HEAD_FILE, save(weights))
         return None

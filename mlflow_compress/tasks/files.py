@@ -29,7 +29,7 @@ def read_text(path: Path) -> str:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

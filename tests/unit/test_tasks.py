@@ -10,6 +10,7 @@ import pytest
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.tasks.files import read_jsonl
 from mlflow_compress.tasks.instructions import load_instructions
 from mlflow_compress.tasks.suite import load_suite
 
@@ -89,6 +90,13 @@ def test_fields_decide_the_family(tmp_path: Path) -> None:
         [task] = suite(tmp_path / f"{family}.jsonl", [{"id": "1", "category": "c", **row}]).tasks
         assert task.family == family
         assert task.items.column("rule").tolist() == [rules[family]]
+
+
+def test_unicode_line_separators_stay_inside_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    row = {"id": "1", "category": "c", "context": "one\u2028two\x85three", "choices": ["a", "b"], "answer": 0}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_jsonl(path) == [{**row, "line": 1}]
 
 
 def test_cloze_lengths_count_the_text_without_its_delimiter(tmp_path: Path) -> None:

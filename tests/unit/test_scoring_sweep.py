@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlflow_compress.errors import CheckpointError
 from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
-from mlflow_compress.scoring.divergence import divergences
+from mlflow_compress.scoring.divergence import careful_divergences
+from mlflow_compress.scoring.sweep import sweep
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
+
+
+def divergences(baseline: torch.Tensor, variant: torch.Tensor) -> SimpleNamespace:
+    return SimpleNamespace(**sweep(variant, baseline).distances)
 
 
 def textbook(logits_p: torch.Tensor, logits_q: torch.Tensor) -> dict[str, np.ndarray]:
@@ -40,7 +47,7 @@ def pair(
 @pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0, 10.0])
 def test_equals_the_textbook(vocab: int, distance: float) -> None:
     p, q = pair(7, vocab, distance)
-    ours = divergences(torch.log_softmax(p, 1), torch.log_softmax(q, 1))
+    ours = divergences(p, q)
     for name, wanted in textbook(p, q).items():
         # Log-probabilities in float32 carry 1e-7 to 1e-6: of a difference of 1e-4 that is a hundredth.
         close = pytest.approx(
@@ -99,14 +106,53 @@ def test_impossible_tokens_take_the_limit() -> None:
     assert 0 < float(result.js) < math.log(2)
 
 
-def test_nan_is_not_hidden() -> None:
-    p, q = (torch.log_softmax(x, 1) for x in pair(2, 10, 1.0))
-    q[0, 3] = math.nan
-    result = divergences(p, q)
-    assert result.kl[0].isnan()
-    assert not result.kl[1].isnan()
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_logits_that_are_no_numbers_are_refused(value: float, which: int) -> None:
+    rows = pair(2, 10, 1.0)
+    rows[which][0, 3] = value
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        sweep(*rows)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-3, 1.0])
+def test_the_careful_way_gives_the_same(distance: float) -> None:
+    p, q = pair(5, 3000, distance)
+    fast = divergences(p, q)
+    careful = careful_divergences(torch.log_softmax(p, 1), torch.log_softmax(q, 1))
+    for name, wanted in zip(NAMES, careful, strict=True):
+        assert getattr(fast, name).numpy() == pytest.approx(wanted.numpy(), rel=2e-4, abs=2e-10), name
+
+
+def test_far_rows_take_the_careful_way_and_leave_their_neighbours_alone() -> None:
+    p, q = pair(6, 500, 0.1)
+    alone = divergences(p, q)
+    q[3] *= 100.0
+    mixed = divergences(p, q)
+    wanted = textbook(p, q)
+    for name in NAMES:
+        values = getattr(mixed, name)
+        assert values.numpy() == pytest.approx(wanted[name], rel=1e-3)
+        kept = torch.arange(6) != 3
+        assert torch.equal(values[kept], getattr(alone, name)[kept]), name
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 128, 129, 5000, 40_000])
+def test_normaliser_entropy_and_argmax(vocab: int) -> None:
+    x = pair(9, vocab, 0.0)[0]
+    x[4] = 0.0  # all ties: the lowest id
+    if vocab > 2:
+        x[5, -1] = -math.inf
+    found = sweep(x, entropy=True)
+    assert found.log_normaliser.numpy() == pytest.approx(x.double().logsumexp(1).numpy(), rel=1e-6)
+    p = torch.softmax(x.double(), 1)
+    assert found.entropy is not None
+    assert found.entropy.numpy() == pytest.approx(-torch.special.xlogy(p, p).sum(1).numpy(), rel=1e-5, abs=1e-6)
+    assert found.argmax.tolist() == x.argmax(1).tolist()
+    assert found.argmax[4] == 0
 
 
 def test_no_rows() -> None:
     empty = torch.zeros(0, 10)
-    assert divergences(empty, empty).kl.shape == (0,)
+    found = sweep(empty, empty, entropy=True)
+    assert found.log_normaliser.shape == found.distances["kl"].shape == found.distances["rbo10"].shape == (0,)

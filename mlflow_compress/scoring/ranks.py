@@ -1,0 +1,61 @@
+"""The most probable tokens of many rows over a large vocabulary, and how far two rankings agree."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+TOP = 10
+"""How many of the most probable tokens are compared."""
+PERSISTENCE = 0.9
+"""Of the rank-biased overlap: the first ten ranks then carry 86 % of the weight."""
+_BLOCK = 128
+
+
+def block_maxima(logits: Tensor) -> Tensor:
+    """Return the highest logit of every block of 128 tokens, the last one shorter, shape (n, n_blocks)."""
+    width = logits.shape[1]
+    whole = width // _BLOCK * _BLOCK
+    maxima = logits[:, :whole].view(len(logits), -1, _BLOCK).amax(dim=2) if whole else logits[:, :0]
+    return maxima if whole == width else torch.cat([maxima, logits[:, whole:].amax(dim=1, keepdim=True)], dim=1)
+
+
+def most_probable(logits: Tensor, maxima: Tensor) -> Tensor:
+    """Return the most probable token of every row, the lowest id of equals, shape (n,)."""
+    columns = _columns(logits, maxima.max(dim=1, keepdim=True).indices)
+    return columns.gather(1, _values(logits, columns).max(dim=1, keepdim=True).indices)[:, 0]
+
+
+def top_tokens(logits: Tensor, maxima: Tensor, k: int = TOP) -> Tensor:
+    """Return the `k` most probable tokens of every row, best first, shape (n, min(k, vocab_size)).
+
+    They lie in the `k` blocks with the highest maxima: only those of a large vocabulary are sorted. Equal
+    rows give equal tokens.
+    """
+    width = logits.shape[1]
+    columns = _columns(logits, maxima.topk(min(k, maxima.shape[1]), dim=1).indices)
+    return columns.gather(1, _values(logits, columns).topk(min(k, width), dim=1).indices)
+
+
+def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k)."""
+    k = a.shape[1]
+    rank = torch.arange(k)
+    same = (a[:, :, None] == b[:, None, :]).double().cpu()
+    depth = torch.maximum(rank[:, None], rank[None, :])  # a pair counts from the deeper of its two ranks on
+    overlap = torch.stack([(same * (depth <= d)).sum(dim=(1, 2)) for d in range(k)], dim=1)
+    shares = overlap / (rank + 1)
+    weights = PERSISTENCE ** (rank + 1).double()
+    rbo = shares[:, -1] * PERSISTENCE**k + (1 - PERSISTENCE) / PERSISTENCE * (shares @ weights)
+    return shares[:, -1], rbo
+
+
+def _columns(logits: Tensor, blocks: Tensor) -> Tensor:
+    """Return the token ids in the given blocks of every row; ids beyond the last token are those of no token."""
+    inside = torch.arange(_BLOCK, device=logits.device)
+    return (blocks[:, :, None] * _BLOCK + inside).flatten(1)
+
+
+def _values(logits: Tensor, columns: Tensor) -> Tensor:
+    beyond = columns >= logits.shape[1]
+    return logits.gather(1, columns.masked_fill(beyond, 0)).masked_fill_(beyond, -torch.inf)
