@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from mlflow_compress.tracking.views import how_to_open
 
 def suite_of(config: EvaluateSettings) -> Suite:
     """Read and check the tasks of a configuration, before any model is loaded."""
-    settings = TaskSettings(shots=config.shots, shuffles=config.shuffles, seed=config.seed, limit=config.limit)
+    settings = TaskSettings(**{f.name: getattr(config, f.name) for f in fields(TaskSettings)})
     return load_suite(config.tasks, model=config.model, settings=settings)
 
 
@@ -89,7 +90,8 @@ def run_evaluate(config: EvaluateConfig) -> str:
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
+        shown = {f.name: getattr(config, f.name) for f in fields(TaskSettings)}
+        run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **shown})
         found, baseline = evidence(config, tracker)
         results = compute_all(found)
         log_evaluation(run, found, results, baseline.about)
