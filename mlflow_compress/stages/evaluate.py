@@ -10,6 +10,7 @@ from typing import Any
 
 from mlflow_compress.config import EvaluateConfig, EvaluateSettings
 from mlflow_compress.metrics.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.details import details
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
 from mlflow_compress.metrics.tables import flips_table
 from mlflow_compress.records import MetricResult
@@ -59,11 +60,12 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
 
 
 def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult], beside: About) -> None:
-    """Log metrics (pooled and by task), records, the flips table, and what could not be computed and why."""
+    """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
     run.log_values(gate_values(pooled))
     run.log_json(results_json(results), "metrics.json")
+    run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")
     skipped = unmet(found)
     if skipped:

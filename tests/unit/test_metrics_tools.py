@@ -21,7 +21,7 @@ from mlflow_compress.metrics.arrays import softmax
 from mlflow_compress.metrics.association import correlate, flips_against_kl, pearson, spearman
 from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.gaussian_control import gaussian_control
-from mlflow_compress.metrics.noise import distinguishable, noise_labels
+from mlflow_compress.metrics.noise import distinguishable, noise_labels, noise_table
 from mlflow_compress.metrics.pairwise import pairwise
 from mlflow_compress.metrics.planning import (
     items_for_accuracy_change,
@@ -56,14 +56,27 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     agreement = _result(0.999)
     assert distinguishable(_result(0.95, 0.9, 0.99), agreement, direction="higher")
     assert not distinguishable(_result(0.99, 0.98, 1.0), agreement, direction="higher")
+    assert not distinguishable(_result(0.02, 0.011, 0.03), _result(0.01, 0.005, 0.015))  # the floor's own doubt
+    # A mean change may have either sign.
+    change = _result(-0.001, -0.002, 0.0)
+    assert distinguishable(_result(-0.05, -0.06, -0.04), change, direction="neither")
+    assert not distinguishable(_result(0.05, -0.01, 0.11), change, direction="neither")
+    assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
 
 
 def test_the_variant_stands_out_and_a_second_run_does_not():
-    labels = noise_labels(compute_all(FULL))
+    results = compute_all(FULL)
+    labels = noise_labels(FULL, results)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
+    # Every distance has a label.
+    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")}
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
-    assert set(noise_labels(compute_all(again)).values()) == {"not distinguishable from the noise floor"}
-    assert noise_labels(compute_all(Evidence(FULL.baseline, FULL.variant))) == {}
+    assert set(noise_labels(again, compute_all(again)).values()) == {"not distinguishable from the noise floor"}
+    alone = Evidence(FULL.baseline, FULL.variant)
+    assert noise_labels(alone, compute_all(alone)) == {}
+    assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
+    floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
+    assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
 
 
 def test_the_second_run_may_cover_fewer_items():
