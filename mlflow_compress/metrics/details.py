@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.metrics.arrays import Float, Int
+from mlflow_compress.metrics.buckets import BinnedMean, kl_by_confidence, token_kl_by_confidence
 from mlflow_compress.metrics.conformal import SCORES, Score, conformal, coverage_by_class, repeated_splits, split
+from mlflow_compress.metrics.corpus import percentiles
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.significance import adjusted_mcnemar
 from mlflow_compress.metrics.symmetry import difference_shape
+from mlflow_compress.metrics.tables import kl_values
 from mlflow_compress.metrics.tokens import matched
 from mlflow_compress.metrics.uncertainty import (
     DONT_KNOW,
@@ -111,10 +114,37 @@ def corpus_table(evidence: Evidence) -> list[dict[str, Any]]:
     return table
 
 
+def _bins(found: BinnedMean | None) -> list[dict[str, float | None]]:
+    columns = asdict(found) if found is not None else {}
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [{n: None if x != x else x for n, x in zip(columns, row, strict=True)} for row in rows]
+
+
+def divergence_table(evidence: Evidence) -> dict[str, Any]:
+    """Return how the KL is spread: percentiles over choice items, means by the baseline's confidence.
+
+    `item_percentiles` (nats, by percent), `by_margin` (choice items by the baseline's top margin), `by_probability`
+    (corpus tokens by the baseline's probability of the target); the last two are rows with `left, right, n, mean, low,
+    high`. Parts without records are empty.
+    """
+    kl = kl_values(evidence) if evidence.missing("items") is None else np.empty(0)
+    has_items = len(kl) > 0 and evidence.missing("option_scores") is None
+    return {
+        "item_percentiles": {f"{100 * level:g}": x for level, x in percentiles(kl).items()} if len(kl) else {},
+        "by_margin": _bins(kl_by_confidence(evidence) if has_items else None),
+        "by_probability": _bins(token_kl_by_confidence(evidence)),
+    }
+
+
 def details(evidence: Evidence, results: Sequence[MetricResult]) -> dict[str, Any]:
-    """Return `noise_floor`, `conformal`, `corpus` and `mcnemar_p_holm` (by task) of one evaluation, ready for JSON."""
+    """Return what follows for one evaluation, ready for JSON.
+
+    `noise_floor`, `divergence`, `conformal` and `corpus` are the tables of this module and of `noise`;
+    `mcnemar_p_holm` are the p-values of the accuracy change by task, corrected for their number.
+    """
     return {
         "noise_floor": noise_table(evidence, results),
+        "divergence": divergence_table(evidence),
         "conformal": conformal_table(evidence),
         "corpus": corpus_table(evidence),
         "mcnemar_p_holm": {task: p for (_, task), p in adjusted_mcnemar({"": results}).items()},

@@ -169,6 +169,11 @@ def _exact(view: ItemView, generations: Generations) -> tuple[Bool, Bool]:
     tasks = set(view.task[view.rule == "exact_match"])
     first = generations.where(task=tasks, turn=0, sample=0)
     rows = view.locate(first)
+    if len(np.unique(rows)) != len(rows):
+        repeated = int(rows[np.argmax(np.bincount(rows)[rows] > 1)])
+        raise AlignmentError(
+            "Duplicate keys in the generations records", got=view.name(repeated), fix="Every key must be unique"
+        )
     answers = view.items.table.column("answers").to_pylist()
     scored, correct = np.zeros(len(view), dtype=bool), np.zeros(len(view), dtype=bool)
     for row, text in zip(rows, first.table.column("text").to_pylist(), strict=True):

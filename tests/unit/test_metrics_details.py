@@ -13,7 +13,7 @@ from mlflow_compress.metrics import Evidence, compute_all, headline
 from mlflow_compress.metrics.arrays import softmax
 from mlflow_compress.metrics.bootstrap import bootstrap, stratified_bootstrap
 from mlflow_compress.metrics.conformal import conformal, split
-from mlflow_compress.metrics.details import conformal_table, corpus_table, details
+from mlflow_compress.metrics.details import conformal_table, corpus_table, details, divergence_table
 from mlflow_compress.metrics.significance import adjusted_mcnemar
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
 from tests import metric_records
@@ -140,12 +140,25 @@ def test_holm_over_tasks_and_variants():
 def test_details_are_json_and_say_nothing_where_there_is_nothing():
     json.dumps(details(FULL, compute_all(FULL)), allow_nan=False)
     empty = Evidence(RunRecords(), RunRecords())
-    assert details(empty, compute_all(empty)) == {
-        "noise_floor": [],
-        "conformal": [],
-        "corpus": [],
-        "mcnemar_p_holm": {},
-    }
+    found = details(empty, compute_all(empty))
+    spread = found.pop("divergence")
+    assert found == {"noise_floor": [], "conformal": [], "corpus": [], "mcnemar_p_holm": {}}
+    assert spread == {"item_percentiles": {}, "by_margin": [], "by_probability": []}
+
+
+def test_the_spread_of_the_kl():
+    found = divergence_table(FULL)
+    kl = np.concatenate(
+        [
+            FULL.variant.option_distances.where(task=task, permutation=0).column("kl").reshape(60, -1).mean(axis=1)
+            for task in ("mmlu", "piqa")
+        ]
+    )
+    for share in (0, 1, 50, 99.9, 100):
+        assert found["item_percentiles"][f"{share:g}"] == pytest.approx(np.percentile(kl, share))
+    assert sum(row["n"] for row in found["by_margin"]) == 120
+    assert sum(row["n"] for row in found["by_probability"]) == 600
+    assert {"left", "right", "n", "mean", "low", "high"} == set(found["by_margin"][0])
 
 
 def test_six_options_are_asked_for():

@@ -149,6 +149,13 @@ def test_duplicates_and_strangers_are_refused():
         ItemView(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
 
 
+def test_a_generation_twice_is_refused():
+    answers = FULL.variant.generations
+    twice = type(answers).concat([answers, type(answers)(answers.table.slice(0, 1))])
+    with pytest.raises(AlignmentError, match=r"Duplicate keys in the generations.*trivia/00000"):
+        compute_all(Evidence(FULL.baseline, replace(FULL.variant, generations=twice)))
+
+
 def test_items_are_checked():
     with pytest.raises(DataError, match="empty"):
         ItemView(Items.concat([]))
