@@ -27,8 +27,8 @@ def shuffle_accuracy(correct: npt.ArrayLike, correct_shuffled: npt.ArrayLike) ->
 
     References
     ----------
-    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. With all 24 orders as the
-    shuffles the same formula is the all-orders mode.
+    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. `all_orders` has the metrics over all
+    24 orders.
     """
     a, s = np.asarray(correct, dtype=bool), np.asarray(correct_shuffled, dtype=bool)
     if a.ndim != 1 or s.ndim != 2 or len(a) != len(s) or a.size == 0 or s.shape[1] == 0:
