@@ -57,6 +57,12 @@ class EvaluateSettings(ModelConfig):
     tasks: str = option("auto", "comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo")
     shots: int = option(5, "few-shot examples in lettered multiple choice", low=0)
     shuffles: int = option(2, "answer shuffles for the order-robustness metric; 0 turns it off", low=0)
+    shuffle_examples: bool = option(
+        False, "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)"
+    )
+    all_orders: int = option(
+        0, "items a lettered task that are also scored in all orders of up to 4 answers; 0 turns it off", low=0
+    )
     limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", low=0)
     dtype: str = option("float32", "dtype in which both models are evaluated", choices=DTYPES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,11 @@ QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 CATEGORIES = ("physics", "law", "history")
 SHUFFLES = ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0))
+ORDERS = {"lettered": SHUFFLES, "lettered_orders": tuple(itertools.permutations(range(4)))}
 
 
 def items(n: int = 60, *, n_words: int = 20) -> Items:
-    """Items of five tasks, `n` a choice task; gold cycles through the options."""
+    """Items of six tasks, `n` a choice task and a fifth of that in all orders; gold cycles through the options."""
     rows: list[dict[str, Any]] = []
 
     def add(task: str, i: int, family: str, rule: str, options: list[str], **more: Any) -> None:
@@ -56,6 +58,8 @@ def items(n: int = 60, *, n_words: int = 20) -> Items:
         add("lambada", i, "last_word", "greedy", ["word"], gold=0)
     for i in range(n_words):
         add("trivia", i, "exact", "exact_match", [], answers=[f"answer {i}", str(i)])
+    for i in range(max(n // 5, 2)):
+        add("mmlu_orders", i, "lettered_orders", "loglik", [f"text {k}" for k in range(4)])
     return Items.from_rows(rows)
 
 
@@ -67,7 +71,7 @@ def scores(
     for item in table.table.to_pylist():
         if item["family"] == "exact":
             continue
-        orders = SHUFFLES if item["family"] == "lettered" else (tuple(range(len(item["options"]))),)
+        orders = ORDERS.get(item["family"], (tuple(range(len(item["options"]))),))
         for permutation, order in enumerate(orders):
             for option, content in enumerate(order):
                 key = (item["task"], item["item_id"], content)

@@ -1,4 +1,4 @@
-"""Rank correlation over variants, with an interval: flips against KL, similarity against ROUGE-L."""
+"""Correlation with an interval: flips against KL over variants, similarity against ROUGE-L over instructions."""
 
 from __future__ import annotations
 
@@ -7,63 +7,167 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import spearmanr
+from scipy.stats import pearsonr, spearmanr
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import finite, same_length
+from mlflow_compress.metrics.arrays import Float, finite, same_length
+from mlflow_compress.metrics.bootstrap import Method, bootstrap
 from mlflow_compress.metrics.intervals import Interval, z_value
+
+_FEWEST = 3
+_FEWEST_FOR_INTERVAL = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCorrelation:
-    """Spearman's rho with what is needed to believe it.
+class Correlation:
+    """A correlation with what is needed to believe it.
 
     Attributes
     ----------
-    rho : float
-        Rank correlation in [-1, 1]; ties share their mean rank.
+    value : float
+        In [-1, 1].
     interval : Interval or None
-        None for fewer than five points.
+        None for fewer than five points, and where none was asked for.
     p_value : float
-        Two-sided, of rho = 0.
+        Two-sided, of no correlation.
     n : int
         Points, for instance (model, method) pairs.
     """
 
-    rho: float
+    value: float
     interval: Interval | None
     p_value: float
     n: int
 
 
-def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> RankCorrelation:
-    """Spearman's rank correlation with the interval of Bonett and Wright.
+def _constant(x: Float) -> bool:
+    # Values that should be equal may differ by rounding, whose correlation would be nonsense.
+    return bool(np.ptp(x) <= 1e-12 * max(1.0, float(np.abs(x).max())))
+
+
+def _pairs(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[Float, Float, bool]:
+    """Return both arrays and whether a correlation of them exists."""
+    a, b = finite("x", x), finite("y", y)
+    n = same_length(x=a, y=b)
+    return a, b, n >= _FEWEST and not _constant(a) and not _constant(b)
+
+
+def _clean(value: float) -> float:
+    # A perfect correlation, but for rounding.
+    return math.copysign(1.0, value) if abs(value) > 1.0 - 1e-12 else value
+
+
+def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Correlation | None:
+    """Spearman's rank correlation with the interval of Bonett and Wright; ties share their mean rank.
 
     ``tanh(atanh(rho) ± z sqrt((1 + rho²/2)/(n - 3)))``; at rho = ±1 the interval is that point.
 
     Parameters
     ----------
     x, y : array_like, shape (n,)
-        Paired values, at least three, not all equal.
+        Paired values.
+
+    Returns
+    -------
+    Correlation or None
+        None for fewer than three points or values that do not vary: no correlation exists.
 
     References
     ----------
     Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
-    Psychometrika 2000. "Accuracy is Not All You Need" reports 0.981 between flips and KL on MMLU.
+    Psychometrika 2000.
     """
-    a, b = finite("x", x), finite("y", y)
-    n = same_length(x=a, y=b)
-    if n < 3 or np.ptp(a) == 0.0 or np.ptp(b) == 0.0:
-        raise DataError("A rank correlation needs at least three points and values that vary", got=f"{n} points")
-    found = spearmanr(a, b)
-    rho = float(found.statistic)
-    if abs(rho) > 1.0 - 1e-12:  # a perfect order, but for rounding
-        rho = math.copysign(1.0, rho)
+    a, b, exists = _pairs(x, y)
+    if not exists:
+        return None
+    n, found = len(a), spearmanr(a, b)
+    rho = _clean(float(found.statistic))
     interval = None
-    if n >= 5:
+    if n >= _FEWEST_FOR_INTERVAL:
         if abs(rho) == 1.0:
             interval = Interval(rho, rho)
         else:
             half = z_value(level) * math.sqrt((1 + rho * rho / 2) / (n - 3))
             interval = Interval(math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
-    return RankCorrelation(rho=rho, interval=interval, p_value=float(found.pvalue), n=n)
+    return Correlation(value=rho, interval=interval, p_value=float(found.pvalue), n=n)
+
+
+def _from_moments(means: Float) -> Float:
+    x, y, xx, yy, xy = (means[..., column] for column in range(5))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = (xy - x * y) / np.sqrt(np.maximum(xx - x * x, 0.0) * np.maximum(yy - y * y, 0.0))
+    return np.asarray(np.clip(r, -1.0, 1.0), dtype=np.float64)
+
+
+def pearson(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    interval: bool = True,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    method: Method = "bca",
+) -> Correlation | None:
+    """Pearson's correlation ``cov(x, y)/(s_x s_y)`` with a bootstrap interval over the points.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        Paired values.
+    interval : bool
+        Whether the points are independent, so that an interval exists.
+    level, resamples, seed, method
+        Of the bootstrap.
+
+    Returns
+    -------
+    Correlation or None
+        None for fewer than three points or values that do not vary.
+    """
+    a, b, exists = _pairs(x, y)
+    if not exists:
+        return None
+    found = pearsonr(a, b)
+    bounds = None
+    if interval and len(a) >= _FEWEST_FOR_INTERVAL:
+        # Standardised, so that the moments lose no digits.
+        u, v = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
+        moments = np.column_stack([u, v, u * u, v * v, u * v])
+        bounds = bootstrap(moments, _from_moments, resamples=resamples, level=level, seed=seed, method=method)
+    return Correlation(value=_clean(float(found.statistic)), interval=bounds, p_value=float(found.pvalue), n=len(a))
+
+
+def correlate(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    method: Method = "bca",
+) -> dict[str, Correlation | None]:
+    """Return `pearson` and `spearman` of the same independent points by name; None where one does not exist."""
+    return {
+        "pearson": pearson(x, y, level=level, resamples=resamples, seed=seed, method=method),
+        "spearman": spearman(x, y, level=level),
+    }
+
+
+def flips_against_kl(flips_pct: npt.ArrayLike, kl_mean: npt.ArrayLike, *, level: float = 0.95) -> Correlation:
+    """Return Spearman's correlation of flips and KL over (model, method) points, as the flips paper claims it.
+
+    "Accuracy is Not All You Need" reports 0.981 on MMLU. The interval takes the points as independent.
+
+    Raises
+    ------
+    DataError
+        For fewer than three variants, or where all have the same value.
+    """
+    found = spearman(flips_pct, kl_mean, level=level)
+    if found is None:
+        raise DataError(
+            "Spearman's correlation needs at least three variants whose flips and KL differ",
+            got=f"{len(np.asarray(flips_pct))} variants",
+        )
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 
@@ -14,8 +14,8 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics.arrays import Bool, Float
 from mlflow_compress.metrics.bootstrap import Method
 from mlflow_compress.metrics.predictions import OptionGrid, Predictions, option_means, predict
-from mlflow_compress.metrics.view import ItemView, Part, check_same_items
-from mlflow_compress.records import RunRecords
+from mlflow_compress.metrics.view import ALL_ORDERS, ItemView, Part, check_same_items
+from mlflow_compress.records import OptionScores, RunRecords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +137,26 @@ class Evidence:
             if not self.settings.pooled_only or (part.task is None and part.category is None):
                 yield part
 
+    def ordinary_scores(self, run: RunRecords) -> OptionScores | None:
+        """Return a run's option scores without the items that were scored in every answer order.
+
+        Their 24 orders would widen every array and are no shuffles; the metric `all_orders` reads them by itself.
+        """
+        apart = sorted(set(self.view.task[self.view.family == ALL_ORDERS]))
+        return run.option_scores.without(task=apart) if apart and run.option_scores is not None else run.option_scores
+
+    def _predict(self, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
+        return predict(self.view, replace(run, option_scores=self.ordinary_scores(run)))
+
     @cached_property
     def _baseline(self) -> tuple[Predictions, OptionGrid | None]:
-        return predict(self.view, self.baseline)
+        return self._predict(self.baseline)
 
     @cached_property
     def _variant(self) -> tuple[Predictions, OptionGrid | None]:
         if self.variant is None:
             raise DataError("There is no variant")
-        found = predict(self.view, self.variant)
+        found = self._predict(self.variant)
         self._check_same_shuffles(found[1])
         return found
 
@@ -153,7 +164,7 @@ class Evidence:
     def _noise(self) -> tuple[Predictions, OptionGrid | None]:
         if self.noise is None:
             raise DataError("There is no second run of the baseline")
-        return predict(self.view, self.noise)
+        return self._predict(self.noise)
 
     def _check_same_shuffles(self, grid: OptionGrid | None) -> None:
         ours = self._baseline[1]
@@ -261,7 +272,8 @@ def _predictions(evidence: Evidence) -> str | None:
 
 def _shuffles(evidence: Evidence) -> str | None:
     for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
-        if run is not None and (run.option_scores is None or not (run.option_scores.column("permutation") > 0).any()):
+        scores = evidence.ordinary_scores(run) if run is not None else None
+        if run is not None and (scores is None or not (scores.column("permutation") > 0).any()):
             return f"the {who} was not scored under shuffled answer orders"
     return None
 

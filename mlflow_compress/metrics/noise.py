@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,21 +12,19 @@ from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
 from mlflow_compress.metrics.perplexity import corpus_distance
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
 from mlflow_compress.records import MetricResult
 
-Label = Literal["distinguishable", "not distinguishable from the noise floor"]
-
-_FLOORS: tuple[tuple[str, Direction, float, str], ...] = (
-    ("flips_pct", "lower", 100.0, "percent"),
-    ("all_flips_pct", "lower", 100.0, "percent"),
-    ("kl_mean", "lower", np.inf, "nats"),
-    ("top1_agreement", "higher", 1.0, "share"),
-    ("corpus_kl_mean", "lower", np.inf, "nats"),
-    ("corpus_top1_agreement", "higher", 1.0, "share"),
-    ("corpus_dp_rms_pct", "lower", 100.0, "percent"),
+# The floors that are metrics of their own; `noise_table` has that of every distance.
+_FLOORS: tuple[tuple[str, float, str], ...] = (
+    ("flips_pct", 100.0, "percent"),
+    ("all_flips_pct", 100.0, "percent"),
+    ("kl_mean", np.inf, "nats"),
+    ("top1_agreement", 1.0, "share"),
+    ("corpus_kl_mean", np.inf, "nats"),
+    ("corpus_top1_agreement", 1.0, "share"),
+    ("corpus_dp_rms_pct", 100.0, "percent"),
 )
-_DIRECTIONS: dict[str, Direction] = {f"distance/{name}": direction for name, direction, _, _ in _FLOORS}
 
 
 @METRICS.register("noise_floor")
@@ -40,53 +38,86 @@ _DIRECTIONS: dict[str, Direction] = {f"distance/{name}": direction for name, dir
             unit=unit,
             meaning=f"distance/{name} of the baseline's second run from its first.",
         )
-        for name, _, high, unit in _FLOORS
+        for name, high, unit in _FLOORS
     ),
     needs=("noise",),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(evidence: Evidence) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
+    wanted = {f"distance/{name}": f"noise/{name}" for name, *_ in _FLOORS}
+    return [replace(r, name=wanted[r.name]) for r in noise_distances(evidence) if r.name in wanted]
+
+
+def noise_distances(evidence: Evidence) -> list[MetricResult]:
+    """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
     if evidence.noise is None:
         return []
     # The second run may cover fewer items: only its own rows are compared.
     settings = replace(evidence.settings, pooled_only=True)
     itself = Evidence(evidence.baseline, replace(evidence.noise, items=None), settings=settings)
-    wanted = {f"distance/{name}": f"noise/{name}" for name, *_ in _FLOORS}
-    results = []
-    for distance in (flips, divergence, corpus_distance):
-        if any(itself.missing(need) is not None for need in distance.needs):
-            continue
-        for r in distance.compute(itself):
-            if r.name in wanted:
-                results.append(replace(r, name=wanted[r.name]))
-    return results
+    return [
+        result
+        for distance in (flips, divergence, corpus_distance)
+        if all(itself.missing(need) is None for need in distance.needs)
+        for result in distance.compute(itself)
+    ]
 
 
 def distinguishable(distance: MetricResult, floor: MetricResult, *, direction: Direction = "lower") -> bool:
     """Return whether a distance stands out from its noise floor.
 
-    The near end of the distance's interval (its value where it has none) must lie beyond the floor's value: above it
-    for a distance where lower is better, below it for an agreement.
+    The near end of the distance's interval must lie beyond the far end of the floor's (values, where there is no
+    interval): above it for a distance where lower is better, below it for an agreement. Where neither way is better
+    (a mean change, which may have either sign) the sizes are compared, and an interval that holds 0 stands out
+    from nothing.
     """
+    low, high = _ends(distance)
+    floor_low, floor_high = _ends(floor)
     if direction == "higher":
-        return (distance.value if distance.high is None else distance.high) < floor.value
-    return (distance.value if distance.low is None else distance.low) > floor.value
+        return high < floor_low
+    if direction == "lower":
+        return low > floor_high
+    return not low <= 0.0 <= high and min(abs(low), abs(high)) > max(abs(floor_low), abs(floor_high))
 
 
-def noise_labels(results: Iterable[MetricResult]) -> dict[str, Label]:
-    """Return, for every pooled distance that has a floor among `results`, whether it can be told from noise.
+def _ends(result: MetricResult) -> tuple[float, float]:
+    if result.low is None or result.high is None:
+        return result.value, result.value
+    return result.low, result.high
+
+
+def noise_table(evidence: Evidence, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
+    """Return one row a pooled distance: its value, its floor, and whether it can be told from noise.
 
     Parameters
     ----------
+    evidence : Evidence
+        With a noise run; without one every floor and label is None.
     results : iterable of MetricResult
-        What `compute_all` returned for evidence with a noise run.
+        What `compute_all` returned for it.
+
+    Returns
+    -------
+    list of dict
+        `name, value, low, high, label, floor, floor_low, floor_high`; the label is "distinguishable" or "not
+        distinguishable from the noise floor", and None as the floor is where the second run has no such distance.
     """
-    pooled = {r.name: r for r in results if r.task is None and r.category is None}
-    labels: dict[str, Label] = {}
-    for name, direction in _DIRECTIONS.items():
-        floor = pooled.get(name.replace("distance/", "noise/"))
-        if name in pooled and floor is not None:
-            stands_out = distinguishable(pooled[name], floor, direction=direction)
-            labels[name] = "distinguishable" if stands_out else "not distinguishable from the noise floor"
-    return labels
+    floors = {r.name: r for r in noise_distances(evidence)}
+    rows = []
+    for r in results:
+        if not r.name.startswith("distance/") or r.task is not None or r.category is not None:
+            continue
+        floor, label = floors.get(r.name), None
+        if floor is not None:
+            stands_out = distinguishable(r, floor, direction=key(r.name).direction)
+            label = "distinguishable" if stands_out else "not distinguishable from the noise floor"
+        row = {"name": r.name, "value": r.value, "low": r.low, "high": r.high, "label": label}
+        ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
+        rows.append({**row, **ends})
+    return rows
+
+
+def noise_labels(evidence: Evidence, results: Iterable[MetricResult]) -> dict[str, str]:
+    """Return, for every pooled distance that has a floor, whether it can be told from noise."""
+    return {row["name"]: row["label"] for row in noise_table(evidence, results) if row["label"] is not None}

@@ -27,8 +27,8 @@ def shuffle_accuracy(correct: npt.ArrayLike, correct_shuffled: npt.ArrayLike) ->
 
     References
     ----------
-    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. With all 24 orders as the
-    shuffles the same formula is the all-orders mode.
+    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. `all_orders` has the metrics over all
+    24 orders.
     """
     a, s = np.asarray(correct, dtype=bool), np.asarray(correct_shuffled, dtype=bool)
     if a.ndim != 1 or s.ndim != 2 or len(a) != len(s) or a.size == 0 or s.shape[1] == 0:
@@ -77,6 +77,38 @@ def position_bias(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: 
     return float(np.abs(a - b).sum() / 2.0)
 
 
+def letter_excess(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: int, shown: npt.ArrayLike) -> Float:
+    """Return, for each item, how much more often a letter is chosen than right: the columns behind `position_bias`.
+
+    Parameters
+    ----------
+    letter, gold_letter : array_like of int, shape (n, m)
+        Chosen and right shown position in each order.
+    n_letters : int
+    shown : array_like of bool, shape (n, m)
+        Orders that the item has.
+
+    Returns
+    -------
+    numpy.ndarray, shape (n, n_letters)
+        ``share of the item's orders that choose l - share in which l is right``, each row summing to 0.
+    """
+    chosen, gold, there = np.asarray(letter), np.asarray(gold_letter), np.asarray(shown, dtype=bool)
+    columns = [(((chosen == x) & there).sum(axis=1) - ((gold == x) & there).sum(axis=1)) for x in range(n_letters)]
+    return np.asarray(np.column_stack(columns) / there.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def bias_of(means: Float) -> Float:
+    """Return the position bias from means of `letter_excess` over items: ``sum_l |mean_l| / 2``."""
+    return np.asarray(np.abs(means).sum(axis=-1) / 2.0, dtype=np.float64)
+
+
+def bias_difference(means: Float) -> Float:
+    """Return second minus first position bias, from the means of two models' columns side by side."""
+    half = means.shape[-1] // 2
+    return bias_of(means[..., half:]) - bias_of(means[..., :half])
+
+
 def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
     """Return the shown position of the right content, shape (n_items, n_permutations)."""
     shown = (grid.content == np.asarray(gold)[:, None, None]) & np.isfinite(grid.loglik)
@@ -123,8 +155,10 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
         _key("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
         _key("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
         _key("content_consistency_baseline", "neither", 0.0, 1.0, "share", "The baseline's consistency."),
+        _key("content_consistency_delta", "higher", -1.0, 1.0, "share", "Variant minus baseline consistency, paired."),
         _key("position_bias", "lower", 0.0, 1.0, "share", "Distance of chosen from gold letters, over all orders."),
         _key("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
+        _key("position_bias_delta", "lower", -1.0, 1.0, "share", "Variant minus baseline position bias, paired."),
     ),
     needs=("items", "option_scores", "family:lettered", "shuffles"),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
@@ -152,12 +186,21 @@ def answer_order(evidence: Evidence) -> list[MetricResult]:
         for suffix in models if part.category is None else ("",):
             values.append((f"shuffle_drop_pct{suffix}", columns[suffix], _drop(0, 1)))
         if part.category is None:
-            for suffix, predictions in models.items():
-                consistent = content_consistency(predictions.content[rows, :used])
-                values.append((f"content_consistency{suffix}", consistent[:, None], first_column))
+            same = {suffix: content_consistency(p.content[rows, :used])[:, None] for suffix, p in models.items()}
+            values += [
+                (f"content_consistency{suffix}", consistent, first_column) for suffix, consistent in same.items()
+            ]
+            letters = int(evidence.view.n_options[rows].max())
+            every = np.ones((len(rows), used), dtype=bool)
+            excess = {
+                suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
+                for suffix, p in models.items()
+            }
             if evidence.variant is not None:
                 both = np.hstack([columns["_baseline"], columns[""]])
                 values.append(("shuffle_drop_delta_pct", both, _drop_difference))
+                values.append(("content_consistency_delta", same[""] - same["_baseline"], first_column))
+                values.append(("position_bias_delta", np.hstack([excess["_baseline"], excess[""]]), bias_difference))
         left = len(part.rows) - len(rows)
         for name, table, statistic in values:
             value = float(statistic(table.mean(axis=0)))
@@ -168,9 +211,8 @@ def answer_order(evidence: Evidence) -> list[MetricResult]:
                 part.result(f"robustness/{name}", value, interval, n=len(rows), level=s.level, n_unscored=left)
             )
         if part.category is None:
-            letters = int(evidence.view.n_options[rows].max())
-            for suffix, predictions in models.items():
-                bias = position_bias(predictions.letter[rows, :used], golds[rows, :used], letters)
+            for suffix in models:
+                bias = float(bias_of(excess[suffix].mean(axis=0)))
                 results.append(
                     part.result(f"robustness/position_bias{suffix}", bias, n=len(rows), level=s.level, n_unscored=left)
                 )

@@ -13,6 +13,9 @@ from mlflow_compress.metrics.arrays import Bool, Float, Int, softmax
 from mlflow_compress.metrics.view import ItemView
 from mlflow_compress.records import Generations, OptionDistances, OptionScores, RunRecords
 
+LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
+"""What a rule divides the log-likelihood by."""
+
 
 @dataclass(frozen=True)
 class OptionGrid:
@@ -20,9 +23,9 @@ class OptionGrid:
 
     Attributes
     ----------
-    loglik, per_char : numpy.ndarray, shape (n_items, n_permutations, n_options)
-        Summed log-likelihood in nats, and the same divided by the option's character count; minus infinity where an
-        item has no such option or was not scored.
+    loglik, by_rule : numpy.ndarray, shape (n_items, n_permutations, n_options)
+        Summed log-likelihood in nats, and what the item's rule takes the argmax of: the same, or divided by the
+        option's length; minus infinity where an item has no such option or was not scored.
     content : numpy.ndarray of int, same shape
         Original index of the option shown at that position; 0 where there is none.
     greedy : numpy.ndarray of bool, same shape
@@ -32,7 +35,7 @@ class OptionGrid:
     """
 
     loglik: Float
-    per_char: Float
+    by_rule: Float
     content: Int
     greedy: Bool
     scored: Bool
@@ -104,7 +107,7 @@ def option_grid(view: ItemView, scores: OptionScores) -> OptionGrid:
     ------
     DataError
         For NaN or infinite log-likelihoods (a broken forward pass must not become an answer), for an item with only
-        some of its options, and for an option without characters under the rule "loglik_per_char".
+        some of its options, and for an option without characters under a rule that divides by them.
     """
     item, permutation, option = option_cells(view, scores)
     loglik = scores.column("loglik")
@@ -121,17 +124,19 @@ def option_grid(view: ItemView, scores: OptionScores) -> OptionGrid:
     np.add.at(counts, (item, permutation), 1)
     grid = OptionGrid(
         loglik=np.full(shape, -np.inf),
-        per_char=np.full(shape, -np.inf),
+        by_rule=np.full(shape, -np.inf),
         content=np.zeros(shape, dtype=np.int64),
         greedy=np.zeros(shape, dtype=bool),
         scored=check_complete(view, counts, scores.NAME),
     )
-    n_chars = scores.column("n_chars").astype(np.float64)
-    empty = (n_chars <= 0) & (view.rule[item] == "loglik_per_char")
+    length: Float = np.ones(len(scores))
+    for rule, column in LENGTHS.items():
+        length = np.where(view.rule[item] == rule, scores.column(column).astype(np.float64), length)
+    empty = length <= 0
     if empty.any():
         raise DataError("An option has no characters to normalise by", got=view.name(int(item[np.argmax(empty)])))
     grid.loglik[cells] = loglik
-    grid.per_char[cells] = loglik / np.maximum(n_chars, 1.0)
+    grid.by_rule[cells] = loglik / length
     grid.content[cells] = scores.column("content").astype(np.int64)
     grid.greedy[cells] = scores.column("greedy").astype(bool)
     return grid
@@ -169,6 +174,11 @@ def _exact(view: ItemView, generations: Generations) -> tuple[Bool, Bool]:
     tasks = set(view.task[view.rule == "exact_match"])
     first = generations.where(task=tasks, turn=0, sample=0)
     rows = view.locate(first)
+    if len(np.unique(rows)) != len(rows):
+        repeated = int(rows[np.argmax(np.bincount(rows)[rows] > 1)])
+        raise AlignmentError(
+            "Duplicate keys in the generations records", got=view.name(repeated), fix="Every key must be unique"
+        )
     answers = view.items.table.column("answers").to_pylist()
     scored, correct = np.zeros(len(view), dtype=bool), np.zeros(len(view), dtype=bool)
     for row, text in zip(rows, first.table.column("text").to_pylist(), strict=True):
@@ -182,10 +192,10 @@ def _exact(view: ItemView, generations: Generations) -> tuple[Bool, Bool]:
 def predict(view: ItemView, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
     """Return what a model answered, by each item's own rule, and the grid it was read from.
 
-    "loglik" takes the argmax of the summed log-likelihood, "loglik_per_char" of the length-normalised one, "greedy"
-    asks whether the single continuation is what greedy decoding gives, "exact_match" whether the first sample of the
-    first turn equals a permitted answer (`normalise_answer`). Ties: the lowest shown position wins, for every
-    model.
+    "loglik" takes the argmax of the summed log-likelihood (the harness's acc), "loglik_per_char" and "loglik_per_byte"
+    of that divided by the option's characters or UTF-8 bytes (acc_norm, acc_bytes), "greedy" asks whether the single
+    continuation is what greedy decoding gives, "exact_match" whether the first sample of the first turn equals a
+    permitted answer (`normalise_answer`). Ties: the lowest shown position wins, for every model.
     """
     grid = option_grid(view, run.option_scores) if run.option_scores is not None else None
     shape = grid.scored.shape if grid is not None else (len(view), 1)
@@ -193,7 +203,7 @@ def predict(view: ItemView, run: RunRecords) -> tuple[Predictions, OptionGrid | 
     letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     margin = np.full(shape, np.nan)
     if grid is not None:
-        values = np.where((view.rule == "loglik_per_char")[:, None, None], grid.per_char, grid.loglik)
+        values = grid.by_rule
         scored = grid.scored.copy()
         letter = values.argmax(axis=-1)
         content = np.take_along_axis(grid.content, letter[..., None], axis=-1)[..., 0]

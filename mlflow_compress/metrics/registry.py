@@ -33,7 +33,8 @@ class Key:
     low, high : float
         Bounds that the value cannot leave.
     unit : str
-        "share", "percent", "nats", "points", "options", "perplexity", "ratio" or "probability".
+        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "probability" or
+        "correlation".
     meaning : str
         One sentence for a reader of the table.
     """

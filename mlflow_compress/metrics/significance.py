@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.stats import binom
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.arrays import Float, finite
+from mlflow_compress.records import MetricResult
 
 
 def mcnemar_exact(c2w: int, w2c: int) -> float:
@@ -52,6 +54,23 @@ def holm(p_values: npt.ArrayLike) -> Float:
     adjusted = np.empty_like(p)
     adjusted[order] = stepped
     return adjusted
+
+
+def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tuple[str, str], float]:
+    """Return the McNemar p-value of every (variant, task) after Holm's correction over all of them together.
+
+    Parameters
+    ----------
+    results : mapping of str to iterable of MetricResult
+        By variant, what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
+    """
+    raw = {
+        (variant, r.task): r.value
+        for variant, found in results.items()
+        for r in found
+        if r.name == "quality/mcnemar_p" and r.task is not None and r.category is None
+    }
+    return dict(zip(raw, map(float, holm(list(raw.values()))), strict=True)) if raw else {}
 
 
 def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:

@@ -113,13 +113,17 @@ class AnswerPairs:
     ----------
     references, texts : list of str, length n
         The baseline's and the variant's answers.
-    task, instruction : numpy.ndarray, shape (n,)
-        Task name, and number of the instruction: what the bootstrap draws.
+    task, item_id, turn : numpy.ndarray, shape (n,)
+        Whose answer it is.
+    instruction : numpy.ndarray of int, shape (n,)
+        Number of the (task, item_id): what the bootstrap draws.
     """
 
     references: list[str]
     texts: list[str]
     task: Strings
+    item_id: Strings
+    turn: Int
     instruction: Int
 
     def parts(self) -> Iterator[Part]:
@@ -154,7 +158,12 @@ def answer_pairs(evidence: Evidence) -> AnswerPairs | None:
     ours, theirs = shared_samples(ours.where(task=tasks), theirs.where(task=tasks))
     _, instruction = np.unique([f"{t}\x1f{i}" for t, i, *_ in ours.key_rows()], return_inverse=True)
     return AnswerPairs(
-        ours.table.column("text").to_pylist(), theirs.table.column("text").to_pylist(), ours.column("task"), instruction
+        references=ours.table.column("text").to_pylist(),
+        texts=theirs.table.column("text").to_pylist(),
+        task=ours.column("task"),
+        item_id=ours.column("item_id"),
+        turn=ours.column("turn"),
+        instruction=instruction,
     )
 
 

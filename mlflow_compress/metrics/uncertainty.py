@@ -9,7 +9,7 @@ import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.arrays import Float, Int, softmax
-from mlflow_compress.metrics.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.bootstrap import Statistic, stratified_bootstrap
 from mlflow_compress.metrics.conformal import SCORES, ConformalResult, conformal, split
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
@@ -110,20 +110,15 @@ def uncertainty(evidence: Evidence) -> list[MetricResult]:
     Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
     in [LUB], where UAcc is a mean of ratios. The thresholds are held fixed in the bootstrap.
     """
-    sides = ["baseline"] if evidence.variant is None else ["baseline", "variant"]
+    sides = models_of(evidence)
     results: list[MetricResult] = []
     tables: dict[str, list[Float]] = {side: [] for side in sides}
     parts: list[Part] = []
     n_unscored = 0
     for part in evidence.parts(("lettered_six",), categories=()):
-        scored = np.logical_and.reduce([evidence.grid(side).scored[part.rows, 0] for side in sides])
-        rows = part.rows[scored]
-        # By id, so that the seeded split does not depend on the order in which items were recorded.
-        rows = rows[np.argsort(evidence.view.item_id[rows].astype(str), kind="stable")]
+        rows = scored_rows(evidence, part)
         if len(rows) < 2:
             continue
-        if (evidence.view.n_options[rows] != N_OPTIONS).any():
-            raise DataError("An item of the family lettered_six does not have six options", got=part.task)
         for side, model in _judge(evidence, rows, sides).items():
             tables[side].append(model.columns())
         parts.append(part)
@@ -136,12 +131,34 @@ def uncertainty(evidence: Evidence) -> list[MetricResult]:
     return results
 
 
+def models_of(evidence: Evidence) -> list[str]:
+    """Return "baseline", and "variant" where there is one."""
+    return ["baseline"] if evidence.variant is None else ["baseline", "variant"]
+
+
+def scored_rows(evidence: Evidence, part: Part) -> Int:
+    """Return the six-option items of a part that every model has scored.
+
+    They are sorted by id, so that the seeded split does not depend on the order in which items were recorded.
+    """
+    scored = np.logical_and.reduce([evidence.grid(side).scored[part.rows, 0] for side in models_of(evidence)])
+    rows = part.rows[scored]
+    if (evidence.view.n_options[rows] != N_OPTIONS).any():
+        raise DataError("An item of the family lettered_six does not have six options", got=part.task)
+    return np.asarray(rows[np.argsort(evidence.view.item_id[rows].astype(str), kind="stable")], dtype=np.int64)
+
+
+def six_probabilities(evidence: Evidence, side: str, rows: Int) -> Float:
+    """Return the softmax over the six option logits of "baseline" or "variant", shape (n_rows, 6)."""
+    return softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS])
+
+
 def _judge(evidence: Evidence, rows: Int, sides: list[str]) -> dict[str, _Model]:
     s, gold = evidence.settings, evidence.view.gold[rows]
     calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
     models: dict[str, _Model] = {}
     for side in sides:
-        p = softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS])
+        p = six_probabilities(evidence, side, rows)
         own = [conformal(p, gold, calibration=calibration, test=test, score=k, alpha=s.alpha) for k in SCORES]
         kept = []
         if side == "variant":
@@ -160,12 +177,9 @@ def _report(evidence: Evidence, part: Part, tables: dict[str, list[Float]], n_un
     n = sum(len(t) for t in subject)
 
     def result(name: str, statistic: Statistic, tasks: list[Float]) -> MetricResult:
-        # Several tasks have no common row to draw; their pooled value is a plain mean without an interval.
-        interval = None
-        if len(tasks) == 1:
-            interval = bootstrap(
-                tasks[0], statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-            )
+        interval = stratified_bootstrap(
+            tasks, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
+        )
         value = _mean_over_tasks(statistic, tasks)
         return part.result(f"uncertainty/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored)
 

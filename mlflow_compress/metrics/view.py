@@ -18,9 +18,12 @@ CHOICE = ("lettered", "cloze")
 """Families whose permutation-0 items make up the pooled headline values."""
 
 ANSWERED = ("lettered", "cloze", "last_word", "exact")
-"""Families that have an accuracy; "lettered_six" serves the conformal metrics alone."""
+"""Families that have an accuracy; "lettered_six" serves the conformal metrics alone, `ALL_ORDERS` those of order."""
 
-_CHOOSING = (*CHOICE, "lettered_six")
+ALL_ORDERS = "lettered_orders"
+"""Family of the items that are scored in every answer order."""
+
+_CHOOSING = (*CHOICE, "lettered_six", ALL_ORDERS)
 _JOIN = "\x1f"
 
 

@@ -17,11 +17,12 @@ _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 class Items(Records):
     """The questions: one row an item.
 
-    `family` is one of "lettered", "lettered_six" (options E and F added), "cloze", "last_word", "exact"; `rule` says
-    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (the same divided by
-    the option's character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a
-    generation equals an answer). `gold` is the index of the right option in the original order (null for
-    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
+    `family` is one of "lettered", "lettered_six" (options E and F added), "lettered_orders" (scored in every answer
+    order, lexicographically), "cloze", "last_word", "exact"; `rule` says how a prediction is taken: "loglik" (argmax of
+    the summed log-likelihood), "loglik_per_char" and "loglik_per_byte" (the same divided by the option's characters or
+    UTF-8 bytes), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation equals
+    an answer). `gold` is the index of the right option in the original order (null for "exact_match"; 0 for "greedy");
+    `prompt` is what the model saw for permutation 0, `question` the question alone.
     """
 
     NAME = "items"

@@ -71,6 +71,13 @@ class Records:
 
     def where(self, **equal: Any) -> Self:
         """Return the rows whose columns equal the given values (a list, tuple or set means any of them)."""
+        return type(self)(self.table.filter(pa.array(self._mask(equal))))
+
+    def without(self, **equal: Any) -> Self:
+        """Return the rows that `where` would leave out."""
+        return type(self)(self.table.filter(pa.array(~self._mask(equal))))
+
+    def _mask(self, equal: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         mask = np.ones(len(self), dtype=bool)
         for name, wanted in equal.items():
             values = self.column(name)
@@ -78,7 +85,7 @@ class Records:
                 mask &= np.isin(values, list(wanted))
             else:
                 mask &= values == wanted
-        return type(self)(self.table.filter(pa.array(mask)))
+        return mask
 
     def write(self, folder: Path) -> Path:
         """Write `<folder>/<NAME>.parquet` atomically (temporary file, fsync, rename) and return its path."""

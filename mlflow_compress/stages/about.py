@@ -15,7 +15,11 @@ About = dict[str, object]
 
 def about(loaded: LoadedModel, config: EvaluateSettings) -> About:
     """Return what two evaluations must share to be comparable, beyond their items."""
-    return {"tokenizer": tokenizer_hash(loaded.tokenizer), "shots": config.shots}
+    return {
+        "tokenizer": tokenizer_hash(loaded.tokenizer),
+        "shots": config.shots,
+        "shuffle_examples": config.shuffle_examples,
+    }
 
 
 def write_about(folder: Path, content: About) -> None:
@@ -30,7 +34,7 @@ def read_about(folder: Path) -> About:
 
 
 def check_alike(baseline: About, variant: About) -> None:
-    """Refuse evaluations with another tokenizer or number of shots; what only one side tells is not compared.
+    """Refuse evaluations with another tokenizer, number or order of shots; what only one side tells is not compared.
 
     Raises
     ------

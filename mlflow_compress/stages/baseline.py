@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
+from mlflow_compress.tasks.base import TaskSettings
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -56,7 +57,7 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
 
     The second run has another batch composition: what it differs by is the noise floor of every distance.
     """
-    settings = {name: getattr(config, name) for name in ("shots", "shuffles", "limit", "seed")}
+    settings = {f.name: getattr(config, f.name) for f in fields(TaskSettings)}
 
     def work(run: TrackedRun, folder: Path) -> None:
         run.log_params({**identity(loaded), **settings})

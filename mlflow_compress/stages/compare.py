@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.metrics.compare import (
-    Answer,
-    answers_from_harness,
-    answers_from_rows,
-    compare_answers,
-    compare_records,
-)
+from mlflow_compress.metrics.answers import Answer, answers_from_harness, answers_from_rows
+from mlflow_compress.metrics.compare import compare_answers, compare_records
 from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.about import check_alike, read_about
 from mlflow_compress.tasks.files import read_jsonl
@@ -91,6 +86,8 @@ def as_text(found: dict[str, Any]) -> str:
     ]
     if found["all_flips_pct"] is not None:
         lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+    if found.get("rule"):
+        lines.append(f"scored by  {found['rule']}")
     return "\n".join(lines)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.config import EvaluateConfig, EvaluateSettings
 from mlflow_compress.metrics.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.details import details
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
 from mlflow_compress.metrics.tables import flips_table
 from mlflow_compress.records import MetricResult
@@ -31,7 +33,7 @@ from mlflow_compress.tracking.views import how_to_open
 
 def suite_of(config: EvaluateSettings) -> Suite:
     """Read and check the tasks of a configuration, before any model is loaded."""
-    settings = TaskSettings(shots=config.shots, shuffles=config.shuffles, seed=config.seed, limit=config.limit)
+    settings = TaskSettings(**{f.name: getattr(config, f.name) for f in fields(TaskSettings)})
     return load_suite(config.tasks, model=config.model, settings=settings)
 
 
@@ -58,11 +60,12 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
 
 
 def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult], beside: About) -> None:
-    """Log metrics (pooled and by task), records, the flips table, and what could not be computed and why."""
+    """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
     run.log_values(gate_values(pooled))
     run.log_json(results_json(results), "metrics.json")
+    run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")
     skipped = unmet(found)
     if skipped:
@@ -89,7 +92,8 @@ def run_evaluate(config: EvaluateConfig) -> str:
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
+        shown = {f.name: getattr(config, f.name) for f in fields(TaskSettings)}
+        run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **shown})
         found, baseline = evidence(config, tracker)
         results = compute_all(found)
         log_evaluation(run, found, results, baseline.about)

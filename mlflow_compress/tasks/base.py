@@ -16,12 +16,30 @@ Row = Mapping[str, Any]  # one line of a question file, with its line number und
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """How items are drawn and shown: few-shot examples, answer shuffles, seed, items per category (0 = all)."""
+    """How items are drawn and shown.
+
+    Attributes
+    ----------
+    shots : int
+        Few-shot examples.
+    shuffles : int
+        Answer orders an item is shown in besides the original one.
+    seed : int
+        Of every draw.
+    limit : int
+        Items a category; 0 takes all.
+    all_orders : int
+        Items a lettered task that are shown in every answer order too, as a task of their own; 0 for none.
+    shuffle_examples : bool
+        Whether a shuffle reorders the answers of the few-shot examples as well.
+    """
 
     shots: int = 5
     shuffles: int = 2
     seed: int = 42
     limit: int = 0
+    all_orders: int = 0
+    shuffle_examples: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +80,7 @@ class Family:
     check : callable (row) -> None
         Raises `DataError` for a row that has the fields but cannot be used.
     build : callable (name, rows, settings) -> list of Task
-        Tasks of one file; lettered files give two, with and without the options E and F.
+        Tasks of one file; lettered files give two or three, see `lettered`.
     """
 
     fields: Mapping[str, type]

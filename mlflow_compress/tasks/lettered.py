@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from math import factorial
 
-from mlflow_compress.errors import DataError
+from mlflow_compress.errors import DataError, UnsupportedError
 from mlflow_compress.records import Items, Request
 from mlflow_compress.tasks.base import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited, request, seeded
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
+MOST_OPTIONS = 4  # whose orders, 24, are all scored
 
 
 def _check(row: Row) -> None:
@@ -38,39 +43,116 @@ def few_shot_header(category: str, examples: Sequence[Row], added: Sequence[str]
     return "\n\n".join(blocks) + "\n\n"
 
 
-def _orders(row: Row, settings: TaskSettings, shuffles: int) -> list[list[int]]:
-    """Return the original order and `shuffles` seeded ones, drawn from all orders (fixed points allowed)."""
+@dataclass(frozen=True, kw_only=True)
+class _Twin:
+    """One way to show the items of a file: as they are, with options E and F, or in every order.
+
+    Attributes
+    ----------
+    name, family : str
+        The task's name and its family (see `Items`).
+    orders : callable (row) -> list of orders
+        The answer orders that are shown; the first is the original one.
+    added : tuple of str
+        Options behind the row's own.
+    """
+
+    name: str
+    family: str
+    orders: Callable[[Row], list[list[int]]]
+    added: tuple[str, ...] = ()
+
+
+def _draw(row: Row, settings: TaskSettings, number: int) -> list[int]:
+    """Return shuffle `number` of a row's answers, drawn from all orders (fixed points allowed)."""
     identity = list(range(len(row["choices"])))
-    return [identity] + [
-        seeded(settings, row["id"], number).sample(identity, len(identity)) for number in range(1, shuffles + 1)
+    return seeded(settings, row["id"], number).sample(identity, len(identity))
+
+
+def _shuffled_orders(row: Row, settings: TaskSettings) -> list[list[int]]:
+    """Return the original order and `settings.shuffles` drawn ones."""
+    return [list(range(len(row["choices"])))] + [
+        _draw(row, settings, number) for number in range(1, settings.shuffles + 1)
     ]
 
 
-def _task(
-    name: str, rows: Sequence[Row], headers: dict[str, str], settings: TaskSettings, added: Sequence[str]
-) -> Task:
-    """Build the plain task, or with `added` options the six-option one (original order only)."""
-    family = "lettered_six" if added else "lettered"
+def _every_order(row: Row) -> list[list[int]]:
+    """Return all k! orders in lexicographic order, so that the first is the original one."""
+    return [list(order) for order in permutations(range(len(row["choices"])))]
+
+
+def _reordered(row: Row, settings: TaskSettings, number: int) -> Row:
+    """Return a few-shot example with its answers in shuffle `number`."""
+    order = _draw(row, settings, number)
+    return {**row, "choices": [row["choices"][content] for content in order], "answer": order.index(row["answer"])}
+
+
+def _headers(
+    examples: Mapping[str, Sequence[Row]], settings: TaskSettings, added: Sequence[str]
+) -> Callable[[str, int], str]:
+    """Return the few-shot header by category and permutation.
+
+    [ORDER] does not say whether the examples are shuffled: here they stay as they are unless
+    `settings.shuffle_examples` is set, and the original order (permutation 0) always has them as they are. All items
+    of a category share a permutation's header, so that scoring computes it once.
+    """
+
+    @cache
+    def header(category: str, permutation: int) -> str:
+        shown = examples.get(category, [])[: settings.shots]
+        if settings.shuffle_examples and permutation:
+            shown = [_reordered(row, settings, permutation) for row in shown]
+        return few_shot_header(category, shown, added)
+
+    return header
+
+
+def _task(twin: _Twin, rows: Sequence[Row], header: Callable[[str, int], str]) -> Task:
+    """Build one task: the items, and a request an order and letter."""
     requests: list[Request] = []
     items = []
     for row in rows:
-        orders = _orders(row, settings, 0 if added else settings.shuffles)
-        for permutation, order in enumerate(orders):
-            shown = [row["choices"][content] for content in order] + list(added)
+        for permutation, order in enumerate(twin.orders(row)):
+            shown = [row["choices"][content] for content in order] + list(twin.added)
             contents = order + list(range(len(order), len(shown)))
-            context = headers[row["category"]] + render(row["question"], shown)
+            context = header(row["category"], permutation) + render(row["question"], shown)
             requests += [
-                request(name, row, context, LETTERS[option], option=option, content=content, permutation=permutation)
+                request(
+                    twin.name, row, context, LETTERS[option], option=option, content=content, permutation=permutation
+                )
                 for option, content in enumerate(contents)
             ]
             if permutation == 0:
                 columns = {"question": row["question"], "prompt": context, "options": shown, "gold": row["answer"]}
-                items.append(item_row(name, family, "loglik", row, **columns))
-    return Task(name=name, family=family, items=Items.from_rows(items), requests=tuple(requests))
+                items.append(item_row(twin.name, twin.family, "loglik", row, **columns))
+    return Task(name=twin.name, family=twin.family, items=Items.from_rows(items), requests=tuple(requests))
+
+
+def _sampled(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
+    """Return the rows that are shown in every order: a seeded sample, in file order.
+
+    Raises
+    ------
+    UnsupportedError
+        When a row has more than four options: their orders would be 120 and more.
+    """
+    for row in rows:
+        if len(row["choices"]) > MOST_OPTIONS:
+            raise UnsupportedError(
+                f"All orders of {len(row['choices'])} options are too many ({factorial(len(row['choices']))})",
+                allowed=f"at most {MOST_OPTIONS} options ({factorial(MOST_OPTIONS)} orders)",
+                got=f"{name}/{row['id']}",
+                fix="Give all_orders=0, or tasks of at most four options",
+            )
+    chosen = seeded(settings, name, "all orders").sample(range(len(rows)), min(settings.all_orders, len(rows)))
+    return [rows[index] for index in sorted(chosen)]
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return the task and its six-option twin; rows marked "dev" are the few-shot examples of their category."""
+    """Return the task, its six-option twin, and where asked for the twin of all orders.
+
+    Rows marked "dev" are the few-shot examples of their category.
+    """
     examples: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("split", "test") == "dev":
@@ -84,13 +166,17 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
                 got=len(examples.get(category, [])),
                 fix="Add examples or lower 'shots'",
             )
-    tasks = []
-    for added in ((), UNCERTAIN_OPTIONS):
-        headers = {
-            category: few_shot_header(category, examples.get(category, [])[: settings.shots], added)
-            for category in dict.fromkeys(row["category"] for row in tests)
-        }
-        tasks.append(_task(f"{name}_six" if added else name, tests, headers, settings, added))
+    plain = _Twin(name=name, family="lettered", orders=lambda row: _shuffled_orders(row, settings))
+    six = _Twin(
+        name=f"{name}_six",
+        family="lettered_six",
+        orders=lambda row: [list(range(len(row["choices"])))],
+        added=UNCERTAIN_OPTIONS,
+    )
+    tasks = [_task(twin, tests, _headers(examples, settings, twin.added)) for twin in (plain, six)]
+    if settings.all_orders:
+        every = _Twin(name=f"{name}_orders", family="lettered_orders", orders=_every_order)
+        tasks.append(_task(every, _sampled(name, tests, settings), _headers(examples, settings, ())))
     return tasks
 
 

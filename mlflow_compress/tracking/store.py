@@ -189,9 +189,13 @@ class Tracker:
                 return found
 
     def children(self, run_id: str) -> dict[str, Run]:
-        """Return the newest child of a run by stage."""
+        """Return the newest child of a run by stage; a run that does not exist is a `TrackingError`."""
+        try:
+            experiment = self.client.get_run(run_id).info.experiment_id
+        except MlflowException as error:
+            raise TrackingError(f"The store {self.uri} has no such run", got=run_id) from error
         runs = self.client.search_runs(
-            [self.client.get_run(run_id).info.experiment_id],
+            [experiment],
             filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",
             order_by=["attributes.start_time ASC"],
         )

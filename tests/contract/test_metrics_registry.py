@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics import METRICS, Evidence, MetricSettings, all_keys, compute_all, headline, key, unmet
-from mlflow_compress.records import Records, RunRecords
+from mlflow_compress.metrics import (
+    METRICS,
+    AnswerEmbeddings,
+    Evidence,
+    MetricSettings,
+    all_keys,
+    compute_all,
+    headline,
+    key,
+    unmet,
+)
+from mlflow_compress.records import OptionScores, Records, RunRecords
 from tests import metric_records
 
 # What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
@@ -43,6 +53,12 @@ IDENTITY = {
     "distance/corpus_dp_mean_pct": 0.0,
     "distance/corpus_dp_rms_pct": 0.0,
     "robustness/shuffle_drop_delta_pct": 0.0,
+    "robustness/content_consistency_delta": 0.0,
+    "robustness/position_bias_delta": 0.0,
+    "robustness/orders_accuracy_delta": 0.0,
+    "robustness/orders_robust_accuracy_delta": 0.0,
+    "robustness/orders_agreement_delta": 0.0,
+    "robustness/orders_position_bias_delta": 0.0,
     "uncertainty/uacc_delta": 0.0,
     "uncertainty/set_size_delta": 0.0,
     "judge/mt_bench_delta": 0.0,
@@ -67,6 +83,10 @@ SINGLE = {
     "robustness/shuffle_drop_pct",
     "robustness/content_consistency",
     "robustness/position_bias",
+    "robustness/orders_accuracy",
+    "robustness/orders_robust_accuracy",
+    "robustness/orders_agreement",
+    "robustness/orders_position_bias",
     "uncertainty/uacc",
     "uncertainty/set_size",
     "uncertainty/coverage",
@@ -82,6 +102,8 @@ ALONE = {
     "judge/mt_bench_turn1",
     "judge/mt_bench_turn2",
     "judge/similarity_floor",
+    "judge/similarity_rouge_pearson",  # of identical models none exists: nothing varies
+    "judge/similarity_rouge_spearman",
 }
 
 # Computed only where a model for it is named; its identity test is in test_metrics_tools.
@@ -163,17 +185,62 @@ def test_row_order_does_not_matter():
         assert ours.value == pytest.approx(theirs.value, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_very_few_items_give_finite_values_within_bounds(n):
+    # `Metric.compute` itself refuses anything else; warnings are errors.
+    few = compute_all(metric_records.evidence(n, windows=2, per_window=1))
+    assert {"quality/accuracy", "distance/flips_pct", "distance/kl_mean"} <= set(headline(few))
+    if n == 1:
+        assert headline(few)["distance/kl_mean"].low is not None  # two tasks, so two items
+        assert all(r.low is None for r in few if r.name == "distance/kl_mean" and r.task == "mmlu")
+
+
+def test_all_ties_take_the_first_option_for_both_models():
+    def tied(run: RunRecords) -> RunRecords:
+        columns = {name: run.option_scores.column(name) for name in OptionScores.SCHEMA.names}
+        columns["loglik"] = np.full(len(run.option_scores), -2.0)
+        return replace(run, option_scores=OptionScores.from_columns(columns))
+
+    found = compute_all(Evidence(tied(FULL.baseline), tied(FULL.variant), tied(FULL.noise)))
+    by_task = {(r.name, r.task): r for r in found if r.category is None}
+    assert by_task["quality/accuracy", "mmlu"].value == 0.25  # the gold cycles through the options
+    assert by_task["distance/all_flips_pct", "mmlu"].value == 0.0
+    assert by_task["quality/margin_correct", "mmlu"].value == 0.0
+    assert by_task["robustness/orders_accuracy", None].value == 0.25
+
+
 def test_equal_input_gives_equal_output():
     fresh = compute_all(metric_records.evidence(60))
     assert fresh == RESULTS
 
 
 def test_swapping_the_models_mirrors_the_change():
-    swapped = Evidence(replace(FULL.variant, option_distances=None, token_distances=None), FULL.baseline)
+    e = FULL.embeddings
+    swapped = Evidence(
+        replace(FULL.variant, option_distances=None, token_distances=None),
+        FULL.baseline,
+        embeddings=AnswerEmbeddings(e.task, e.item_ids, e.variant, e.baseline),
+    )
     there, back = headline(RESULTS), headline(compute_all(swapped))
-    for name in ("quality/accuracy_delta", "robustness/shuffle_drop_delta_pct", "uncertainty/uacc_delta"):
-        assert back[name].value == pytest.approx(-there[name].value)
-    for name in ("distance/flips_pct", "distance/all_flips_pct", "distance/w2w_pct", "quality/mcnemar_p"):
+    deltas = {name for name in all_keys() if name.endswith(("_delta", "_delta_pct"))}
+    assert deltas <= set(there) and len(deltas) >= 10
+    for name in sorted(deltas):
+        assert back[name].value == pytest.approx(-there[name].value), name
+    # What each model is by itself does not depend on which one is called the baseline.
+    for name in sorted(SINGLE):
+        twin = f"{name}_baseline"
+        assert (back[name].value, back[twin].value) == (there[twin].value, there[name].value), name
+    for name in (
+        "distance/flips_pct",
+        "distance/all_flips_pct",
+        "distance/w2w_pct",
+        "quality/mcnemar_p",
+        "judge/rouge_l",
+        "judge/similarity",
+        "judge/similarity_unweighted",
+        "judge/similarity_rouge_pearson",
+        "judge/similarity_rouge_spearman",
+    ):
         assert back[name].value == pytest.approx(there[name].value)
     assert back["distance/c2w_pct"].value == there["distance/w2c_pct"].value
     assert back["quality/perplexity_ratio"].value == pytest.approx(1 / there["quality/perplexity_ratio"].value)

@@ -9,6 +9,7 @@ import pytest
 
 from mlflow_compress import cli
 from mlflow_compress.stages.about import write_about
+from mlflow_compress.tracking.store import Tracker
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
 
@@ -73,6 +74,45 @@ def test_records_of_another_tokenizer_or_number_of_shots_are_refused(
     assert f"differ in their {part}" in capsys.readouterr().err
     write_about(folders[1], known)
     assert cli.main(["compare", *map(str, folders)]) == 0
+
+
+def test_run_ids_stand_for_their_records(tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = metric_records.evidence(12)
+    ids = []
+    for name, run in (("b", full.baseline), ("q", full.variant)):
+        assert run is not None
+        run.write(tmp_path / name)
+        with tracker.run(f"evaluate {name}", "evaluate", {}) as tracked:
+            tracked.log_folder(tmp_path / name, "records")
+        ids.append(tracked.run_id)
+    assert cli.main(["compare", *ids, "--json"]) == 0
+    by_id = json.loads(capsys.readouterr().out)
+    assert cli.main(["compare", str(tmp_path / "b"), ids[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == by_id
+    assert by_id["n"] == 24 and by_id["tasks"]["mmlu"]["n"] == 12
+    assert cli.main(["compare", ids[0], "0" * 32]) == 1
+    assert "0" * 32 in capsys.readouterr().err
+
+
+def test_harness_sample_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # As lm-evaluation-harness 0.4.13 writes them; per character -3/3 against -5/10, choice 1, and -1/3 against -5/10.
+    def line(values: tuple[float, float], right: float) -> dict[str, object]:
+        arguments = {f"gen_args_{i}": {"arg_0": "Q", "arg_1": f" {c}"} for i, c in enumerate(("one", "a long one"))}
+        scored = {
+            "filtered_resps": [[str(v), "False"] for v in values],
+            "filter": "none",
+            "acc": 0.0,
+            "acc_norm": right,
+        }
+        return {"doc_id": 0, "target": "1", "arguments": arguments, "doc_hash": "d", "prompt_hash": "p", **scored}
+
+    paths = [
+        write(tmp_path / f"samples_arc_easy_{name}.jsonl", [line(*content)])
+        for name, content in (("b", ((-3.0, -5.0), 1.0)), ("q", ((-1.0, -5.0), 0.0)))
+    ]
+    assert cli.main(["compare", *paths]) == 0
+    out = capsys.readouterr().out
+    assert "right to wrong 1" in out and "scored by  acc_norm" in out
 
 
 def test_an_unknown_source_lists_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:

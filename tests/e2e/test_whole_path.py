@@ -180,3 +180,8 @@ def test_metrics_can_be_recomputed_from_the_stored_records(world: World) -> None
         (row["name"], row["task"], row["category"], row["value"]) for row in stored
     ]
     json.dumps(stored, allow_nan=False)
+    behind = world.tracker.fetch_json(evaluate.info.run_id, "details.json")
+    assert {row["name"] for row in behind["noise_floor"]} == {
+        n for n in evaluate.data.metrics if n.startswith("distance/") and n.count("/") == 1
+    }
+    assert len(behind["conformal"]) == 4 and [row["task"] for row in behind["corpus"]] == ["demo_corpus"]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from statsmodels.stats.multitest import multipletests
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import compute_all, headline
-from mlflow_compress.metrics.compare import (
-    answers_from_harness,
-    answers_from_rows,
-    compare_answers,
-    compare_records,
-)
+from mlflow_compress.metrics.answers import answers_from_harness, answers_from_rows
+from mlflow_compress.metrics.compare import compare_answers, compare_records
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.records import RunRecords
 from tests import metric_records
@@ -59,9 +57,11 @@ def test_order_does_not_matter_and_unanswered_is_counted_apart():
 
 
 def test_answers_of_any_type_compare_by_equality():
-    # 1 and "1" are different answers; 1 is right where the gold is 1.
+    # 1 and "1" are different answers, 1 and 1.0 are not; 1 is right where the gold is 1.
     found = compare_answers(_rows([1, "1"], gold=[1, 1]), _rows(["1", "one"], gold=[1, 1]))
     assert (found["c2w"], found["w2w"]) == (1, 1)
+    found = compare_answers(_rows([2, [1, 2]], gold=[1, 1]), _rows([2.0, [1, 2]], gold=[1, 1]))
+    assert (found["c2w"], found["w2w"]) == (0, 0)
 
 
 def test_other_items_golds_and_prompts_are_refused():
@@ -80,28 +80,51 @@ def test_other_items_golds_and_prompts_are_refused():
         compare_answers(one, other)
     with pytest.raises(DataError, match="Row 1 lacks pred, gold"):
         answers_from_rows([{"id": 1}])
+    with pytest.raises(DataError, match="Row 1 has a NaN as its pred"):
+        answers_from_rows([{"id": 1, "pred": float("nan"), "gold": "A"}])
+    with pytest.raises(DataError, match="Row 1 has no gold"):
+        answers_from_rows([{"id": 1, "pred": "A", "gold": None}])
 
 
 def _sample(doc_id, values, target, **more):
+    """A multiple-choice line of samples_*.jsonl as lm-evaluation-harness 0.4.13 writes it."""
     choices = ("one", "a long one")
     return {
         "doc_id": doc_id,
-        "target": target,
+        "doc": {},
+        "target": str(target),
         "arguments": {f"gen_args_{i}": {"arg_0": "Q", "arg_1": f" {c}"} for i, c in enumerate(choices)},
+        "resps": [[[str(v), "False"]] for v in values],
         "filtered_resps": [[str(v), "False"] for v in values],
+        "filter": "none",
+        "doc_hash": f"d{doc_id}",
         "prompt_hash": "abc",
+        "target_hash": "t",
         **more,
     }
 
 
 def test_harness_samples_by_hand():
-    # Sums -3 and -5: choice 0. A character: -3/3 = -1 and -5/10 = -0.5: choice 1.
-    rows = [_sample(0, (-3.0, -5.0), 1), _sample(1, (-2.0, -2.0), 0)]
-    plain, normalised = answers_from_harness(rows), answers_from_harness(rows, per_char=True)
-    assert [a.pred for a in plain] == [0, 0]  # the tie takes the first
-    assert [a.pred for a in normalised] == [1, 1]
-    found = compare_answers(plain, normalised)
-    assert (found["c2w"], found["w2c"], found["w2w"]) == (1, 1, 0)
+    # Sums -3 and -5: choice 0. A character: -3/3 = -1 and -5/10 = -0.5: choice 1. The second row's sums are a tie,
+    # which the first choice wins; divided, -2/3 and -2/10, choice 1 wins.
+    plain = answers_from_harness([_sample(0, (-3.0, -5.0), 1, acc=0.0), _sample(1, (-2.0, -2.0), 0, acc=1.0)])
+    assert [(a.pred, a.is_correct, a.rule) for a in plain] == [(0, False, "acc"), (0, True, "acc")]
+    both = [_sample(0, (-3.0, -5.0), 1, acc=0.0, acc_norm=1.0), _sample(1, (-2.0, -2.0), 0, acc=1.0, acc_norm=0.0)]
+    normalised = answers_from_harness(both)
+    assert [(a.pred, a.is_correct, a.rule) for a in normalised] == [(1, True, "acc_norm"), (1, False, "acc_norm")]
+    with pytest.raises(AlignmentError, match="differ in the scoring rule"):
+        compare_answers(plain, normalised)
+    other = answers_from_harness([_sample(0, (-3.0, -1.0), 1, acc=1.0), _sample(1, (-2.0, -1.0), 0, acc=0.0)])
+    found = compare_answers(plain, other)
+    assert (found["c2w"], found["w2c"], found["w2w"], found["rule"]) == (1, 1, 0, "acc")
+
+
+def test_harness_targets_that_are_texts():
+    # Winogrande scores one text after several contexts: the target is that text, and the logged acc decides.
+    rows = [_sample(0, (-3.0, -5.0), "was late.", acc=0.0), _sample(1, (-3.0, -2.0), "left.", acc=0.0)]
+    moved = [_sample(0, (-5.0, -3.0), "was late.", acc=1.0), _sample(1, (-1.0, -2.0), "left.", acc=0.0)]
+    found = compare_answers(answers_from_harness(rows), answers_from_harness(moved))
+    assert (found["w2c"], found["w2w"]) == (1, 1)
 
 
 def test_harness_generations_take_the_logged_score():
@@ -110,17 +133,38 @@ def test_harness_generations_take_the_logged_score():
     found = compare_answers(answers_from_harness([base]), answers_from_harness([variant]))
     assert (found["c2w"], found["w2w"], found["all_flips_pct"]) == (1, None, None)
     assert answers_from_harness([base])[0].id == "gsm8k/3"
+    # Two filters write every document twice; the first in the file counts, and is named.
+    strict, flexible = ({**base, "filter": name} for name in ("strict-match", "flexible-extract"))
+    found = compare_answers(*[answers_from_harness([strict, {**flexible, "exact_match": 0.0}])] * 2)
+    assert (found["n"], found["accuracy_baseline"], found["rule"]) == (1, 1.0, "exact_match,strict-match")
+    # A single continuation (LAMBADA) is right or wrong as logged.
+    word = {"doc_id": 0, "target": " chair", "filtered_resps": [["-3.25", "False"]], "acc": 0, "perplexity": -3.25}
+    assert not answers_from_harness([word])[0].is_correct
+
+
+def test_harness_mutual_information_stands_behind_the_choices():
+    row = _sample(0, (-3.0, -1.0, -0.1, -9.0), 1, acc=1.0, acc_mutual_info=1.0)
+    assert answers_from_harness([row])[0].pred == 1
 
 
 def test_broken_harness_samples_are_refused():
-    with pytest.raises(DataError, match="Row 1 is no harness sample"):
+    with pytest.raises(DataError, match="Row 1 is no harness sample: it lacks target, filtered_resps"):
         answers_from_harness([{"doc_id": 1}])
     with pytest.raises(DataError, match="NaN"):
-        answers_from_harness([_sample(0, (float("nan"), -1.0), 0)])
-    with pytest.raises(DataError, match="no exact_match"):
-        answers_from_harness([{"doc_id": 1, "target": "x", "filtered_resps": ["x"]}])
+        answers_from_harness([_sample(0, (float("nan"), -1.0), 0, acc=0.0)])
+    for row in ({"doc_id": 1, "target": "x", "filtered_resps": ["x"]}, _sample(0, (-1.0, -2.0), 0)):
+        with pytest.raises(DataError, match=r"has no (exact_match|acc_norm) or acc"):
+            answers_from_harness([row])
     with pytest.raises(DataError, match="lacks the choices"):
-        answers_from_harness([{**_sample(0, (-1.0, -2.0), 0), "arguments": {}}], per_char=True)
+        answers_from_harness([{**_sample(0, (-1.0, -2.0), 0, acc_norm=1.0), "arguments": {}}])
+    with pytest.raises(DataError, match="logged acc of a harness sample does not follow"):
+        answers_from_harness([_sample(7, (-1.0, -2.0), 0, acc=0.0)])
+    one, other = ([_sample(0, (-1.0, -2.0), 0, acc=1.0, **hashes)] for hashes in ({}, {"doc_hash": "other"}))
+    with pytest.raises(AlignmentError, match="differ in the question"):
+        compare_answers(answers_from_harness(one), answers_from_harness(other))
+    with pytest.raises(AlignmentError, match="differ in the prompt"):
+        shots = [_sample(0, (-1.0, -2.0), 0, acc=1.0, prompt_hash="5-shot")]
+        compare_answers(answers_from_harness(one), answers_from_harness(shots))
 
 
 def test_records_agree_with_the_metrics():
@@ -136,6 +180,9 @@ def test_records_agree_with_the_metrics():
     ]
     assert set(found["tasks"]) == {"mmlu", "piqa", "lambada", "trivia"}
     assert found["tasks"]["lambada"]["w2w"] is None
+    p = [task["mcnemar_p"] for task in found["tasks"].values()]
+    adjusted = [task["mcnemar_p_holm"] for task in found["tasks"].values()]
+    np.testing.assert_allclose(adjusted, multipletests(p, method="holm")[1])
     json.dumps(found)
 
 

@@ -48,6 +48,19 @@ def test_quantile_by_hand():
         conformal_quantile(s, 1.0)
 
 
+@QUICK
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.sampled_from([0.05, 0.1, 0.25, 0.5]))
+def test_the_quantile_holds_back_what_it_promises(values, alpha):
+    # At least ceil((n + 1)(1 - alpha)) of the scores lie at or below it, and fewer lie below any smaller score.
+    q, n = conformal_quantile(np.array(values, dtype=float), alpha), len(values)
+    wanted = math.ceil(round((n + 1) * (1 - alpha), 9))
+    if wanted > n:
+        assert q == math.inf
+    else:
+        assert sum(v <= q for v in values) >= wanted > sum(v < q for v in values)
+    assert conformal_quantile(np.array(values, dtype=float), alpha, mode="reference") >= q or q == math.inf
+
+
 def test_sets_by_hand():
     # LAC at 0.75: p >= 0.25. APS at 0.8: cumulative 0.5, 0.8 (in), 1.0 (out); row 1: 0.7 (in), 0.9 (out).
     assert prediction_sets(P, 0.75, "lac").tolist() == [[True, True, False], [False, False, True]]

@@ -146,6 +146,30 @@ def test_corpus_statistics_against_numpy():
     assert s.kl_percentiles[0.999] == pytest.approx(np.percentile(given["kl"], 99.9))
 
 
+tokens = st.lists(st.tuples(*[st.floats(1e-3, 20.0)] * 2, st.floats(0.0, 5.0), st.booleans()), min_size=2, max_size=30)
+
+
+@QUICK
+@given(tokens)
+def test_corpus_statistics_hold_together(rows):
+    nll_b, nll_q, kl, top = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    given = {"kl": kl, "same_top": top > 0}
+    s = corpus_statistics(
+        nll_baseline=nll_b, nll_variant=nll_q, p_baseline=np.exp(-nll_b), p_variant=np.exp(-nll_q), **given
+    )
+    back = corpus_statistics(
+        nll_baseline=nll_q, nll_variant=nll_b, p_baseline=np.exp(-nll_q), p_variant=np.exp(-nll_b), **given
+    )
+    assert s.ratio.value * s.perplexity_baseline.value == pytest.approx(s.perplexity_variant.value)
+    assert s.difference.value == pytest.approx(-back.difference.value)
+    assert s.log_ratio.value == pytest.approx(-back.log_ratio.value)
+    assert s.difference.uncertainty == pytest.approx(back.difference.uncertainty)
+    assert s.dp_rms.value >= abs(s.dp_mean.value) - 1e-12
+    assert s.correlation is None or -1 - 1e-6 <= s.correlation <= 1 + 1e-6
+    levels = list(s.kl_percentiles.values())
+    assert levels == sorted(levels, reverse=True) and levels[0] == kl.max() and levels[-1] == kl.min()
+
+
 def test_one_token_and_equal_models():
     one = corpus_statistics(
         nll_baseline=[1.0], nll_variant=[1.0], kl=[0.0], p_baseline=[0.3], p_variant=[0.3], same_top=[True]

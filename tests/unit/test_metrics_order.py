@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline
+from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
 from mlflow_compress.metrics.judge_scores import turn_scores
-from mlflow_compress.metrics.order import content_consistency, drop_pct, position_bias, shuffle_accuracy
-from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.metrics.order import (
+    bias_of,
+    content_consistency,
+    drop_pct,
+    letter_excess,
+    position_bias,
+    shuffle_accuracy,
+)
+from mlflow_compress.records import Items, Judgments, OptionScores, RunRecords
+from tests import metric_records
 
 
 def test_shuffle_metric_by_hand():
@@ -51,6 +60,124 @@ def test_all_orders_of_a_position_blind_and_a_position_bound_model():
     says_a = (orders[:, 0] == 2)[None]
     assert shuffle_accuracy([True], knows) == 1.0
     assert shuffle_accuracy([True], says_a) == 0.25
+
+
+def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettered_orders", left_out=()):
+    """Records of a model that gives the shown position `choose(order, gold)` the highest score; gold is item % k."""
+    items, rows = [], []
+    for i, k in enumerate(n_options):
+        texts = [f"text {c}" for c in range(k)]
+        key = {"task": task, "item_id": str(i)}
+        shown = {"family": family, "rule": "loglik", "category": "c", "question": f"q{i}", "prompt": f"p{i}"}
+        items.append({**key, **shown, "options": texts, "gold": i % k, "answers": None})
+        for permutation, order in enumerate(itertools.permutations(range(k))):
+            if (i, permutation) in left_out:
+                continue
+            best = choose(order, i % k)
+            for option, content in enumerate(order):
+                value = -1.0 if option == best else -2.0
+                cell = {"permutation": permutation, "option": option, "content": content, "loglik": value}
+                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+    return RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
+
+
+def _knows(order, gold):
+    return order.index(gold)
+
+
+def _says_a(order, gold):
+    return 0
+
+
+def test_all_orders_by_hand():
+    found = headline(compute_all(Evidence(_orders_run(_knows), _orders_run(_says_a))))
+    value = {name.removeprefix("robustness/orders_"): r.value for name, r in found.items() if "orders" in name}
+    assert value["accuracy_baseline"] == value["robust_accuracy_baseline"] == value["agreement_baseline"] == 1.0
+    assert value["position_bias_baseline"] == 0.0
+    # "A" holds the gold in 6 of 24 orders (twice) and in 2 of 6: (1/4 + 1/4 + 1/3)/3. It is never right in all of them.
+    assert value["accuracy"] == pytest.approx((0.25 + 0.25 + 1 / 3) / 3)
+    assert value["robust_accuracy"] == 0.0 and value["robust_accuracy_delta"] == -1.0
+    # Each of k contents stands first in m/k orders: k (m/k)(m/k - 1)/(m (m - 1)) is 5/23 for k = 4 and 1/5 for k = 3.
+    assert value["agreement"] == pytest.approx((5 / 23 + 5 / 23 + 1 / 5) / 3)
+    # Letters of "A" beyond their right share: 3/4, 3/4, 2/3 for A; the same below, over the others.
+    assert value["position_bias"] == value["position_bias_delta"] == pytest.approx((0.75 + 0.75 + 2 / 3) / 3)
+    assert value["accuracy_delta"] == pytest.approx(value["accuracy"] - 1.0)
+    assert found["robustness/orders_accuracy"].n == 3
+    assert {r.task for r in compute_all(Evidence(_orders_run(_knows)))} == {None, "t_orders"}
+
+
+def test_half_a_model_is_between():
+    # Right unless the gold stands last: 3/4 of the orders of four options; the wrong answer is the first shown.
+    run = _orders_run(lambda order, gold: 0 if order[-1] == gold else order.index(gold), (4,))
+    found = {name: r.value for name, r in headline(compute_all(Evidence(run))).items()}
+    assert found["robustness/orders_accuracy"] == 0.75 and found["robustness/orders_robust_accuracy"] == 0.0
+    # The gold 18 times, each other content twice: (18 x 17 + 3 x 2 x 1)/(24 x 23).
+    assert found["robustness/orders_agreement"] == pytest.approx(312 / 552)
+    # "A" is chosen 6 + 6 times of 24, "D" never: |1/4| + |1/4|, halved.
+    assert found["robustness/orders_position_bias"] == pytest.approx(0.25)
+
+
+def test_an_item_that_lacks_an_order_is_counted_apart():
+    part = _orders_run(_says_a, left_out={(0, 7)})
+    found = headline(compute_all(Evidence(_orders_run(_knows), part)))
+    assert (found["robustness/orders_accuracy"].n, found["robustness/orders_accuracy"].n_unscored) == (2, 1)
+    assert found["robustness/orders_agreement"].value == pytest.approx((5 / 23 + 1 / 5) / 2)
+    nothing = _orders_run(_says_a, (4,), left_out={(0, 7)})
+    assert compute_all(Evidence(nothing)) == []
+
+
+def test_other_orders_are_refused():
+    swapped = _orders_run(_knows)
+    rows = swapped.option_scores.table.to_pylist()
+    for row in rows:
+        if row["item_id"] == "0" and row["permutation"] in (1, 2):
+            row["permutation"] = 3 - row["permutation"]
+    with pytest.raises(AlignmentError, match="different answer orders"):
+        compute_all(Evidence(_orders_run(_knows), replace(swapped, option_scores=OptionScores.from_rows(rows))))
+
+
+def test_the_sample_of_all_orders_changes_nothing_else():
+    full = metric_records.evidence(30)
+    without = Evidence(
+        *(
+            replace(
+                run,
+                items=run.items.without(task="mmlu_orders"),
+                option_scores=run.option_scores.without(task="mmlu_orders"),
+                option_distances=run.option_distances and run.option_distances.without(task="mmlu_orders"),
+            )
+            for run in (full.baseline, full.variant, full.noise)
+        ),
+        embeddings=full.embeddings,
+    )
+    assert compute_all(without) == [r for r in compute_all(full) if not r.name.startswith("robustness/orders_")]
+    # Every order of a sample is no shuffle of the others.
+    alone = _orders_run(_knows)
+    assert unmet(Evidence(alone))["answer_order"] == "no item of the family lettered"
+    plain = _orders_run(_knows, (4,), task="t", family="lettered", left_out={(0, p) for p in range(1, 24)})
+    both = RunRecords(
+        items=Items.concat([plain.items, alone.items]),
+        option_scores=OptionScores.concat([plain.option_scores, alone.option_scores]),
+    )
+    assert unmet(Evidence(both))["answer_order"] == "the baseline was not scored under shuffled answer orders"
+    assert headline(compute_all(Evidence(both)))["quality/accuracy"].n == 1
+
+
+def test_paired_differences_of_the_shuffle_metrics():
+    full = metric_records.evidence(30)
+    found = {name: r for name, r in headline(compute_all(full)).items() if name.startswith("robustness/")}
+    for name in ("content_consistency", "position_bias", "shuffle_drop"):
+        end = "_pct" if name == "shuffle_drop" else ""
+        delta = found[f"robustness/{name}_delta{end}"]
+        both = found[f"robustness/{name}{end}"].value - found[f"robustness/{name}{end}_baseline"].value
+        assert delta.value == pytest.approx(both)
+        assert delta.low <= delta.value <= delta.high
+    # The bias from the columns of `letter_excess` is `position_bias`.
+    rng = np.random.default_rng(0)
+    letter, gold = rng.integers(0, 4, size=(2, 50, 3))
+    columns = letter_excess(letter, gold, 4, np.ones((50, 3), dtype=bool))
+    np.testing.assert_allclose(columns.sum(axis=1), 0.0, atol=1e-12)
+    assert bias_of(columns.mean(axis=0)) == pytest.approx(position_bias(letter, gold, 4))
 
 
 def _judged(scores: dict[tuple[str, int, int], float | None], category: str = "math") -> Judgments:

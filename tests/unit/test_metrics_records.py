@@ -57,7 +57,8 @@ def test_array_checks_name_what_is_wrong():
 
 
 def test_length_normalisation_changes_the_answer():
-    # Totals -10 and -12 over 5 and 15 characters: -2 and -0.8 a character; the plain rule takes the first option.
+    # Totals -10 and -12 over 5 and 15 characters, 5 and 6 bytes: -2 and -0.8 a character, -2 and -2 a byte (a tie, which
+    # the first option wins); the plain rule takes the first option too. With 4 bytes the first has -2.5 a byte.
     items = FULL.baseline.items.where(task="piqa").table.slice(0, 1)
     item = items.to_pylist()[0]
     rows = [
@@ -69,17 +70,23 @@ def test_length_normalisation_changes_the_answer():
             "content": o,
             "loglik": value,
             "n_tokens": 3,
-            "n_chars": len(item["options"][o]),
-            "n_bytes": 1,
+            "n_chars": (5, 15)[o],
+            "n_bytes": (5, 6)[o],
             "greedy": False,
         }
         for o, value in enumerate((-10.0, -12.0))
     ]
-    for rule, letter in (("loglik", 0), ("loglik_per_char", 1)):
+    shorter = [{**rows[0], "n_bytes": 4}, rows[1]]
+    for rule, records, letter in (
+        ("loglik", rows, 0),
+        ("loglik_per_char", rows, 1),
+        ("loglik_per_byte", rows, 0),
+        ("loglik_per_byte", shorter, 1),
+    ):
         view = ItemView(Items.from_rows([{**item, "rule": rule}]))
-        found, _ = predict(view, RunRecords(option_scores=OptionScores.from_rows(rows)))
-        assert found.letter[0, 0] == letter
-    no_text = OptionScores.from_rows([{**row, "n_chars": 0} for row in rows])
+        found, _ = predict(view, RunRecords(option_scores=OptionScores.from_rows(records)))
+        assert found.letter[0, 0] == letter, rule
+    no_text = OptionScores.from_rows([{**row, "n_bytes": 0} for row in rows])
     with pytest.raises(DataError, match="no characters"):
         option_grid(view, no_text)
 
@@ -147,6 +154,13 @@ def test_duplicates_and_strangers_are_refused():
         compute_all(_with_scores(_edit(scores, 0, option=7)))
     with pytest.raises(AlignmentError, match="Duplicate keys in the items"):
         ItemView(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
+
+
+def test_a_generation_twice_is_refused():
+    answers = FULL.variant.generations
+    twice = type(answers).concat([answers, type(answers)(answers.table.slice(0, 1))])
+    with pytest.raises(AlignmentError, match=r"Duplicate keys in the generations.*trivia/00000"):
+        compute_all(Evidence(FULL.baseline, replace(FULL.variant, generations=twice)))
 
 
 def test_items_are_checked():

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
+from mlflow_compress.metrics import AnswerEmbeddings, Evidence, compute_all, headline, unmet
 from mlflow_compress.metrics.arrays import softmax
-from mlflow_compress.metrics.association import spearman
+from mlflow_compress.metrics.association import correlate, flips_against_kl, pearson, spearman
 from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.gaussian_control import gaussian_control
-from mlflow_compress.metrics.noise import distinguishable, noise_labels
+from mlflow_compress.metrics.noise import distinguishable, noise_labels, noise_table
 from mlflow_compress.metrics.pairwise import pairwise
 from mlflow_compress.metrics.planning import (
     items_for_accuracy_change,
@@ -31,6 +31,7 @@ from mlflow_compress.metrics.planning import (
 )
 from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
 from mlflow_compress.metrics.significance import mcnemar_exact
+from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
 from mlflow_compress.metrics.symmetry import difference_shape
 from mlflow_compress.metrics.text import bleu, lcs_length, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
@@ -55,14 +56,27 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     agreement = _result(0.999)
     assert distinguishable(_result(0.95, 0.9, 0.99), agreement, direction="higher")
     assert not distinguishable(_result(0.99, 0.98, 1.0), agreement, direction="higher")
+    assert not distinguishable(_result(0.02, 0.011, 0.03), _result(0.01, 0.005, 0.015))  # the floor's own doubt
+    # A mean change may have either sign.
+    change = _result(-0.001, -0.002, 0.0)
+    assert distinguishable(_result(-0.05, -0.06, -0.04), change, direction="neither")
+    assert not distinguishable(_result(0.05, -0.01, 0.11), change, direction="neither")
+    assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
 
 
 def test_the_variant_stands_out_and_a_second_run_does_not():
-    labels = noise_labels(compute_all(FULL))
+    results = compute_all(FULL)
+    labels = noise_labels(FULL, results)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
+    # Every distance has a label.
+    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")}
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
-    assert set(noise_labels(compute_all(again)).values()) == {"not distinguishable from the noise floor"}
-    assert noise_labels(compute_all(Evidence(FULL.baseline, FULL.variant))) == {}
+    assert set(noise_labels(again, compute_all(again)).values()) == {"not distinguishable from the noise floor"}
+    alone = Evidence(FULL.baseline, FULL.variant)
+    assert noise_labels(alone, compute_all(alone)) == {}
+    assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
+    floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
+    assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
 
 
 def test_the_second_run_may_cover_fewer_items():
@@ -208,21 +222,95 @@ def test_planned_power_is_reached():
     assert 0.75 < passed < 0.87
 
 
-# --- Spearman
+# --- correlation
 
 
 def test_spearman_against_scipy_and_by_hand():
     # Ranks 1 2 3 4 5 against 2 1 4 3 5: sum of d² is 4, rho = 1 - 6 x 4/(5 x 24) = 0.8.
-    found = spearman([1, 2, 3, 4, 5], [20, 10, 40, 30, 50])
-    assert found.rho == pytest.approx(0.8)
+    found = flips_against_kl([1, 2, 3, 4, 5], [20, 10, 40, 30, 50])
+    assert found.value == pytest.approx(0.8)
     half = 1.959964 * math.sqrt((1 + 0.32) / 2)
     assert found.interval == pytest.approx((math.tanh(math.atanh(0.8) - half), math.tanh(math.atanh(0.8) + half)))
     assert found.p_value == pytest.approx(scipy.stats.spearmanr([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]).pvalue)
     assert spearman([1, 2, 3, 4, 5], [1, 2, 3, 4, 9]).interval == (1.0, 1.0)
     assert spearman([1, 2, 3], [1, 3, 2]).interval is None
-    for x, y in (([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3])):
+
+
+def test_pearson_by_hand_and_against_numpy():
+    # x - 2 = (-1, 0, 1), y - 2 = (-1, 1, 0): sum of products 1, both squares 2, r = 1/2.
+    assert pearson([1, 2, 3], [1, 3, 2]).value == pytest.approx(0.5)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    y = 0.6 * x + 0.8 * rng.normal(size=300)
+    found = pearson(1e6 + x, y)
+    assert found.value == pytest.approx(np.corrcoef(x, y)[0, 1])
+    # Normal points: Fisher's interval, tanh(atanh r +- z/sqrt(n - 3)), is right too.
+    fisher = np.tanh(np.arctanh(found.value) + np.array([-1, 1]) * 1.96 / math.sqrt(297))
+    assert found.interval == pytest.approx(fisher, abs=0.02)
+    assert pearson(x, y, interval=False).interval is None and pearson(x[:4], y[:4]).interval is None
+    assert pearson(x, -x).interval == pytest.approx((-1.0, -1.0))
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0.1 + 0.2, 0.3, 0.3])])
+def test_no_correlation_is_none_and_over_variants_an_error(x, y):
+    assert correlate(x, y) == {"pearson": None, "spearman": None}
+    with pytest.raises(DataError, match="at least three variants"):
+        flips_against_kl(x, y)
+    for bad in ([1.0, math.nan, 2.0], [1.0, 2.0]):
         with pytest.raises(DataError):
-            spearman(x, y)
+            correlate([1.0, 2.0, 3.0], bad)
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=3, max_size=12))
+def test_correlation_properties(points):
+    x, y = np.array(points, dtype=float).T
+    found, mirrored = correlate(x, y, resamples=100), correlate(y, -3.0 * x + 1.0, resamples=100)
+    for name in ("pearson", "spearman"):
+        if np.ptp(x) == 0 or np.ptp(y) == 0:
+            assert found[name] is None
+            continue
+        assert -1.0 <= found[name].value <= 1.0
+        assert mirrored[name].value == pytest.approx(-found[name].value, abs=1e-9)
+
+
+def test_similarity_against_rouge_by_hand():
+    # Three instructions. Embeddings in the plane, both answers of a model alike, so that the consistency is 1 and the
+    # similarity is the cosine: 1, 0.6, 0. Texts against "a b c d": equal (difference 0), half (1/2), none (1).
+    b = np.tile([1.0, 0.0], (3, 2, 1))
+    q = np.array([[[1.0, 0.0]] * 2, [[0.6, 0.8]] * 2, [[0.0, 1.0]] * 2])
+    rows = [{"task": "t", "item_id": i, "turn": 0, "sample": 0, "prompt": "p", "n_tokens": 4} for i in "xyz"]
+    ours = Generations.from_rows([{**row, "text": "a b c d"} for row in rows])
+    # A second turn says nothing about the sampled first answers, and is left out.
+    later = {**rows[0], "turn": 1, "text": "other words"}
+    ours = Generations.concat([ours, Generations.from_rows([later])])
+    texts = ("a b c d", "a b e f", "e f g h")
+    theirs = [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
+    theirs = Generations.from_rows([*theirs, {**later, "text": "nothing alike"}])
+    given = AnswerEmbeddings("t", ("x", "y", "z", "without text"), *(np.concatenate([e, e[:1]]) for e in (b, q)))
+    found = headline(
+        compute_all(Evidence(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=given))
+    )
+    r = found["judge/similarity_rouge_pearson"]
+    # x = (1, 0.6, 0), y = (0, 0.5, 1): sums of products about the means -0.5, 0.50667, 0.5.
+    assert r.value == pytest.approx(-0.5 / math.sqrt((1.36 - 1.6**2 / 3) * 0.5))
+    assert found["judge/similarity_rouge_spearman"].value == -1.0
+    assert (r.n, r.n_unscored, r.low) == (3, 1, None)
+    same = Evidence(RunRecords(generations=ours), RunRecords(generations=ours), embeddings=given)
+    assert not any("rouge_pearson" in name for name in headline(compute_all(same)))
+    other = AnswerEmbeddings("t", ("u", "v", "w"), b, q)
+    unknown = Evidence(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=other)
+    assert not any("rouge_pearson" in name for name in headline(compute_all(unknown)))
+
+
+def test_similarity_against_scores_of_many_models():
+    # Similarity falls by 0.1 a point of difference: exactly -1. Scores 1, 2, 4, 7 have six differences.
+    scores = np.array([1.0, 2.0, 4.0, 7.0])
+    found = model_pair_correlation(1.0 - 0.1 * np.abs(scores[:, None] - scores), scores)
+    assert (found.value, found.n, found.interval) == (-1.0, 6, None)
+    assert model_pair_correlation(np.ones((3, 3)), [1, 2, 3]) is None
+    with pytest.raises(DataError, match="one score a model"):
+        model_pair_correlation(np.ones((3, 3)), [1, 2])
 
 
 # --- pairwise judging

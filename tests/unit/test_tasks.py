@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.tasks.base import TaskSettings
 from mlflow_compress.tasks.files import read_jsonl
 from mlflow_compress.tasks.instructions import load_instructions
@@ -66,6 +68,68 @@ def test_an_items_shuffles_do_not_depend_on_its_neighbours(tmp_path: Path) -> No
     alone = suite(tmp_path / "mine.jsonl", lettered(1)).tasks[0].requests
     among = suite(tmp_path / "mine.jsonl", lettered(30)).tasks[0].requests
     assert list(alone) == [r for r in among if r.item_id == "q0"]
+
+
+def test_all_orders_are_a_task_of_their_own(tmp_path: Path) -> None:
+    rows = lettered(9)
+    rows[3]["choices"] = list("abc")
+    rows[3]["answer"] = 2
+    plain, six, every = suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5)).tasks
+    without = suite(tmp_path / "mine.jsonl", rows).tasks
+    assert [plain.content_hash(), six.content_hash()] == [task.content_hash() for task in without]
+    assert (every.name, every.family, len(every.items)) == ("mine_orders", "lettered_orders", 5)
+    orders: dict[str, dict[int, list[int]]] = {}
+    for request in every.requests:
+        orders.setdefault(request.item_id, {}).setdefault(request.permutation, []).append(request.content)
+        shown = request.context.rsplit("\n\n", 1)[1].splitlines()[1 + request.option]
+        assert shown == f"{'ABCD'[request.option]}. {'abcd'[request.content]}"
+    for item in every.items.table.to_pylist():
+        k = len(item["options"])
+        assert list(orders[item["item_id"]].values()) == [list(order) for order in permutations(range(k))]
+    # The same sample each time, another one with another seed, and never more than there are.
+    again = suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5)).tasks[2]
+    assert again.content_hash() == every.content_hash()
+    drawn = {
+        tuple(
+            suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5, seed=seed))
+            .tasks[2]
+            .items.column("item_id")
+        )
+        for seed in range(5)
+    }
+    assert len(drawn) > 1
+    assert len(suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=99)).tasks[2].items) == 9
+
+
+def test_all_orders_of_five_options_are_refused(tmp_path: Path) -> None:
+    rows = lettered(2)
+    rows[1]["choices"] = list("abcde")
+    with pytest.raises(UnsupportedError, match=r"All orders of 5 options are too many \(120\).*mine/q0.*all_orders=0"):
+        suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=1))
+
+
+def test_examples_are_shuffled_where_asked_for_and_never_in_the_original_order(tmp_path: Path) -> None:
+    rows = [{**row, "category": "c"} for row in lettered(4)]
+    dev = [{**rows[0], "id": f"d{i}", "answer": i} for i in range(4)]
+    settings = replace(SETTINGS, shots=4, shuffles=3)
+    fixed = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], settings).tasks[0]
+    moved = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], replace(settings, shuffle_examples=True)).tasks[0]
+    assert fixed.content_hash() != moved.content_hash()
+    assert fixed.items.table.equals(moved.items.table)
+    headers: dict[int, set[str]] = {}
+    for before, after in zip(fixed.requests, moved.requests, strict=True):
+        assert (before.content, before.context.rsplit("\n\n", 1)[1]) == (
+            after.content,
+            after.context.rsplit("\n\n", 1)[1],
+        )
+        assert before.context == after.context or before.permutation > 0
+        headers.setdefault(after.permutation, set()).add(after.context.rsplit("\n\n", 1)[0])
+    assert [len(found) for found in headers.values()] == [1, 1, 1, 1]  # one header a permutation, which scoring shares
+    assert len(set.union(*headers.values())) == 4
+    # The letter behind each example still stands before the right text: "w", "x", "y", "z" for answers 0 to 3.
+    for [header] in headers.values():
+        for answer, block in enumerate(header.split("\n\n")[1:]):
+            assert f"{block[-1]}. {'wxyz'[answer]}" in block.splitlines()
 
 
 def test_limit_takes_the_same_items_each_time_and_counts_by_category(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Whether ConSCompF similarity and ROUGE-L tell the same story, instruction by instruction."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.arrays import Float, finite
+from mlflow_compress.metrics.association import Correlation, correlate, pearson
+from mlflow_compress.metrics.conscompf import similarity
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.text import answer_pairs, rouge_l
+from mlflow_compress.metrics.view import Part
+from mlflow_compress.records import MetricResult
+
+
+def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Correlation | None:
+    """Correlate, over all pairs of many models, their similarity with the difference of another score.
+
+    Pearson's r of ``s_ij`` and ``|R_i - R_j|`` for i < j, as the ConSCompF paper does with ROUGE-L against reference
+    answers; negative where similar models score alike. None where either does not vary. There is no interval: pairs
+    that share a model are not independent.
+
+    Parameters
+    ----------
+    matrix : array_like, shape (m, m)
+        Symmetric similarities, `conscompf.similarity_matrix`.
+    scores : array_like, shape (m,)
+        Each model's score, for instance its mean ROUGE-L against references.
+    """
+    x, r = finite("similarity matrix", matrix, ndim=2), finite("scores", scores)
+    if x.shape != (len(r), len(r)) or len(r) < 3:
+        raise DataError("Give one score a model and at least three models", got=f"{x.shape} and {len(r)} scores")
+    i, j = np.triu_indices(len(r), k=1)
+    return pearson(x[i, j], np.abs(r[i] - r[j]), interval=False)
+
+
+def _rouge_differences(evidence: Evidence) -> dict[str, float]:
+    """Return ``1 - ROUGE-L`` of the models' first answers to each instruction, mean over samples, by item id."""
+    pairs, given = answer_pairs(evidence), evidence.embeddings
+    if pairs is None or given is None:
+        return {}
+    scores = rouge_l(pairs.references, pairs.texts)
+    first = (pairs.turn == 0) & (pairs.task == given.task)
+    return {str(i): 1.0 - float(scores[first & (pairs.item_id == i)].mean()) for i in np.unique(pairs.item_id[first])}
+
+
+def _key(name: str, what: str) -> Key:
+    return Key(
+        name=f"judge/similarity_rouge_{name}",
+        direction="neither",
+        low=-1.0,
+        high=1.0,
+        unit="correlation",
+        meaning=f"{what} correlation of similarity (equation 4) and 1 - ROUGE-L over instructions.",
+    )
+
+
+@METRICS.register("similarity_rouge")
+@metric(
+    keys=(_key("pearson", "Pearson"), _key("spearman", "Spearman")),
+    needs=("variant", "embeddings", "generations", "package:rouge_score"),
+    source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
+)
+def similarity_rouge(evidence: Evidence) -> list[MetricResult]:
+    """Over instructions that have both: near -1 where the two agree; nothing where either does not vary.
+
+    The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models
+    (`model_pair_correlation`). For one variant the difference is ``1 - ROUGE-L`` of variant against baseline, which
+    needs no reference. Pearson's interval is a bootstrap over instructions, Spearman's Bonett and Wright's.
+    """
+    given, s = evidence.embeddings, evidence.settings
+    differences = _rouge_differences(evidence)
+    if given is None or given.variant is None:
+        return []
+    rows = np.array([row for row, i in enumerate(given.item_ids) if i in differences], dtype=np.int64)
+    if not len(rows):
+        return []
+    x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
+    y = np.array([differences[given.item_ids[row]] for row in rows])
+    part = Part(None, None, np.arange(len(given.item_ids)))
+    results = []
+    for name, found in correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method).items():
+        if found is not None:
+            left = len(given.item_ids) - len(rows)
+            results.append(
+                part.result(
+                    f"judge/similarity_rouge_{name}",
+                    found.value,
+                    found.interval,
+                    n=found.n,
+                    level=s.level,
+                    n_unscored=left,
+                )
+            )
+    return results

@@ -1,0 +1,174 @@
+"""What stands behind the headline values: noise, conformal sets by score, corpora, corrected tests."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from statsmodels.stats.multitest import multipletests
+
+from mlflow_compress.metrics import Evidence, compute_all, headline
+from mlflow_compress.metrics.arrays import softmax
+from mlflow_compress.metrics.bootstrap import bootstrap, stratified_bootstrap
+from mlflow_compress.metrics.conformal import conformal, split
+from mlflow_compress.metrics.details import conformal_table, corpus_table, details, divergence_table
+from mlflow_compress.metrics.significance import adjusted_mcnemar
+from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
+from tests import metric_records
+
+FULL = metric_records.evidence(60)
+
+
+def _two_prompts() -> Evidence:
+    """The six-option items under two prompt methods."""
+
+    def twice(run: RunRecords) -> RunRecords:
+        def copy(table):
+            rows = table.where(task="mmlu_six").table.to_pylist()
+            return type(table).from_rows([*rows, *({**row, "task": "mmlu_six_shared"} for row in rows)])
+
+        scores = copy(run.option_scores).table.to_pylist()
+        rng = np.random.default_rng(1)
+        for row in scores:
+            if row["task"] == "mmlu_six_shared":
+                row["loglik"] -= float(rng.random())
+        return RunRecords(items=copy(run.items), option_scores=OptionScores.from_rows(scores))
+
+    return Evidence(twice(FULL.baseline), twice(FULL.variant))
+
+
+def test_every_prompt_method_and_score_has_a_row_and_their_mean_is_the_metric():
+    evidence = _two_prompts()
+    table, results = conformal_table(evidence, n_splits=20), headline(compute_all(evidence))
+    assert len(table) == 2 * 2 * 2
+    for model, suffix in (("baseline", "_baseline"), ("variant", "")):
+        rows = [row for row in table if row["model"] == model]
+        for name in ("uacc", "set_size", "coverage"):
+            assert np.mean([row[name] for row in rows]) == pytest.approx(results[f"uncertainty/{name}{suffix}"].value)
+        for row in rows:
+            assert row["uacc"] == pytest.approx(row["accuracy"] / row["set_size"] * math.sqrt(6))
+            for name, spread in row["splits"].items():
+                low, high = spread["interval"]
+                assert low <= spread["mean"] <= high, name
+    # The pooled value over two prompt methods has an interval too.
+    found = results["uncertainty/uacc"]
+    assert found.low is not None and found.low < found.value < found.high
+    json.dumps(table, allow_nan=False)
+
+
+def test_a_row_against_the_steps_it_is_made_of():
+    (row,) = [r for r in conformal_table(FULL, n_splits=5) if (r["model"], r["score"]) == ("variant", "aps")]
+    six = FULL.variant.option_scores.where(task="mmlu_six").table.to_pylist()
+    logits = np.array([[r["loglik"] for r in six if r["item_id"] == f"{i:05d}"] for i in range(60)])
+    gold = np.arange(60) % 4
+    calibration, test = split(60)
+    found = conformal(softmax(logits), gold, calibration=calibration, test=test, score="aps")
+    assert (row["n"], row["set_size"], row["coverage"]) == (30, found.set_size, found.coverage)
+    # The coverage is the mean of the classes' coverages, weighted by their sizes.
+    sizes = np.bincount(gold[test], minlength=4)
+    by_class = [row["coverage_by_class"][letter] for letter in "ABCD"]
+    assert (sizes * by_class).sum() / 30 == pytest.approx(found.coverage)
+    assert conformal_table(Evidence(RunRecords(items=FULL.baseline.items.where(task="piqa")))) == []
+
+
+def test_a_tiny_calibration_set_has_no_finite_threshold():
+    few = [
+        RunRecords(
+            items=r.items.where(item_id=["00000", "00001"]),
+            option_scores=r.option_scores.where(item_id=["00000", "00001"]),
+        )
+        for r in (FULL.baseline, FULL.variant)
+    ]
+    table = conformal_table(Evidence(*few), n_splits=3)
+    assert {row["threshold"] for row in table} == {None} and {row["set_size"] for row in table} == {6.0}
+    alone = [
+        RunRecords(items=r.items.where(item_id="00000"), option_scores=r.option_scores.where(item_id="00000"))
+        for r in few
+    ]
+    assert conformal_table(Evidence(*alone)) == []
+
+
+def test_strata_by_hand_and_by_simulation():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=200), rng.normal(size=300)
+    assert stratified_bootstrap([x]) == bootstrap(x)
+    # The mean of two means has the variance (1/200 + 1/300)/4.
+    low, high = stratified_bootstrap([x, y], method="percentile")
+    assert (high - low) == pytest.approx(2 * 1.96 * math.sqrt((x.var() / 200 + y.var() / 300) / 4), rel=0.1)
+    # The same items twice hold no more than once.
+    assert stratified_bootstrap([x, x]) == pytest.approx(bootstrap(x), abs=0.01)
+    assert stratified_bootstrap([x, [1.0]]) is None
+    assert stratified_bootstrap([[1.0, 1.0], [3.0, 3.0]]) == (2.0, 2.0)
+
+
+def test_every_corpus_has_every_statistic():
+    table = corpus_table(FULL)
+    assert [row["task"] for row in table] == ["news", "wiki"]
+    by_task = {(r.name, r.task): r for r in compute_all(FULL)}
+    for row in table:
+        assert row["n"] == 300
+        value = by_task["quality/perplexity", row["task"]].value
+        assert row["perplexity_variant"][0] == pytest.approx(value)
+        assert row["kl_percentiles"]["99"] == pytest.approx(by_task["distance/corpus_kl_p99", row["task"]].value)
+        assert sum(row["differences"]["counts"]) == 300
+    json.dumps(table, allow_nan=False)
+    assert corpus_table(Evidence(FULL.baseline)) == []
+
+
+def _p(value: float, task: str | None, category: str | None = None) -> MetricResult:
+    return MetricResult(name="quality/mcnemar_p", value=value, task=task, category=category)
+
+
+def test_holm_over_tasks_and_variants():
+    # Four tests: 0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.4, each at least the one before; the pooled value is none of them.
+    found = adjusted_mcnemar({"a": [_p(0.01, "x"), _p(0.4, "y"), _p(0.001, None)], "b": [_p(0.03, "x"), _p(0.02, "y")]})
+    assert found == {
+        ("a", "x"): pytest.approx(0.04),
+        ("a", "y"): pytest.approx(0.4),
+        ("b", "x"): pytest.approx(0.06),
+        ("b", "y"): pytest.approx(0.06),
+    }
+    assert adjusted_mcnemar({"a": []}) == {}
+    results = compute_all(FULL)
+    raw = {r.task: r.value for r in results if r.name == "quality/mcnemar_p" and r.task}
+    expected = dict(zip(raw, multipletests(list(raw.values()), method="holm")[1], strict=True))
+    assert details(FULL, results)["mcnemar_p_holm"] == pytest.approx(expected)
+
+
+def test_details_are_json_and_say_nothing_where_there_is_nothing():
+    json.dumps(details(FULL, compute_all(FULL)), allow_nan=False)
+    empty = Evidence(RunRecords(), RunRecords())
+    found = details(empty, compute_all(empty))
+    spread = found.pop("divergence")
+    assert found == {"noise_floor": [], "conformal": [], "corpus": [], "mcnemar_p_holm": {}}
+    assert spread == {"item_percentiles": {}, "by_margin": [], "by_probability": []}
+
+
+def test_the_spread_of_the_kl():
+    found = divergence_table(FULL)
+    kl = np.concatenate(
+        [
+            FULL.variant.option_distances.where(task=task, permutation=0).column("kl").reshape(60, -1).mean(axis=1)
+            for task in ("mmlu", "piqa")
+        ]
+    )
+    for share in (0, 1, 50, 99.9, 100):
+        assert found["item_percentiles"][f"{share:g}"] == pytest.approx(np.percentile(kl, share))
+    assert sum(row["n"] for row in found["by_margin"]) == 120
+    assert sum(row["n"] for row in found["by_probability"]) == 600
+    assert {"left", "right", "n", "mean", "low", "high"} == set(found["by_margin"][0])
+
+
+def test_six_options_are_asked_for():
+    items = FULL.baseline.items.where(task="mmlu_six").table.to_pylist()
+    broken = Items.from_rows([{**item, "options": item["options"][:5]} for item in items])
+    run = RunRecords(
+        items=broken,
+        option_scores=OptionScores.from_rows(
+            [r for r in FULL.baseline.option_scores.where(task="mmlu_six").table.to_pylist() if r["option"] < 5]
+        ),
+    )
+    with pytest.raises(Exception, match="does not have six options"):
+        compute_all(Evidence(run))
