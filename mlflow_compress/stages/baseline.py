@@ -14,6 +14,7 @@ from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.manifest import MANIFEST
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
 from mlflow_compress.stages.about import About, about, read_about, write_about
@@ -59,13 +60,17 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
     """
     settings = {f.name: getattr(config, f.name) for f in fields(TaskSettings)}
 
-    def work(run: TrackedRun, folder: Path) -> None:
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         run.log_params({**identity(loaded), **settings})
-        with StateWriter(folder / STATES, loaded) as writer:
-            records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
-        store = StateStore.open(folder / STATES, baseline=loaded)
+        states = resume / STATES
+        (states / MANIFEST).unlink(missing_ok=True)  # of a run that was interrupted after its first pass: it is resumed
+        with StateWriter(states, loaded) as writer:
+            records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
+        store = StateStore.open(states, baseline=loaded)
         other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
-        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
+        scorer = Scorer(loaded, other_batches)
+        noise = measure(scorer, suite, baseline=store, generations=False, resume=resume / NOISE)
+        run.log_folder(states, STATES)
         records.write(folder / RECORDS)
         write_about(folder / RECORDS, about(loaded, config))
         noise.write(folder / NOISE)

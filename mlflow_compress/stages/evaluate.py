@@ -16,13 +16,15 @@ from mlflow_compress.metrics.tables import flips_table
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model
+from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model, weights_hash
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
 from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.once import digest
 from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
+from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import model_label, model_path, read_manifest
 from mlflow_compress.tasks.base import TaskSettings
 from mlflow_compress.tasks.suite import Suite, load_suite
@@ -53,7 +55,9 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
     baseline = find_or_evaluate(tracker, base_model, suite, config)
     store = StateStore.open(baseline.states, baseline=base_model)
     del base_model  # its head is in the store; only the variant's memory is needed from here on
-    variant = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store)
+    fingerprint = {"variant": weights_hash(variant_model.path), "baseline": baseline.run_id, "dtype": config.dtype}
+    with unfinished(digest({**fingerprint, "tasks": suite.hashes()})) as resume:
+        variant = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
     settings = MetricSettings(seed=config.seed, split_seed=config.seed)
     found = Evidence(baseline=baseline.records, variant=variant, noise=baseline.noise, settings=settings)
     return found, baseline

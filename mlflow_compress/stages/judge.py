@@ -86,7 +86,7 @@ def _baseline(
 ) -> tuple[str, Answers, Generations]:
     """Return the baseline's answers and its second sample (the floor of the similarity), generated once."""
 
-    def work(run: TrackedRun, folder: Path) -> None:
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         answers = _answers(loaded, instructions, config, config.seed)
         RunRecords(generations=answers.graded).write(folder / RECORDS)
         answers.samples.write(folder / SAMPLES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generate import generate_until
@@ -34,6 +36,7 @@ def measure(
     capture: StateWriter | None = None,
     baseline: StateStore | None = None,
     generations: bool = True,
+    resume: Path | None = None,
 ) -> RunRecords:
     """Score a model on everything in the suite.
 
@@ -49,12 +52,14 @@ def measure(
         What a baseline run captured; distances are computed against it (variant and noise runs).
     generations : bool
         Whether the short-generation tasks are answered too.
+    resume : Path, optional
+        Where an interrupted measurement left its results.
     """
-    scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline)
+    scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
     for corpus in suite.corpora:
-        found, moved = scorer.score_corpus(corpus.name, corpus.text, capture=capture, baseline=baseline)
+        found, moved = scorer.score_corpus(corpus.name, corpus.text, capture=capture, baseline=baseline, resume=resume)
         tokens.append(found)
         if moved is not None:
             token_distances.append(moved)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -22,7 +23,7 @@ def find_or_do(
     stage: str,
     label: str,
     fingerprint: Mapping[str, object],
-    work: Callable[[TrackedRun, Path], None],
+    work: Callable[[TrackedRun, Path, Path], None],
 ) -> tuple[str, bool]:
     """Return the run that has done this work, doing it now where there is none.
 
@@ -34,8 +35,9 @@ def find_or_do(
         The run's stage tag, and the baseline's name.
     fingerprint : mapping
         Everything that the result depends on; equal fingerprints share one run.
-    work : callable (run, folder)
-        Does the work and logs it; what it leaves in the sub-folders of `folder` is stored as artifacts.
+    work : callable (run, folder, resume)
+        Does the work and logs it; what it leaves in the sub-folders of `folder` is stored as artifacts. What it leaves
+        in `resume` is there again when it was interrupted and is done anew.
 
     Returns
     -------
@@ -45,14 +47,18 @@ def find_or_do(
         Whether the work was done now.
     """
     mark = digest(fingerprint)
+    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label}
     found = tracker.find_finished(stage, **{names.FINGERPRINT: mark})
     if found:
         return str(found[0].info.run_id), False
-    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label}
-    with tracker.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
-        run.log_json(dict(fingerprint), "fingerprint.json")
-        work(run, Path(scratch))
-        for folder in sorted(Path(scratch).iterdir()):
-            run.log_folder(folder, folder.name)
-        run.set_note(f"**{stage} {label}**: done once, reused by every variant with the same fingerprint.")
+    with unfinished(mark) as resume:
+        found = tracker.find_finished(stage, **{names.FINGERPRINT: mark})
+        if found:  # another process has done it while this one waited
+            return str(found[0].info.run_id), False
+        with tracker.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
+            run.log_json(dict(fingerprint), "fingerprint.json")
+            work(run, Path(scratch), resume)
+            for folder in sorted(Path(scratch).iterdir()):
+                run.log_folder(folder, folder.name)
+            run.set_note(f"**{stage} {label}**: done once, reused by every variant with the same fingerprint.")
     return run.run_id, True

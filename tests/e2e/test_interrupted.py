@@ -1,0 +1,107 @@
+"""An evaluation that is interrupted goes on where it was, and ends with the same records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.stages.baseline import RECORDS, find_or_evaluate
+from mlflow_compress.stages.evaluate import load, suite_of
+from mlflow_compress.stages.once import find_or_do
+from mlflow_compress.stages.unfinished import FOLDER, unfinished
+from mlflow_compress.stages.variant import model_path
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+
+
+def little(folder: Path) -> EvaluateConfig:
+    rows = [
+        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
+        for i in range(6)
+    ]
+    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text("The river is old and the bridge is new. " * 120)
+    return EvaluateConfig(tasks=f"{folder / 'choice.jsonl'},{folder / 'text.txt'}")
+
+
+def evaluate(config: EvaluateConfig, tracker: Tracker) -> bytes:
+    loaded = load(model_path(config.model), config)
+    found = find_or_evaluate(tracker, loaded, suite_of(config), config)
+    folder = tracker.fetch(found.run_id, RECORDS)
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
+
+
+@pytest.mark.parametrize("call", [1, 2])  # the first pass of the corpus, and that of the noise run
+def test_an_interrupted_baseline_goes_on(
+    call: int, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = little(tmp_path)
+    whole = Scorer.score_corpus
+    calls = 0
+
+    def interrupted(self: Scorer, *args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return whole(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Scorer, "score_corpus", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config, tracker)
+    assert tracker.find_finished("baseline") == []
+    [left] = [path for path in FOLDER.iterdir() if path.is_dir()]
+    with caplog.at_level(logging.INFO):
+        resumed = evaluate(config, tracker)
+    assert "options goes on after group" in caplog.text
+    assert not left.exists()
+
+    monkeypatch.setattr(Scorer, "score_corpus", whole)
+    [run] = tracker.find_finished("baseline")
+    tracker.client.delete_run(run.info.run_id)
+    assert evaluate(config, tracker) == resumed
+
+
+def test_two_processes_with_the_same_work_do_it_once(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
+        done.append(run.run_id)
+        begun.set()
+        assert go_on.wait(30)
+
+    results: list[tuple[str, bool]] = []
+
+    def one() -> None:
+        results.append(find_or_do(tracker, "baseline", "demo", {"a": 1}, work))
+
+    first, second = threading.Thread(target=one), threading.Thread(target=one)
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    go_on.set()
+    first.join(60)
+    second.join(60)
+    assert len(done) == 1
+    assert sorted(fresh for _, fresh in results) == [False, True]
+    assert {run_id for run_id, _ in results} == set(done)
+
+
+def test_what_is_left_is_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt), unfinished("ab") as folder:
+        (folder / "part").write_text("1")
+        raise KeyboardInterrupt
+    with unfinished("ab") as folder:
+        assert (folder / "part").read_text() == "1"
+    assert not folder.exists()
