@@ -17,11 +17,13 @@ _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 class Items(Records):
     """The questions: one row an item.
 
-    `family` is one of "lettered", "lettered_six" (options E and F added), "cloze", "last_word", "exact"; `rule` says
-    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (the same divided by
-    the option's character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a
-    generation equals an answer). `gold` is the index of the right option in the original order (null for
-    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
+    `family` is one of "lettered", "lettered_six" (options E and F added), "cloze", "last_word", "exact", "ungraded"
+    (scored, but no single option is the right one: only the task's own metrics judge it); `rule` says how a prediction
+    is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" (the same divided by the option's
+    character count), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation
+    equals an answer, or the task's own metric says so). `gold` is the index of the right option in the original order
+    (null for "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question
+    alone.
     """
 
     NAME = "items"
@@ -134,7 +136,10 @@ class TokenDistances(Records):
 
 
 class Generations(Records):
-    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt."""
+    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt.
+
+    `correct` is what the task's own metric says of an answer, null where the item's `answers` decide or nobody does.
+    """
 
     NAME = "generations"
     KEY = ("task", "item_id", "turn", "sample")
@@ -146,6 +151,7 @@ class Generations(Records):
             pa.field("prompt", pa.string()),
             pa.field("text", pa.string()),
             pa.field("n_tokens", pa.int32()),
+            pa.field("correct", pa.bool_()),
         ]
     )
 

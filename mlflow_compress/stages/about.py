@@ -8,14 +8,15 @@ from pathlib import Path
 from mlflow_compress.config import EvaluateSettings
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
+from mlflow_compress.tasks.suite import Suite
 
 FILE = "about.json"
 About = dict[str, object]
 
 
-def about(loaded: LoadedModel, config: EvaluateSettings) -> About:
+def about(loaded: LoadedModel, config: EvaluateSettings, suite: Suite) -> About:
     """Return what two evaluations must share to be comparable, beyond their items."""
-    return {"tokenizer": tokenizer_hash(loaded.tokenizer), "shots": config.shots}
+    return {"tokenizer": tokenizer_hash(loaded.tokenizer), "shots": config.shots, "tasks": suite.hashes()}
 
 
 def write_about(folder: Path, content: About) -> None:

@@ -19,6 +19,7 @@ from mlflow_compress.scoring.writer import StateWriter
 from mlflow_compress.stages.about import About, about, read_about, write_about
 from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.once import find_or_do
+from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tasks.suite import Suite
@@ -61,16 +62,18 @@ def find_or_evaluate(tracker: Tracker, loaded: LoadedModel, suite: Suite, config
     def work(run: TrackedRun, folder: Path) -> None:
         run.log_params({**identity(loaded), **settings})
         with StateWriter(folder / STATES, loaded) as writer:
-            records = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
+            measured = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer)
+        records = measured.records
         store = StateStore.open(folder / STATES, baseline=loaded)
         other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
-        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False)
+        noise = measure(Scorer(loaded, other_batches), suite, baseline=store, generations=False).records
         records.write(folder / RECORDS)
-        write_about(folder / RECORDS, about(loaded, config))
+        write_about(folder / RECORDS, about(loaded, config, suite))
         noise.write(folder / NOISE)
         results = compute_all(Evidence(baseline=records, noise=noise))
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
+        log_own_metrics(run, suite, measured)
 
     fingerprint = {**identity(loaded), **settings, "tasks": suite.hashes()}
     run_id, fresh = find_or_do(tracker, "baseline", model_label(config.model), fingerprint, work)

@@ -19,6 +19,7 @@ from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
 from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label, model_path, read_manifest
@@ -31,7 +32,9 @@ from mlflow_compress.tracking.views import how_to_open
 
 def suite_of(config: EvaluateSettings) -> Suite:
     """Read and check the tasks of a configuration, before any model is loaded."""
-    settings = TaskSettings(shots=config.shots, shuffles=config.shuffles, seed=config.seed, limit=config.limit)
+    settings = TaskSettings(
+        shots=config.shots, shuffles=config.shuffles, seed=config.seed, limit=config.limit, data_dir=config.data_dir
+    )
     return load_suite(config.tasks, model=config.model, settings=settings)
 
 
@@ -42,8 +45,11 @@ def load(path: str, config: Any) -> LoadedModel:
     )
 
 
-def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseline]:
-    """Score the variant, and the baseline where it was not scored before; return everything that metrics read."""
+def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun) -> tuple[Evidence, Baseline]:
+    """Score the variant, and the baseline where it was not scored before; return everything that metrics read.
+
+    What the tasks' sources say in their own metrics is logged here, while the tasks are at hand.
+    """
     suite = suite_of(config)
     base_model = load(model_path(config.model), config)
     variant_model = load(config.checkpoint, config)
@@ -51,9 +57,10 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
     baseline = find_or_evaluate(tracker, base_model, suite, config)
     store = StateStore.open(baseline.states, baseline=base_model)
     del base_model  # its head is in the store; only the variant's memory is needed from here on
-    variant = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store)
+    measured = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store)
+    log_own_metrics(run, suite, measured, baseline=baseline.records)
     settings = MetricSettings(seed=config.seed, split_seed=config.seed)
-    found = Evidence(baseline=baseline.records, variant=variant, noise=baseline.noise, settings=settings)
+    found = Evidence(baseline=baseline.records, variant=measured.records, noise=baseline.noise, settings=settings)
     return found, baseline
 
 
@@ -90,7 +97,7 @@ def run_evaluate(config: EvaluateConfig) -> str:
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
         run.log_params({"model": config.model, "tasks": config.tasks, "seed": config.seed, "dtype": config.dtype})
-        found, baseline = evidence(config, tracker)
+        found, baseline = evidence(config, tracker, run)
         results = compute_all(found)
         log_evaluation(run, found, results, baseline.about)
         sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import FAMILIES, Family, Row
+from mlflow_compress.tasks.base import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
 
 _NAMES = {str: "a text", int: "a whole number", list: "a list"}
 
@@ -79,3 +79,18 @@ def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
     for row in rows:
         _check_row(path, row, family, seen)
     return family, rows
+
+
+def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
+    """Return what a file holds: a .txt is a corpus, the fields of a .jsonl decide its family.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read or used, with file and line.
+    """
+    name = name or path.stem
+    if path.suffix == ".txt":
+        return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
+    family, rows = read_questions(path)
+    return Parts(tasks=tuple(family.build(name, rows, settings)))

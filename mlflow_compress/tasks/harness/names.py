@@ -1,0 +1,34 @@
+"""The names in the harness's collection, read as text: whether a name can exist, without the seconds of an index."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+_DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["']?([\w\-.+]+)""")
+
+
+def collection() -> Path:
+    """Return the folder of the harness's task definitions; `lm_eval` is not imported for that."""
+    found = find_spec("lm_eval")
+    assert found is not None and found.submodule_search_locations, "lm_eval is a core dependency"
+    return Path(next(iter(found.submodule_search_locations))) / "tasks"
+
+
+@lru_cache(maxsize=1)
+def _texts() -> str:
+    """Return all definitions as one text."""
+    paths = (path for path in collection().rglob("*") if "yaml" in path.name and path.is_file())
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths))
+
+
+def is_mentioned(name: str) -> bool:
+    """Return whether any definition holds the name as a word; False means that no task, group or tag has it."""
+    return re.search(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])", _texts()) is not None
+
+
+def defined_names() -> list[str]:
+    """Return nearly all names (those of lists of tags are left out), for near matches."""
+    return sorted(set(_DEFINED.findall(_texts())))
