@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer
 
+from mlflow_compress.errors import DataError
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.loading import LoadConfig, load_model
@@ -197,3 +198,30 @@ def test_rolling_log_likelihoods_of_whole_documents_equal_the_stock_backend(scor
     asked = [Instance("loglikelihood_rolling", {}, (text,), 0, ("t", i, 1)) for i, text in enumerate(texts)]
     assert len(set(scores.column("item_id"))) > len(texts)
     assert ours.tolist() == pytest.approx(stock.loglikelihood_rolling(asked), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["winogrande", "gsm8k 8-shot"])
+def test_our_engine_as_a_harness_model_gives_the_same_results(stock: Any, name: str) -> None:
+    from mlflow_compress.lm_eval_model import EngineLM  # its import takes seconds
+
+    ours = EngineLM.create_from_arg_string(f"pretrained={MODEL},dtype=float32", {"batch_size": "4", "device": "cpu"})
+    case = CASES[name]
+    documents = {case.task: [0, 3] if case.task == "gsm8k" else list(range(6))}
+    first, second = (stock_results(model, case, documents)["results"][case.task] for model in (ours, stock))
+    assert first == second
+    if case.task == "winogrande":
+        assert ours.option_scores is not None
+        assert ours.option_scores.key_rows()[:3] == [(name, "0", 0, 0), (name, "0", 0, 1), (name, "1", 0, 0)]
+
+
+def test_as_a_harness_model_it_names_an_option_that_is_too_long() -> None:
+    from lm_eval.api.instance import Instance
+
+    from mlflow_compress.lm_eval_model import EngineLM
+
+    ours = EngineLM(str(MODEL))
+    asked = [Instance("loglikelihood", {}, ("Once", " upon a time" * 300), 1, ("piqa", 7, 1))]
+    with pytest.raises(
+        DataError, match="Option 1 of document 7 of task 'piqa' is longer than the model's context of 512"
+    ):
+        ours.loglikelihood(asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -249,14 +249,22 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
 
 
 def _answering(leaf: Leaf) -> Answering:
-    """Return how a task's answers are generated; tasks that sample are refused."""
-    settings = dict(leaf.documents[0].instances[0].args[1])
-    if settings.get("do_sample") and float(settings.get("temperature", 1.0) or 0.0) > 0:
-        raise UnsupportedError(f"Task {leaf.name!r} samples its answers", allowed="greedy decoding")
-    until = settings.get("until") or ()
-    lengths = (settings.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
-    return Answering(
-        until=(until,) if isinstance(until, str) else tuple(end for end in until if end),
-        max_new_tokens=int(next((length for length in lengths if length is not None), DEFAULT_TOKENS)),
-        judge=partial(judge, leaf),
-    )
+    """Return how a task's answers are generated, and judged by the task."""
+    until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
+    return Answering(until=until, max_new_tokens=length, judge=partial(judge, leaf))
+
+
+def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
+    """Return where an answer ends and its longest length, from the settings of a harness request.
+
+    Raises
+    ------
+    UnsupportedError
+        When the task samples its answers.
+    """
+    if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
+        raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")
+    until = given.get("until") or ()
+    lengths = (given.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
+    ends = (until,) if isinstance(until, str) else tuple(end for end in until if end)
+    return ends, int(next((length for length in lengths if length is not None), DEFAULT_TOKENS))
