@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.metrics.compute import compute_all
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.records import Generations, OptionScores, RunRecords
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.loading import LoadedModel
+from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.tasks.base import Task, TaskSettings
 from mlflow_compress.tasks.harness import catalogue
 from mlflow_compress.tasks.harness.build import build
-from mlflow_compress.tasks.suite import load_suite
+from mlflow_compress.tasks.suite import Suite, load_suite
+from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 ROWS = [
     {"q": f"Question {i}?", "options": ["one", "twenty two", "three"], "gold": i % 3, "many": [0, 1], "answer": str(i)}
@@ -291,3 +301,71 @@ def test_wikitext_gets_its_blank_lines_back(tmp_path: Path) -> None:
     assert [c.text for c in suite.corpora] == [" \n = Title = \n \n A sentence . \n"]
     with pytest.raises(DataError, match="hf download --repo-type dataset Salesforce/wikitext"):
         load_suite("wikitext2", model="m", settings=TaskSettings())
+
+
+class FakeRun:
+    """What `log_own_metrics` writes to."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.json: dict[str, Any] = {}
+
+    def log_values(self, values: dict[str, float]) -> None:
+        self.values |= values
+
+    def log_json(self, value: Any, name: str) -> None:
+        self.json[name] = value
+
+
+def test_a_model_is_measured_on_harness_tasks_and_both_sides_numbers_agree(place: Path) -> None:
+    names = ["g_averaged", "t_norm", "t_answer", "t_rolling", "t_many"]
+    suite = Suite(tasks=tuple(task for name in names for task in made(place, name)), corpora=())
+    scorer = Scorer(load_random("llama"))
+    measured = measure(scorer, suite)
+    run = FakeRun()
+    log_own_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
+
+    ours = {
+        r.task: r.value
+        for r in compute_all(Evidence(baseline=measured.records))
+        if r.name == "quality/accuracy" and r.category is None
+    }
+    assert run.values["harness/acc/g_averaged"] == ours["g_averaged"]
+    assert run.values["harness/acc_norm/t_norm"] == ours["t_norm"]
+    assert run.values["harness/exact_match.number/t_answer"] == ours["t_answer"]
+    assert "t_many" not in ours and 0 <= run.values["harness/acc/t_many"] <= 1
+    scores = measured.records.token_scores
+    assert scores is not None and set(scores.column("task")) == {"t_rolling"}
+    n_bytes = sum(len(row["q"]) for row in ROWS)
+    assert run.values["harness/byte_perplexity/t_rolling"] == pytest.approx(
+        np.exp(scores.column("nll").sum() / n_bytes)
+    )
+    table = {(row["part"], row["metric"]): row for row in run.json["harness.json"]}
+    assert table["t_plain", "acc"]["n"] == 6 and "harness/acc/t_plain" not in run.values
+    assert all(row["value"] == row["baseline"] for row in table.values())
+
+
+def test_prompts_that_are_too_long_are_counted(place: Path) -> None:
+    loaded = load_random("llama")
+    long, short = "The miller counts his sacks. " * 40, "The miller"
+    rows = [{"id": i, "category": "c", "prompt": text, "answers": ["x"]} for i, text in (("a", long), ("b", short))]
+    path = place / "exact.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(str(path), model="m", settings=TaskSettings())
+    assert measure(Scorer(loaded), suite).n_truncated == 1
+    path.write_text(json.dumps({"id": "a", "category": "c", "context": long, "choices": ["one", "two"], "answer": 0}))
+    suite = load_suite(str(path), model="m", settings=TaskSettings())
+    assert measure(Scorer(loaded), suite).n_truncated == 2
+
+
+def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("The river runs past the old mill. " * 200)
+    suite = load_suite(str(tmp_path / "c.txt"), model="m", settings=TaskSettings())
+    config = CONFIGS["llama"]()
+    config.max_position_embeddings = 512
+    loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
+    records = measure(Scorer(loaded), suite).records
+    assert records.items is None and records.option_scores is None
+    found = Evidence(baseline=records, variant=records)
+    assert any(r.name == "quality/perplexity" for r in compute_all(found))
+    assert flips_table(found) == [] and change_by_margin(found) is None and not len(kl_values(found))

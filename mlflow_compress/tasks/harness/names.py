@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,3 +33,14 @@ def is_mentioned(name: str) -> bool:
 def defined_names() -> list[str]:
     """Return nearly all names (those of lists of tags are left out), for near matches."""
     return sorted(set(_DEFINED.findall(_texts())))
+
+
+def definition(name: str, folders: Sequence[str]) -> bytes:
+    """Return a task's name with the harness's files in its folders: definitions and the functions that they name."""
+    parts = [name.encode()]
+    for folder in folders:
+        for path in sorted((collection() / folder).rglob("*")):
+            if path.is_file() and ("yaml" in path.name or path.suffix == ".py"):
+                where = path.relative_to(collection()).as_posix()
+                parts.append(where.encode() + b"\n" + path.read_bytes())
+    return b"\n".join(parts)

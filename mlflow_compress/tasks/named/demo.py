@@ -22,13 +22,19 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
     return Parts.join(parts)
 
 
+def _definition() -> bytes:
+    """Return the files themselves."""
+    return b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES)
+
+
 TASKS.register(EMBEDDED)(
     NamedTask(
         source="embedded",
         licence="Apache-2.0",
-        items="1,320 lettered (400 also with options E and F), 300 cloze, 300 last words, 150 exact, a corpus",
+        items="1,320 lettered (twice: with E and F too), 300 cloze, 300 last words, 152 exact, a corpus",
         shots="`-P shots=` (5)",
         rule="by family",
+        definition=_definition,
         build=_build,
     )
 )

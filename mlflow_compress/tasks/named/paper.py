@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mlflow_compress.tasks.base import Parts, TaskSettings
 from mlflow_compress.tasks.catalogue import TASKS, NamedTask
 from mlflow_compress.tasks.harness.build import build
+from mlflow_compress.tasks.harness.names import definition
 
 ACC = "argmax of the log-likelihood"
 ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
@@ -17,7 +20,15 @@ def _harness(name: str, *folders: str, source: str, licence: str, items: str, ru
         return Parts(tasks=tuple(build(name, shots=asked, settings=settings, folders=folders)))
 
     TASKS.register(name)(
-        NamedTask(source=source, licence=licence, items=items, shots=str(shots), rule=rule, build=make)
+        NamedTask(
+            source=source,
+            licence=licence,
+            items=items,
+            shots=str(shots),
+            rule=rule,
+            definition=partial(definition, name, folders),
+            build=make,
+        )
     )
 
 

@@ -26,6 +26,7 @@ TASKS.register("wikitext2")(
         items="test text",
         shots="",
         rule="perplexity and KL, windows of 512",
+        definition=lambda: f"{DATASET} {CONFIG} test, llama.cpp windows of 512".encode(),
         build=_build,
     )
 )
