@@ -27,9 +27,11 @@ from mlflow_compress.tasks.harness.build import build
 from mlflow_compress.tasks.suite import Suite
 from tests.harness_reference import CASES, HUB, MODEL, Case, stock_model, stock_results
 from tests.shared_data import needs_shared
+from tests.unit.scoring_models import naive_logliks
 
 pytestmark = needs_shared
 TIE = 1e-5
+ALLOWED = 1e-4  # nats
 LONG = {"mmlu 0-shot", "mmlu 5-shot", "arc_easy"}  # among the slow tests only
 SAMPLED = {
     "gsm8k 8-shot": 20,
@@ -93,19 +95,24 @@ def pairs(ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]]) ->
                 yield place(ours.task, leaf, sample["doc_id"]), sample
 
 
-def check_scores(ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]]) -> tuple[int, float]:
-    """Compare prompts byte for byte, log-likelihoods to 1e-4, predictions but for ties; (ties, largest difference)."""
+def check_scores(
+    scorer: Scorer, ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]]
+) -> tuple[int, float, int]:
+    """Compare prompts byte for byte, log-likelihoods to 1e-4, predictions but for ties; (ties, largest difference, beyond)."""
     rows = ours.records.option_scores.table.to_pylist()  # type: ignore[union-attr]
     by_item: dict[str, list[Any]] = {}
     for request, row in zip(ours.task.requests, rows, strict=True):
         by_item.setdefault(row["item_id"], []).append((request, row))
     ties, worst = 0, 0.0
+    far: list[Any] = []
     for item, sample in pairs(ours, reference, asked):
         mine = by_item.pop(item)
         assert [(r.context, r.continuation) for r, _ in mine] == [tuple(a) for a in sample["arguments"]]
         theirs = np.asarray([response[0][0] for response in sample["resps"]], dtype=float)
         here = np.asarray([row["loglik"] for _, row in mine])
-        worst = max(worst, float(np.abs(theirs - here).max()))
+        difference = np.abs(theirs - here)
+        worst = max(worst, float(difference.max()))
+        far += [mine[i] for i in np.flatnonzero(difference > ALLOWED)]
         lengths = np.asarray([r.n_chars for r, _ in mine], dtype=float)
         for divisor in (np.ones_like(lengths), lengths):
             if len(here) > 1 and (theirs / divisor).argmax() != (here / divisor).argmax():
@@ -115,8 +122,16 @@ def check_scores(ours: Ours, reference: dict[str, Any], asked: dict[str, list[in
         if len(here) == 1:
             assert bool(sample["resps"][0][0][1]) == mine[0][1]["greedy"], item
     assert all(any(row["loglik"] is None for _, row in rest) for rest in by_item.values())
-    assert worst <= 1e-4
-    return ties, worst
+    check_against_float64(scorer, far)
+    return ties, worst, len(far)
+
+
+def check_against_float64(scorer: Scorer, far: list[Any]) -> None:
+    """Beyond the allowance, only the stock backend's own float32 sums over hundreds of tokens may be to blame."""
+    exact = naive_logliks(scorer.loaded, [request for request, _ in far])
+    for (request, row), truth in zip(far, exact.tolist() if far else [], strict=True):
+        assert row["n_tokens"] > 200, request.item_id
+        assert abs(row["loglik"] - truth) <= ALLOWED, request.item_id
 
 
 def check_metrics(ours: Ours, reference: dict[str, Any], ties: int) -> None:
@@ -141,9 +156,9 @@ def compare(scorer: Scorer, stock: Any, name: str, limit: int) -> str:
     asked = documents(ours)
     reference = stock_results(stock, case, asked)
     n = sum(map(len, asked.values()))
-    ties, worst = 0, 0.0
+    ties, worst, beyond = 0, 0.0, 0
     if ours.task.answering is None:
-        ties, worst = check_scores(ours, reference, asked)
+        ties, worst, beyond = check_scores(scorer, ours, reference, asked)
     else:
         texts = {row["item_id"]: row for row in ours.records.generations.table.to_pylist()}  # type: ignore[union-attr]
         for item, sample in pairs(ours, reference, asked):
@@ -153,7 +168,7 @@ def compare(scorer: Scorer, stock: Any, name: str, limit: int) -> str:
     check_metrics(ours, reference, ties)
     values = {f"{o.part} {o.name}": round(o.value, 4) for o in ours.task.own_metrics(ours.records)[:6]}  # type: ignore[misc]
     left = len(ours.task.items) - n
-    return f"{name}: n {n}, left out {left}, cut {ours.n_truncated}, ties {ties}, worst {worst:.1e}, {values}"
+    return f"{name}: n {n}, left out {left}, cut {ours.n_truncated}, ties {ties}, worst {worst:.1e}, beyond {beyond}, {values}"
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - LONG))

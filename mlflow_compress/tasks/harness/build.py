@@ -215,7 +215,7 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
         "family": family,
         "rule": rule,
         "category": leaf.name if leaf.records != leaf.name else None,
-        "question": contexts[0],
+        "question": text if isinstance(text := leaf.task.doc_to_text(document.doc), str) else contexts[0],
         "prompt": "\n".join(contexts),
         "options": None,
         "gold": None,

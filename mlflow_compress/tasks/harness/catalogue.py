@@ -17,7 +17,7 @@ import numpy as np
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.tasks.catalogue import TASKS
 from mlflow_compress.tasks.data_dir import folder_of, missing, quiet_bars, reason
-from mlflow_compress.tasks.harness.names import collection, defined_names, is_mentioned
+from mlflow_compress.tasks.harness.names import collection, defined_names, folder_of_task, is_mentioned
 
 FEWSHOT_SEED = 1234  # the harness's defaults, so that prompts come out as its own
 RANDOM_SEED = 0
@@ -68,7 +68,8 @@ def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...
     """
     if not folders and not is_mentioned(name):
         raise _unknown(name)
-    index = manager(folders)
+    alone = None if folders else folder_of_task(name)
+    index = manager((alone,) if alone else folders)
     if name not in index.task_index:
         raise _unknown(name)
     with _own_data(index, name, shots, data_dir), _seeded(), quiet_bars():

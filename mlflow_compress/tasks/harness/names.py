@@ -19,20 +19,35 @@ def collection() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _texts() -> str:
-    """Return all definitions as one text."""
+def _texts() -> dict[Path, str]:
+    """Return the text of every file of definitions."""
     paths = (path for path in collection().rglob("*") if "yaml" in path.name and path.is_file())
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths))
+    return {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)}
 
 
 def is_mentioned(name: str) -> bool:
     """Return whether any definition holds the name as a word; False means that no task, group or tag has it."""
-    return re.search(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])", _texts()) is not None
+    word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")
+    return any(name in text and word.search(text) for text in _texts().values())
+
+
+def folder_of_task(name: str) -> str | None:
+    """Return the folder that alone defines a single task; None for groups, tags and what is not so clear.
+
+    A task needs nothing but its own file and those that this includes by path.
+    """
+    key = rf"""(?m)^["']?(task|group)["']?\s*:\s*["']?{re.escape(name)}["']?\s*$"""
+    found = [
+        (path, match.group(1)) for path, text in _texts().items() if name in text and (match := re.search(key, text))
+    ]
+    if len(found) != 1 or found[0][1] != "task" or found[0][0].suffix != ".yaml":
+        return None
+    return found[0][0].parent.relative_to(collection()).as_posix()
 
 
 def defined_names() -> list[str]:
     """Return nearly all names (those of lists of tags are left out), for near matches."""
-    return sorted(set(_DEFINED.findall(_texts())))
+    return sorted({name for text in _texts().values() for name in _DEFINED.findall(text)})
 
 
 def definition(name: str, folders: Sequence[str]) -> bytes:
