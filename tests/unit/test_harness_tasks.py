@@ -93,6 +93,10 @@ GROUPS = {
         "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
     },
     "g_loose": {"task": ["t_plain", "t_word"]},
+    "g_members": {
+        "task": ["t_plain", "t_fixed"],
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": False}],
+    },
     "g_mixed": {"task": ["t_plain", "t_word"], "aggregate_metric_list": [{"metric": "acc"}]},
 }
 
@@ -170,10 +174,10 @@ def test_an_averaged_group_is_one_task_with_categories(place: Path) -> None:
     assert {"t_plain:0", "t_fixed:5"} <= set(task.items.column("item_id"))
 
 
-@pytest.mark.parametrize("name", ["g_loose", "g_mixed"])
-def test_members_of_other_groups_are_tasks_of_their_own(place: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "second"), [("g_loose", "t_word"), ("g_mixed", "t_word"), ("g_members", "t_fixed")])
+def test_members_of_other_groups_are_tasks_of_their_own(place: Path, name: str, second: str) -> None:
     tasks = made(place, name)
-    assert [task.name for task in tasks] == ["t_plain", "t_word"]
+    assert [task.name for task in tasks] == ["t_plain", second]
     assert tasks[0].items.column("item_id").tolist() == list("012345")
 
 

@@ -84,7 +84,7 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
         Tasks that sample their answers, need images, or run code.
     """
     loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
-    whole = name in loaded.groups and bool(loaded.groups[name].has_aggregation)
+    whole = name in loaded.groups and _averages_items(loaded.groups[name])
     found = [_leaf(leaf, task, settings, name if whole else leaf) for leaf, task in loaded.tasks.items()]
     shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
     if whole and (len(shapes) > 1 or found[0].kind != "options"):
@@ -93,6 +93,11 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     if whole:
         return _tasks(name, found, loaded)
     return [task for leaf in found for task in _tasks(leaf.name, [leaf], Loaded(name, {leaf.name: leaf.task}, {}))]
+
+
+def _averages_items(group: Any) -> bool:
+    """Return whether the harness averages a group over its items, not over its members."""
+    return bool(group.has_aggregation) and all(metric.weight_by_size for metric in group.aggregate_metric_list)
 
 
 def _renamed(leaf: Leaf) -> list[Document]:
@@ -119,6 +124,8 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
         raise
     except Exception as error:  # a task definition is code of its own and may raise anything
         raise DataError(f"lm-evaluation-harness cannot build the prompts of task {name!r}: {error!r}") from error
+    if not documents:
+        raise DataError(f"Task {name!r} has no documents")
     kinds = {instance.request_type for document in documents for instance in document.instances}
     known = {"loglikelihood": "options", "generate_until": "answer", "loglikelihood_rolling": "rolling"}
     if len(kinds) != 1 or not kinds <= known.keys():

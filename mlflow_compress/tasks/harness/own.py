@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlflow_compress.errors import DataError
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tasks.base import OwnMetric
 
@@ -134,14 +135,17 @@ def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dic
             instance.filtered_resps = {}
             instances.append(instance)
     leaf.task._instances = instances
-    leaf.task.apply_filters()
-    return {
-        kind: [
-            leaf.task.process_results(document.doc, [i.filtered_resps[kind] for i in document.instances])
-            for document in scored
-        ]
-        for kind in instances[0].filtered_resps
-    }
+    try:
+        leaf.task.apply_filters()
+        return {
+            kind: [
+                leaf.task.process_results(document.doc, [i.filtered_resps[kind] for i in document.instances])
+                for document in scored
+            ]
+            for kind in instances[0].filtered_resps
+        }
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot compute the metrics of task {leaf.name!r}: {error!r}") from error
 
 
 def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
