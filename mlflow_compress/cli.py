@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
     comparison.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("methods", help="List the compression methods and what each supports.")
+    commands.add_parser("tasks", help="List the named tasks: source, licence, items, shots, rule, hash.")
     return parser
 
 
@@ -134,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("Unexpected argument", got=extra[0])
         if known.command == "methods":
             print(_methods_table())
+            return 0
+        if known.command == "tasks":
+            from mlflow_compress.tasks.table import as_text
+
+            print(as_text())
             return 0
         if known.command == "compare":
             print(_compared(known.baseline, known.variant, known.json))

@@ -55,6 +55,7 @@ class EvaluateSettings(ModelConfig):
     """What is evaluated and how, whichever the variant."""
 
     tasks: str = option("auto", "comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo")
+    data_dir: str = option("", "folder of data sets in hub layout, looked in before the hub")
     shots: int = option(5, "few-shot examples in lettered multiple choice", low=0)
     shuffles: int = option(2, "answer shuffles for the order-robustness metric; 0 turns it off", low=0)
     shuffle_examples: bool = option(

@@ -181,11 +181,13 @@ def _exact(view: ItemView, generations: Generations) -> tuple[Bool, Bool]:
         )
     answers = view.items.table.column("answers").to_pylist()
     scored, correct = np.zeros(len(view), dtype=bool), np.zeros(len(view), dtype=bool)
-    for row, text in zip(rows, first.table.column("text").to_pylist(), strict=True):
-        if text is None:
-            continue
-        scored[row] = True
-        correct[row] = normalise_answer(text) in {normalise_answer(a) for a in answers[row] or []}
+    columns = (first.table.column(name).to_pylist() for name in ("text", "correct"))
+    for row, text, judged in zip(rows, *columns, strict=True):
+        if judged is not None:
+            scored[row], correct[row] = True, judged
+        elif text is not None and answers[row]:
+            scored[row] = True
+            correct[row] = normalise_answer(text) in {normalise_answer(a) for a in answers[row]}
     return scored, correct
 
 

@@ -26,6 +26,8 @@ def flips_table(evidence: Evidence) -> list[dict[str, Any]]:
     `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w",
     `margin_baseline` and `kl` are None where they do not exist.
     """
+    if evidence.baseline.items is None:  # corpora alone
+        return []
     view = evidence.view
     b, q = evidence.baseline_predictions, evidence.variant_predictions
     right_b, right_q = b.correct[:, 0], q.correct[:, 0]
@@ -58,6 +60,8 @@ def flips_table(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _choice_rows(evidence: Evidence) -> tuple[Float, Bool, Bool]:
+    if evidence.baseline.items is None:
+        return np.empty(0), np.empty(0, bool), np.empty(0, bool)
     b, q = evidence.baseline_predictions, evidence.variant_predictions
     rows = evidence.scored_by_both & np.isin(evidence.view.family, CHOICE) & np.isfinite(b.margin[:, 0])
     changed = b.content[rows, 0] != q.content[rows, 0]
@@ -78,6 +82,8 @@ def incorrect_by_margin(evidence: Evidence) -> BinnedShare | None:
 
 def kl_values(evidence: Evidence) -> Float:
     """Return the KL of every multiple-choice item in nats, shape (n_scored,), for a histogram; empty without any."""
+    if evidence.baseline.items is None:
+        return np.empty(0)
     kl = _kl(evidence)[np.isin(evidence.view.family, CHOICE)]
     return np.asarray(kl[np.isfinite(kl)], dtype=np.float64)
 
@@ -91,6 +97,8 @@ def token_kl_values(evidence: Evidence) -> Float:
 
 def flips_by_category(evidence: Evidence) -> dict[tuple[str, str], Flips]:
     """Return the transition counts of every (task, category) of the multiple-choice tasks."""
+    if evidence.baseline.items is None:
+        return {}
     b, q = evidence.baseline_predictions, evidence.variant_predictions
     found = {}
     for part in evidence.parts(CHOICE, categories=CHOICE):

@@ -14,6 +14,7 @@ from mlflow_compress.records.kinds import (
     RunRecords,
     TokenDistances,
     TokenScores,
+    columns_hash,
 )
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
@@ -31,4 +32,5 @@ __all__ = [
     "TokenDistances",
     "TokenScores",
     "align",
+    "columns_hash",
 ]

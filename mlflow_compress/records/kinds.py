@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ class Items(Records):
     """The questions: one row an item.
 
     `family` is one of "lettered", "lettered_six" (options E and F added), "lettered_orders" (scored in every answer
-    order, lexicographically), "cloze", "last_word", "exact"; `rule` says how a prediction is taken: "loglik" (argmax of
-    the summed log-likelihood), "loglik_per_char" and "loglik_per_byte" (the same divided by the option's characters or
-    UTF-8 bytes), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation equals
-    an answer). `gold` is the index of the right option in the original order (null for "exact_match"; 0 for "greedy");
-    `prompt` is what the model saw for permutation 0, `question` the question alone.
+    order, lexicographically), "cloze", "last_word", "exact", "ungraded" (scored, but no single option is the right one:
+    only the task's own metrics judge it); `rule` says how a prediction is taken: "loglik" (argmax of the summed
+    log-likelihood), "loglik_per_char" and "loglik_per_byte" (the same divided by the option's characters or UTF-8
+    bytes), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation equals an
+    answer, or the task's own metric says so). `gold` is the index of the right option in the original order (null for
+    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
     """
 
     NAME = "items"
@@ -135,7 +137,10 @@ class TokenDistances(Records):
 
 
 class Generations(Records):
-    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt."""
+    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt.
+
+    `correct` is what the task's own metric says of an answer, null where the item's `answers` decide or nobody does.
+    """
 
     NAME = "generations"
     KEY = ("task", "item_id", "turn", "sample")
@@ -147,6 +152,7 @@ class Generations(Records):
             pa.field("prompt", pa.string()),
             pa.field("text", pa.string()),
             pa.field("n_tokens", pa.int32()),
+            pa.field("correct", pa.bool_()),
         ]
     )
 
@@ -193,3 +199,9 @@ class RunRecords:
         if not found:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**found)
+
+
+def columns_hash() -> str:
+    """Return a digest of every table's columns: records that were stored under another one cannot be read."""
+    kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
+    return hashlib.sha256("\n".join(f"{k.NAME} {k.SCHEMA.to_string()}" for k in kinds).encode()).hexdigest()[:16]

@@ -96,7 +96,7 @@ def _token_keys(task: str, windows: Windows) -> dict[str, Any]:
     counts = [len(p) for p in windows.scored]
     return {
         "task": [task] * sum(counts),
-        "item_id": np.repeat(np.arange(len(counts)), counts).astype(str),
+        "item_id": np.repeat(windows.names or np.arange(len(counts)).astype(str), counts),
         "position": np.concatenate(windows.scored),
     }
 

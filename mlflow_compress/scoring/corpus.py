@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,25 +27,33 @@ class Windows:
         Tokens of each window.
     scored : list of ndarray of int64
         Positions in each window of the tokens that are scored; never 0.
+    names : list of str
+        Item id of each window; its number where there are none.
     """
 
     ids: list[Ids]
     scored: list[Positions]
+    names: list[str] = field(default_factory=list)
 
     @property
     def targets(self) -> Positions:
         """The scored tokens, window by window."""
         return np.concatenate([i[p] for i, p in zip(self.ids, self.scored, strict=True)]).astype(np.int64)
 
+    @property
+    def inputs(self) -> list[Ids]:
+        """What the model reads of each window."""
+        return self.ids
+
     def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
         """Plan plain batches of whole windows, in order."""
         units: list[Batch] = []
-        start = 0
-        while start < len(self.ids):
-            stop = start + max(1, batch_tokens // len(self.ids[start]))
-            units.append(Batch(self.ids[start:stop], [p - 1 for p in self.scored[start:stop]]))
+        inputs, start = self.inputs, 0
+        while start < len(inputs):
+            stop = start + max(1, batch_tokens // len(inputs[start]))
+            units.append(Batch(inputs[start:stop], [p - 1 for p in self.scored[start:stop]]))
             start = stop
-        digests = (k for ids, p in zip(self.ids, self.scored, strict=True) for k in prefix_keys(ids, p - 1))
+        digests = (k for ids, p in zip(inputs, self.scored, strict=True) for k in prefix_keys(ids, p - 1))
         keys = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
         number = np.arange(len(keys))
         cuts = np.cumsum([len(p) for p in self.scored])[:-1]
@@ -107,3 +116,45 @@ def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Window
         scored.append(np.arange(done - start, stop - start))
         done, start = stop, start + stride
     return Windows(parts, scored)
+
+
+@dataclass(frozen=True)
+class DocumentWindows(Windows):
+    """Windows whose last token is a target only, so that each holds one token more than the model reads."""
+
+    @property
+    def inputs(self) -> list[Ids]:
+        """Each window without its last token."""
+        return [window[:-1] for window in self.ids]
+
+
+def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows:
+    """Return lm-evaluation-harness's rolling windows: every token of every document is scored once.
+
+    A document's first token is predicted from the prefix token (BOS, or EOS where there is none). Windows of the
+    model's whole context follow each other without overlap; the last one reaches back, so that it is full where the
+    document is long enough. The windows of document i are named "i.0", "i.1" ...
+
+    Raises
+    ------
+    DataError
+        When a document has no token, or the tokenizer has no prefix token.
+    """
+    if encoder.prefix_token is None:
+        raise DataError("The tokenizer has neither a BOS nor an EOS token, before which a document could begin")
+    room = encoder.max_length
+    windows = DocumentWindows([], [], [])
+    for number, ids in enumerate(encoder.ids(documents)):
+        if not len(ids):
+            raise DataError("A document has no tokens", got=f"document {number}")
+        stream = np.concatenate([[encoder.prefix_token], ids]).astype(np.int32)
+        done = part = 0
+        while done < len(ids):
+            fresh = min(room, len(ids) - done)
+            stop = done + fresh + 1
+            window = stream[max(0, stop - room - 1) : stop] if done else stream[:stop]
+            windows.ids.append(window)
+            windows.scored.append(np.arange(len(window) - fresh, len(window)))
+            windows.names.append(f"{number}.{part}")
+            done, part = done + fresh, part + 1
+    return windows

@@ -71,14 +71,14 @@ def decode(
     rows: Sequence[Row],
     config: GenerationConfig,
     *,
-    until: str | None = None,
+    until: Sequence[str] = (),
     end_tokens: Collection[int] = (),
     label: str = "generate",
 ) -> None:
     """Grow every row until it is done, in place.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    `until`, or at `config.max_new_tokens`. `label` names the progress bar.
+    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar.
     """
     from tqdm import tqdm
 
@@ -102,7 +102,7 @@ def decode(
 
 
 def _grow(
-    loaded: CausalLM, batch: Sequence[Row], config: GenerationConfig, step: int, ends: set[int], until: str | None
+    loaded: CausalLM, batch: Sequence[Row], config: GenerationConfig, step: int, ends: set[int], until: Sequence[str]
 ) -> None:
     """Add up to `step` tokens to every row of one left-padded batch."""
     length = max(len(row.prompt) + len(row.tokens) for row in batch)
@@ -126,7 +126,7 @@ def _grow(
             device=loaded.device,
         )
         extra["logits_processor"] = [sampler]
-    if until is not None:
+    if until:
         extra["stopping_criteria"] = [_Until(loaded.tokenizer, batch, until, prompt_length=length)]
     out = loaded.model.generate(
         input_ids=ids.to(loaded.device), attention_mask=mask.to(loaded.device), max_new_tokens=step, **extra
@@ -135,20 +135,24 @@ def _grow(
         _accept(loaded.tokenizer, row, new, config.max_new_tokens, ends, until)
 
 
-def _accept(tokenizer: Any, row: Row, new: Sequence[int], limit: int, ends: set[int], until: str | None) -> None:
-    """Append tokens up to an end token, cut the text at `until`, and mark the row when nothing more can come."""
+def _accept(tokenizer: Any, row: Row, new: Sequence[int], limit: int, ends: set[int], until: Sequence[str]) -> None:
+    """Append tokens up to an end token, cut the text at the first of `until`, and mark what can grow no more."""
     for token in new:
         if token in ends:
             row.done = True
             break
         row.tokens.append(token)
     row.text = _text(tokenizer, row.tokens)
-    if until is not None and until in row.text:
-        shortest = next(n for n in range(1, len(row.tokens) + 1) if until in _text(tokenizer, row.tokens[:n]))
+    if _holds(row.text, until):
+        shortest = next(n for n in range(1, len(row.tokens) + 1) if _holds(_text(tokenizer, row.tokens[:n]), until))
         del row.tokens[shortest:]  # the other rows of the batch may have kept this one going
-        row.text = row.text.split(until, 1)[0]
+        row.text = row.text[: min(row.text.index(end) for end in until if end in row.text)]
         row.done = True
     row.done = row.done or len(row.tokens) >= limit
+
+
+def _holds(text: str, until: Sequence[str]) -> bool:
+    return any(end in text for end in until)
 
 
 def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -156,13 +160,15 @@ def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 class _Until:
-    """Stopping criterion: a row is finished once its new text holds a string."""
+    """Stopping criterion: a row is finished once its new text holds one of several strings."""
 
-    def __init__(self, tokenizer: Any, batch: Sequence[Row], until: str, *, prompt_length: int) -> None:
+    def __init__(self, tokenizer: Any, batch: Sequence[Row], until: Sequence[str], *, prompt_length: int) -> None:
         self._tokenizer = tokenizer
         self._before = [list(row.tokens) for row in batch]
         self._until = until
-        self._window = len(until.encode()) + 8  # tokens that are looked at: a byte each, and some that show nothing
+        self._window = (
+            max(len(end.encode()) for end in until) + 8
+        )  # tokens that are looked at: a byte each, and some that show nothing
         self._prompt_length = prompt_length
         self._found = [False] * len(batch)
 
@@ -171,8 +177,8 @@ class _Until:
             if not self._found[i]:
                 tokens = self._before[i] + new
                 # The end alone is decoded at each step; a hit there may be an artefact of where it begins.
-                self._found[i] = self._until in _text(self._tokenizer, tokens[-self._window :]) and (
-                    self._until in _text(self._tokenizer, tokens)
+                self._found[i] = _holds(_text(self._tokenizer, tokens[-self._window :]), self._until) and (
+                    _holds(_text(self._tokenizer, tokens), self._until)
                 )
         return torch.tensor(self._found, device=input_ids.device)
 

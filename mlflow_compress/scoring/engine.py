@@ -17,7 +17,7 @@ from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.assemble import option_distances, option_scores, token_distances, token_scores
 from mlflow_compress.scoring.body import check_can_pack, separate
-from mlflow_compress.scoring.corpus import cut_strided, cut_windows
+from mlflow_compress.scoring.corpus import Windows, cut_documents, cut_strided, cut_windows
 from mlflow_compress.scoring.execute import Lane, Pass, Targets
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash, weights_hash
@@ -113,7 +113,7 @@ class Scorer:
     def score_corpus(
         self,
         task: str,
-        text: str,
+        text: str | Sequence[str],
         *,
         window: int = 512,
         stride: int | None = None,
@@ -121,11 +121,12 @@ class Scorer:
         baseline: StateStore | LoadedModel | None = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Score running text.
+        """Score running text, or documents.
 
         Without a `stride` in llama.cpp's windows: they are independent, the tail is dropped, BOS replaces a window's
         first token where the tokenizer adds one, and positions ``window/2 + 1 .. window - 1`` are scored. With a
-        `stride` windows overlap and every token but the first is scored once (see `corpus.cut_strided`).
+        `stride` windows overlap and every token but the first is scored once (see `corpus.cut_strided`). Several
+        documents are scored in lm-evaluation-harness's rolling windows, each token once (see `corpus.cut_documents`).
 
         Raises
         ------
@@ -135,7 +136,9 @@ class Scorer:
             When the window exceeds the model's context, or the stride the window.
         """
         began = time.monotonic()
-        if stride is None:
+        if not isinstance(text, str):
+            windows: Windows = cut_documents(self.encoder, text)
+        elif stride is None:
             windows = cut_windows(self.encoder, text, window)
         else:
             windows = cut_strided(self.encoder, text, window, stride)

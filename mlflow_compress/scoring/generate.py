@@ -67,9 +67,14 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
 
 
 def generate_until(
-    loaded: CausalLM, prompts: Sequence[str], *, until: str = "\n", max_new_tokens: int = 32, batch_rows: int = 64
+    loaded: CausalLM,
+    prompts: Sequence[str],
+    *,
+    until: Sequence[str] = ("\n",),
+    max_new_tokens: int = 32,
+    batch_rows: int = 64,
 ) -> list[str]:
-    """Continue every prompt greedily up to `until`, an end token or the limit; `until` itself is cut off."""
+    """Continue every prompt greedily up to one of `until`, an end token or the limit; `until` itself is cut off."""
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
     )
@@ -125,7 +130,14 @@ def generate_two_turns(
             for prompt, (item, sample) in zip(prompts, units, strict=True)
         ]
         _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
-        decode(loaded, rows, config, until=style.until, end_tokens=style.end_tokens, label=f"turn {turn + 1}")
+        decode(
+            loaded,
+            rows,
+            config,
+            until=(style.until,) if style.until else (),
+            end_tokens=style.end_tokens,
+            label=f"turn {turn + 1}",
+        )
         for i, (row, (item, sample)) in enumerate(zip(rows, units, strict=True)):
             answer = row.text.strip()
             said[i].append(answer)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 from mlflow_compress.config import EvaluateSettings
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
+from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.tasks.suite import Suite
 
 FILE = "about.json"
 About = dict[str, object]
 
 
-def about(loaded: LoadedModel, config: EvaluateSettings) -> About:
+def about(loaded: LoadedModel, config: EvaluateSettings, suite: Suite) -> About:
     """Return what two evaluations must share to be comparable, beyond their items."""
     return {
         "tokenizer": tokenizer_hash(loaded.tokenizer),
         "shots": config.shots,
         "shuffle_examples": config.shuffle_examples,
+        "tasks": suite.hashes(),
     }
+
+
+def settings_of(config: EvaluateSettings) -> dict[str, object]:
+    """Return what decides which questions are asked and how, by name; where the data lie does not."""
+    return {f.name: getattr(config, f.name) for f in fields(TaskSettings) if f.name != "data_dir"}
 
 
 def write_about(folder: Path, content: About) -> None:

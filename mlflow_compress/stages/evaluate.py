@@ -18,10 +18,11 @@ from mlflow_compress.report.verdict import verdict
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model, weights_hash
 from mlflow_compress.scoring.store import StateStore
-from mlflow_compress.stages.about import About, write_about
+from mlflow_compress.stages.about import About, settings_of, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
 from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.once import digest
+from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
@@ -46,8 +47,11 @@ def load(path: str, config: Any) -> LoadedModel:
     )
 
 
-def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseline]:
-    """Score the variant, and the baseline where it was not scored before; return everything that metrics read."""
+def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun) -> tuple[Evidence, Baseline]:
+    """Score the variant, and the baseline where it was not scored before; return everything that metrics read.
+
+    What the tasks' sources say in their own metrics is logged here, while the tasks are at hand.
+    """
     suite = suite_of(config)
     base_model = load(model_path(config.model), config)
     variant_model = load(config.checkpoint, config)
@@ -57,9 +61,10 @@ def evidence(config: EvaluateConfig, tracker: Tracker) -> tuple[Evidence, Baseli
     del base_model  # its head is in the store; only the variant's memory is needed from here on
     fingerprint = {"variant": weights_hash(variant_model.path), "baseline": baseline.run_id, "dtype": config.dtype}
     with unfinished(digest({**fingerprint, "tasks": suite.hashes()})) as resume:
-        variant = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
+        measured = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
+    log_own_metrics(run, suite, measured, baseline=baseline.records)
     settings = MetricSettings(seed=config.seed, split_seed=config.seed)
-    found = Evidence(baseline=baseline.records, variant=variant, noise=baseline.noise, settings=settings)
+    found = Evidence(baseline=baseline.records, variant=measured.records, noise=baseline.noise, settings=settings)
     return found, baseline
 
 
@@ -96,9 +101,8 @@ def run_evaluate(config: EvaluateConfig) -> str:
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        shown = {f.name: getattr(config, f.name) for f in fields(TaskSettings)}
-        run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **shown})
-        found, baseline = evidence(config, tracker)
+        run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **settings_of(config)})
+        found, baseline = evidence(config, tracker, run)
         results = compute_all(found)
         log_evaluation(run, found, results, baseline.about)
         sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)

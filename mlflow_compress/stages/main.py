@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_compress.config import (
+    EMBEDDED,
     EvaluateSettings,
     JudgeSettings,
     MainConfig,
@@ -21,6 +22,7 @@ from mlflow_compress.stages.quantize import calibration_texts, variant_name
 from mlflow_compress.stages.results import results_from_json
 from mlflow_compress.stages.summary import Outcome, publish, table
 from mlflow_compress.stages.variant import model_label, read_manifest
+from mlflow_compress.tasks.overlap import check_apart
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open, save_leaderboard
@@ -31,15 +33,25 @@ PROJECTS = Path(__file__).resolve().parents[2] / "projects"
 def _absolute(values: Mapping[str, str]) -> dict[str, str]:
     """Make paths absolute: child projects run in their own folders."""
     changed = dict(values)
-    for name in ("model", "calibration", "instructions", "encoder"):
-        if name in changed and Path(changed[name]).exists():
+    for name in ("model", "calibration", "instructions", "encoder", "data_dir"):
+        if changed.get(name) and Path(changed[name]).exists():
             changed[name] = str(Path(changed[name]).resolve())
     if "out" in changed:
         changed["out"] = str(Path(changed["out"]).resolve())
     if "tasks" in changed:
         parts = [part.strip() for part in changed["tasks"].split(",")]
-        changed["tasks"] = ",".join(str(Path(p).resolve()) if Path(p).exists() else p for p in parts)
+        changed["tasks"] = ",".join(str(Path(p).resolve()) if Path(p).is_file() else p for p in parts)
     return changed
+
+
+def _check_calibration(config: MainConfig) -> None:
+    """Read calibration text and tasks, and refuse text that holds what is evaluated.
+
+    The embedded text is not held against the embedded tasks: it shares sentences with some of them, as the README says.
+    """
+    texts, suite = calibration_texts(config), suite_of(config)
+    if config.calibration not in ("auto", EMBEDDED):
+        check_apart(texts, suite.tasks, suite.corpora)
 
 
 def _children(config: MainConfig, tracker: Tracker, run: TrackedRun) -> dict[str, str]:
@@ -68,8 +80,7 @@ def run_main(config: MainConfig) -> str:
         variant = variant_name(config)
         run.rename(f"{variant} {label}")
         run.set_tags({names.VARIANT: variant, names.METHOD: config.method})
-        calibration_texts(config)
-        suite_of(config)
+        _check_calibration(config)
         if config.judge:
             instructions_of(config)
         children = _children(config, tracker, run)

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generate import generate_until
 from mlflow_compress.scoring.loading import LoadedModel
+from mlflow_compress.scoring.requests import Encoder
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.tasks.suite import Suite
 
-EXACT_TOKENS = 32  # longest answer of a short-generation task
+
+@dataclass(frozen=True)
+class Measured:
+    """What one model left behind on a suite.
+
+    Attributes
+    ----------
+    records : RunRecords
+    n_truncated : int
+        Requests and prompts that were too long for the model and lost their beginning.
+    """
+
+    records: RunRecords
+    n_truncated: int
 
 
-def _exact_answers(loaded: LoadedModel, suite: Suite) -> Generations | None:
-    """Generate the first line after every prompt of the exact-match tasks; None where the suite has none."""
+def _answers(loaded: LoadedModel, encoder: Encoder, suite: Suite) -> tuple[Generations | None, int]:
+    """Generate what the tasks ask for; None where they ask for nothing, and how many prompts were too long."""
     rows = []
+    n_truncated = 0
     for task in suite.tasks:
-        if task.family != "exact":
+        if task.answering is None:
             continue
-        prompts = task.items.column("prompt").tolist()
-        texts = generate_until(loaded, prompts, until="\n", max_new_tokens=EXACT_TOKENS)
-        for item_id, prompt, text in zip(task.items.column("item_id"), prompts, texts, strict=True):
+        ids, prompts = task.items.column("item_id").tolist(), task.items.column("prompt").tolist()
+        length = task.answering.max_new_tokens
+        n_truncated += sum(len(tokens) > loaded.max_length - length for tokens in encoder.ids(prompts))
+        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length)
+        judge = task.answering.judge
+        correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
+        for item_id, prompt, text in zip(ids, prompts, texts, strict=True):
             n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
             row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": 0, "prompt": prompt}
-            rows.append({**row, "text": text, "n_tokens": n_tokens})
-    return Generations.from_rows(rows) if rows else None
+            rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": correct.get(item_id)})
+    return Generations.from_rows(rows) if rows else None, n_truncated
 
 
 def measure(
@@ -37,7 +57,7 @@ def measure(
     baseline: StateStore | None = None,
     generations: bool = True,
     resume: Path | None = None,
-) -> RunRecords:
+) -> Measured:
     """Score a model on everything in the suite.
 
     Parameters
@@ -51,23 +71,28 @@ def measure(
     baseline : StateStore, optional
         What a baseline run captured; distances are computed against it (variant and noise runs).
     generations : bool
-        Whether the short-generation tasks are answered too.
+        Whether the tasks whose answers are generated are answered too.
     resume : Path, optional
         Where an interrupted measurement left its results.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
+    n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
-    for corpus in suite.corpora:
-        found, moved = scorer.score_corpus(corpus.name, corpus.text, capture=capture, baseline=baseline, resume=resume)
+    texts: list[tuple[str, str | tuple[str, ...]]] = [(corpus.name, corpus.text) for corpus in suite.corpora]
+    texts += [(task.name, task.documents) for task in suite.tasks if task.documents]
+    for name, text in texts:
+        found, moved = scorer.score_corpus(name, text, capture=capture, baseline=baseline, resume=resume)
         tokens.append(found)
         if moved is not None:
             token_distances.append(moved)
-    return RunRecords(
-        items=suite.items,
-        option_scores=scores,
-        option_distances=distances,
+    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite) if generations else (None, 0)
+    records = RunRecords(
+        items=suite.items if len(suite.items) else None,  # corpora have none
+        option_scores=scores if len(scores) else None,
+        option_distances=distances if distances is not None and len(distances) else None,
         token_scores=TokenScores.concat(tokens) if tokens else None,
         token_distances=TokenDistances.concat(token_distances) if token_distances else None,
-        generations=_exact_answers(scorer.loaded, suite) if generations else None,
+        generations=answers,
     )
+    return Measured(records, n_truncated + n_long)

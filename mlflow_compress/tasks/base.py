@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlflow_compress.records import Items, Request
+from mlflow_compress.records import Items, Request, RunRecords
 from mlflow_compress.registry import Registry
 
 Row = Mapping[str, Any]  # one line of a question file, with its line number under "line"
@@ -32,6 +32,8 @@ class TaskSettings:
         Items a lettered task that are shown in every answer order too, as a task of their own; 0 for none.
     shuffle_examples : bool
         Whether a shuffle reorders the answers of the few-shot examples as well.
+    data_dir : str
+        Folder of data sets in hub layout ("" for none): the data set ORG/NAME lies in data_dir/ORG/NAME.
     """
 
     shots: int = 5
@@ -40,6 +42,49 @@ class TaskSettings:
     limit: int = 0
     all_orders: int = 0
     shuffle_examples: bool = False
+    data_dir: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering:
+    """How the answers of a task are generated greedily, and who says which are right.
+
+    Attributes
+    ----------
+    until : tuple of str
+        Where an answer ends; the mark itself is cut off.
+    max_new_tokens : int
+        Longest answer.
+    judge : callable or None
+        From the answers, by item id, to right or wrong (None where the task does not say); without it an answer is
+        right when it equals one of the item's `answers`.
+    """
+
+    until: tuple[str, ...] = ("\n",)
+    max_new_tokens: int = 32
+    judge: Callable[[Mapping[str, str]], Mapping[str, bool | None]] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric:
+    """A number that a task's source computes in its own way, from our records.
+
+    Attributes
+    ----------
+    part : str
+        Task or group that it is about.
+    name : str
+        The source's name for it.
+    value : float
+    n, n_unscored : int
+        Items it was computed from, and items left out because the model could not be asked.
+    """
+
+    part: str
+    name: str
+    value: float
+    n: int
+    n_unscored: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +99,56 @@ class Task:
         One row an item.
     requests : tuple of Request
         What scoring is asked; empty for families whose answer is generated.
+    answering : Answering or None
+        How answers are generated, for families that are answered.
+    documents : tuple of str
+        Texts of which every token is scored (rolling tasks, which have no items).
+    own_metrics : callable or None
+        The source's own metrics, from a run's records.
     """
 
     name: str
     family: str
     items: Items
     requests: tuple[Request, ...] = field(default=(), repr=False)
+    answering: Answering | None = None
+    documents: tuple[str, ...] = field(default=(), repr=False)
+    own_metrics: Callable[[RunRecords], list[OwnMetric]] | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:
         """Return a SHA-256 over everything a model is shown and judged by: items, prompts, shots, options, gold."""
         digest = hashlib.sha256(repr(self.items.table.to_pydict()).encode())
         for request in self.requests:
             digest.update(repr(request).encode())
+        if self.answering is not None:
+            digest.update(repr((self.answering.until, self.answering.max_new_tokens)).encode())
+        for document in self.documents:
+            digest.update(repr(document).encode())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Text whose tokens are scored in windows."""
+
+    name: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a name or file of `-P tasks=` stands for."""
+
+    tasks: tuple[Task, ...] = ()
+    corpora: tuple[Corpus, ...] = ()
+
+    @staticmethod
+    def join(several: Sequence[Parts]) -> Parts:
+        """Return them as one."""
+        return Parts(
+            tasks=tuple(task for parts in several for task in parts.tasks),
+            corpora=tuple(corpus for parts in several for corpus in parts.corpora),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records import Items
-from mlflow_compress.tasks.base import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited
+from mlflow_compress.tasks.base import FAMILIES, Answering, Family, Row, Task, TaskSettings, item_row, limited
 
 
 def _check(row: Row) -> None:
@@ -23,7 +23,7 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
         )
         for row in limited(name, rows, settings)
     ]
-    return [Task(name=name, family="exact", items=Items.from_rows(items))]
+    return [Task(name=name, family="exact", items=Items.from_rows(items), answering=Answering())]
 
 
 FAMILIES.register("exact")(Family(fields={"prompt": str, "answers": list}, check=_check, build=_build))

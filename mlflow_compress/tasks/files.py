@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import FAMILIES, Family, Row
+from mlflow_compress.tasks.base import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
+
+MAX_CHARS = 500_000  # longest text of a question; a megabyte is a file that lost its line breaks
 
 _NAMES = {str: "a text", int: "a whole number", list: "a list"}
 
@@ -16,11 +18,14 @@ _NAMES = {str: "a text", int: "a whole number", list: "a list"}
 def read_text(path: Path) -> str:
     """Return a UTF-8 text file, or a `DataError` naming it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise DataError(f"Cannot read the file: {error.strerror}", got=str(path)) from error
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"The file is not UTF-8 (byte {error.start})", got=str(path)) from error
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte {error.start} of the file)") from error
     if not text.strip():
         raise DataError("The file is empty", got=str(path))
     return text
@@ -29,7 +34,7 @@ def read_text(path: Path) -> str:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other separators may stand inside a text
         if not line.strip():
             continue
         try:
@@ -54,9 +59,32 @@ def family_of(path: Path, row: Row) -> Family:
     return fits[0]
 
 
-def _check_row(path: Path, row: Row, family: Family, seen: set[str]) -> None:
+def _check_lengths(place: str, row: Row) -> None:
+    """Refuse texts that no model could read; a mistake in the file is far more likely."""
+    for name, value in row.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and len(text) > MAX_CHARS:
+                allowed = f"at most {MAX_CHARS:,} characters"
+                raise DataError(f"{place}'{name}' is too long", allowed=allowed, got=f"{len(text):,} characters")
+
+
+def _answer_index(place: str, row: dict[str, Any]) -> None:
+    """Turn an answer that is given as a letter into its index."""
+    answer, choices = row.get("answer"), row.get("choices")
+    if not (isinstance(answer, str) and len(answer) == 1 and "A" <= answer <= "Z" and isinstance(choices, list)):
+        return
+    index = ord(answer) - ord("A")
+    if index >= len(choices):
+        last = chr(ord("A") + len(choices) - 1)
+        raise DataError(f"{place}'answer' is a letter outside the options", allowed=f"A to {last}", got=answer)
+    row["answer"] = index
+
+
+def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
     """Check one row against its family; errors carry file and line."""
     place = f"{path}, line {row['line']}: "
+    _check_lengths(place, row)
+    _answer_index(place, row)
     for name, kind in {"id": str, "category": str, **family.fields}.items():
         if name not in row:
             raise DataError(f"{place}the field '{name}' is missing")
@@ -79,3 +107,18 @@ def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
     for row in rows:
         _check_row(path, row, family, seen)
     return family, rows
+
+
+def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
+    """Return what a file holds: a .txt is a corpus, the fields of a .jsonl decide its family.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read or used, with file and line.
+    """
+    name = name or path.stem
+    if path.suffix == ".txt":
+        return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
+    family, rows = read_questions(path)
+    return Parts(tasks=tuple(family.build(name, rows, settings)))

@@ -1,25 +1,19 @@
-"""From `-P tasks=` to tasks: names of embedded suites and files, comma-separated."""
+"""From `-P tasks=` to tasks: names of ours, names of lm-evaluation-harness and files, comma-separated."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
-from mlflow_compress.errors import ConfigError
-from mlflow_compress.records import Items, Request
-from mlflow_compress.tasks.base import Task, TaskSettings
-from mlflow_compress.tasks.files import read_questions, read_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Text whose tokens are scored in windows."""
-
-    name: str
-    text: str
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.records import Items, Request, RunRecords
+from mlflow_compress.tasks.base import Corpus, OwnMetric, Parts, Task, TaskSettings
+from mlflow_compress.tasks.catalogue import TASKS
+from mlflow_compress.tasks.data_dir import check_data_dir
+from mlflow_compress.tasks.files import load_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +38,10 @@ class Suite:
         found = {task.name: task.content_hash() for task in self.tasks}
         return found | {c.name: hashlib.sha256(c.text.encode()).hexdigest() for c in self.corpora}
 
+    def own_metrics(self, records: RunRecords) -> list[OwnMetric]:
+        """Return the metrics that the tasks' sources compute in their own way."""
+        return [found for task in self.tasks if task.own_metrics is not None for found in task.own_metrics(records)]
+
 
 def resolve(name: str, value: str, *, model: str, embedded: Path) -> Path:
     """Turn a parameter that is 'auto', 'demo' or a path into a path; 'auto' is the demo's, for the demo model only."""
@@ -56,24 +54,49 @@ def resolve(name: str, value: str, *, model: str, embedded: Path) -> Path:
     return Path(value)
 
 
-def _files(spec: str, model: str) -> list[tuple[str, Path]]:
-    """Expand the comma-separated parameter into (task name, file)."""
-    if spec == "auto" and model != EMBEDDED:
-        raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=demo or files")
-    files: list[tuple[str, Path]] = []
-    for part in [EMBEDDED] if spec == "auto" else [p.strip() for p in spec.split(",")]:
-        if part == EMBEDDED:
-            stems = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
-            files += [(f"demo_{Path(stem).stem}", demo.DATA_DIR / stem) for stem in stems]
-        elif Path(part).suffix in (".jsonl", ".txt"):
-            files.append((Path(part).stem, Path(part)))
-        else:
-            raise ConfigError("Unknown task", allowed=f"'{EMBEDDED}', files ending in .jsonl or .txt", got=part)
-    names = [name for name, _ in files]
+def _name_and_shots(part: str) -> tuple[str, int | None]:
+    """Split NAME@SHOTS."""
+    name, at, shots = part.partition("@")
+    if at and not shots.isdecimal():
+        raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
+    return name, int(shots) if at else None
+
+
+def _named(part: str, settings: TaskSettings) -> Parts:
+    """Return what a name stands for: one of ours, a group of ours, or one of lm-evaluation-harness."""
+    name, shots = _name_and_shots(part)
+    if name not in TASKS.names():
+        from mlflow_compress.tasks.harness.build import build
+
+        return Parts(tasks=tuple(build(name, shots=shots, settings=settings)))
+    known = TASKS.get(name)
+    if known.build is not None:
+        return known.build(settings, shots)
+    if shots is not None:
+        raise ConfigError("A group's members have their own few-shot examples", got=part)
+    return Parts.join(_members(known.members, settings))
+
+
+def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
+    """Build the members of a group; where data are missing, one error says so for all of them."""
+    found: list[Parts] = []
+    errors: list[str] = []
+    for member in members:
+        try:
+            found.append(_named(member, settings))
+        except DataError as error:
+            errors.append(str(error))
+    if errors:
+        raise DataError("\n".join(errors).rstrip("."))
+    return found
+
+
+def _check_names(parts: Parts) -> None:
+    """Refuse two tasks of one name: their records could not be told apart."""
+    names = [task.name for task in parts.tasks] + [corpus.name for corpus in parts.corpora]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files")
-    return files
+        raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")
 
 
 def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
@@ -82,23 +105,25 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     Parameters
     ----------
     spec : str
-        'auto', or names and files separated by commas: 'demo', *.jsonl (the fields decide the family), *.txt (corpus).
+        'auto', or names and files separated by commas: tasks and groups of `catalogue`, tasks, groups and tags of
+        lm-evaluation-harness, each with @SHOTS where it allows, *.jsonl (the fields decide the family), *.txt (corpus).
     model : str
         The baseline parameter; 'auto' tasks exist for the demo only.
     settings : TaskSettings
-        Shots, shuffles, seed and limit.
+        Shots, shuffles, seed, limit and data folder.
 
     Raises
     ------
     ConfigError, DataError
-        Unknown names, broken files (with file and line).
+        Unknown names, missing data sets (with the command that fetches them), broken files (with file and line).
     """
-    tasks: list[Task] = []
-    corpora: list[Corpus] = []
-    for name, path in _files(spec, model):
-        if path.suffix == ".txt":
-            corpora.append(Corpus(name=name, text=read_text(path)))
-        else:
-            family, rows = read_questions(path)
-            tasks += family.build(name, rows, settings)
-    return Suite(tasks=tuple(tasks), corpora=tuple(corpora))
+    if spec == "auto" and model != EMBEDDED:
+        raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=NAMES or files")
+    check_data_dir(settings.data_dir)
+    several: list[Parts] = []
+    for part in [EMBEDDED] if spec == "auto" else [p.strip() for p in spec.split(",")]:
+        is_file = Path(part).suffix in (".jsonl", ".txt")
+        several.append(load_file(Path(part), settings) if is_file else _named(part, settings))
+    parts = Parts.join(several)
+    _check_names(parts)
+    return Suite(tasks=parts.tasks, corpora=parts.corpora)

@@ -122,7 +122,7 @@ def test_until_cuts_at_the_text_whatever_the_tokens(llama: LoadedModel) -> None:
     parts = {text[5] for text in written} | {text[3:9] for text in written} | {"never written"}
     for until in sorted(part for part in parts if "\ufffd" not in part):  # the sign of half a character, not a text
         expected = [text.split(until)[0] for text in whole]
-        assert generate_until(llama, PROMPTS, until=until, max_new_tokens=40) == expected
+        assert generate_until(llama, PROMPTS, until=(until,), max_new_tokens=40) == expected
 
 
 def test_a_long_prompt_loses_its_beginning_and_says_so(llama: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:

@@ -190,8 +190,16 @@ def test_cloze_lengths_count_the_text_without_its_delimiter(tmp_path: Path) -> N
             "not the index of a choice",
         ),
         (
-            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "A"}',
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "first"}',
             "'answer' has the wrong type",
+        ),
+        (
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "C"}',
+            "letter outside the options. Allowed: A to B",
+        ),
+        (
+            json.dumps({"id": "x", "category": "c", "question": "q" * 2**20, "choices": ["a", "b"], "answer": 0}),
+            "'question' is too long. Allowed: at most 500,000 characters. Got: '1,048,576 characters'",
         ),
         ('{"id": "d0", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 0}', "the id is used twice"),
         ('{"id": "x", "category": "c", "question": "q", "choices": ["a", " "], "answer": 0}', "not empty"),
@@ -207,10 +215,34 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
 
 def test_empty_missing_and_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text(" \n")
-    (tmp_path / "latin.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
-    for name, words in [("empty", "is empty"), ("latin", "not UTF-8"), ("absent", "Cannot read")]:
+    mixed = '{"id": "é"}\n'.encode() + '{"id": "é"}'.encode("latin-1")
+    (tmp_path / "mixed.jsonl").write_bytes(mixed)
+    for name, words in [("empty", "is empty"), ("mixed", "mixed.jsonl, line 2: not UTF-8"), ("absent", "Cannot read")]:
         with pytest.raises(DataError, match=words):
             load_suite(str(tmp_path / f"{name}.jsonl"), model="other", settings=SETTINGS)
+
+
+def test_answers_may_be_letters_and_texts_may_hold_any_separator(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    rows = [dict(row) for row in lettered(2)]
+    rows[1]["answer"], rows[1]["question"] = "C", "Q with \u2028 a line separator?"
+    path.write_text("\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    plain = load_suite(str(path), model="other", settings=SETTINGS).tasks[0]
+    assert plain.items.column("gold").tolist() == [2, 1]
+
+
+def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow_compress.config import EvaluateConfig
+    from mlflow_compress.stages import evaluate
+
+    def never(*_: Any) -> None:
+        pytest.fail("a model was loaded")
+
+    monkeypatch.setattr(evaluate, "load", never)
+    (tmp_path / "mine.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
+        config = EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x")
+        evaluate.evidence(config, None, None)  # type: ignore[arg-type]
 
 
 def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:

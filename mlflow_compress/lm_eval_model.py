@@ -1,0 +1,165 @@
+"""Our engine as a model of lm-evaluation-harness.
+
+Importing this module registers the model "mlflow-compress" for `lm_eval.simple_evaluate`. The harness's own command has
+no way to find models of other packages (0.4.13), so that this module is one too, with the same arguments::
+
+    python -m mlflow_compress.lm_eval_model --model mlflow-compress --model_args pretrained=FOLDER --tasks piqa
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from mlflow_compress.errors import DataError, UnsupportedError
+from mlflow_compress.records import OptionScores, Request
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.generate import generate_until
+from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.tasks.harness.build import generation_settings
+
+HARNESS_DEVICE = "cuda:0"
+
+
+@register_model("mlflow-compress")
+class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
+    """Scores shared prefixes once and keeps every request's identity; float32 log-softmax whatever the model's dtype.
+
+    Parameters
+    ----------
+    pretrained : str
+        Folder or hub id, as `scoring.loading` opens it.
+    dtype, device : str
+        As there; the harness's default "cuda:0" means the first GPU, or the CPU where there is none.
+    trust_remote_code : bool
+        Run code that the checkpoint brings along.
+    batch_size, max_batch_size : optional
+        Taken and ignored: how work is cut does not depend on them.
+
+    Attributes
+    ----------
+    option_scores : OptionScores or None
+        Records of the last log-likelihood call, by task, document and option.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        dtype: str = "float32",
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        # The harness's command names this device where the user named none; its own backend takes what is there, too.
+        place = "auto" if device in (None, HARNESS_DEVICE) else str(device)
+        config = LoadConfig(path=pretrained, dtype=dtype, device=place, trust_remote_code=trust_remote_code)
+        self.loaded = load_model(config)
+        self.scorer = Scorer(self.loaded)
+        self.option_scores: OptionScores | None = None
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Return (summed log-likelihood in nats, is greedy) of every request, all of them in one pass.
+
+        Raises
+        ------
+        DataError
+            When an option is longer than the model's context; the stock backend stops there with a bare assertion.
+        """
+        asked = [_request(instance) for instance in requests]
+        self.option_scores, _ = self.scorer.score(asked)
+        loglik, greedy = (self.option_scores.table.column(name).to_pylist() for name in ("loglik", "greedy"))
+        for request, value in zip(asked, loglik, strict=True):
+            if value is None:
+                raise DataError(
+                    f"Option {request.option} of document {request.item_id} of task {request.task!r} is longer than "
+                    f"the model's context of {self.loaded.max_length} tokens",
+                    fix="Leave the document out (--samples), or run the task with `mlflow-compress`, which counts it",
+                )
+        answers = list(zip(loglik, greedy, strict=True))
+        for instance, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", instance.args, answer)
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Return the log-likelihood in nats of every whole text, in windows of the model's context."""
+        scores, _ = self.scorer.score_corpus("rolling", [instance.args[0] for instance in requests])
+        number = np.asarray([int(name.split(".")[0]) for name in scores.column("item_id")])
+        sums = -np.bincount(number, weights=scores.column("nll"), minlength=len(requests))
+        for instance, total in zip(requests, sums.tolist(), strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, total)
+        return [float(total) for total in sums]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Return the greedy continuation of every request.
+
+        Raises
+        ------
+        UnsupportedError
+            When a task samples its answers.
+        """
+        groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
+        for number, instance in enumerate(requests):
+            groups.setdefault(generation_settings(instance.args[1], instance.task_name), []).append(number)
+        texts = [""] * len(requests)
+        for (until, length), numbers in groups.items():
+            prompts = [requests[number].args[0] for number in numbers]
+            found = generate_until(self.loaded, prompts, until=until, max_new_tokens=length)
+            for number, text in zip(numbers, found, strict=True):
+                texts[number] = text
+                self.cache_hook.add_partial("generate_until", requests[number].args, text)
+        return texts
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of the tokenizer, for the harness's cache of prompts."""
+        return str(self.loaded.tokenizer.name_or_path).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Return the tokenizer's chat template, for the harness's log."""
+        if isinstance(chat_template, str):
+            raise UnsupportedError("The tokenizer's own chat template is the only one", got=chat_template)
+        return str(self.loaded.tokenizer.chat_template or "")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation with the tokenizer's chat template."""
+        return str(
+            self.loaded.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+
+def _request(instance: Any) -> Request:
+    context, continuation = instance.args[:2]
+    text = continuation.lstrip()
+    return Request(
+        task=str(instance.task_name),
+        item_id=str(instance.doc_id),
+        permutation=0,
+        option=instance.idx,
+        content=instance.idx,
+        context=context,
+        continuation=continuation,
+        n_chars=len(text),
+        n_bytes=len(text.encode()),
+    )
+
+
+def main() -> None:
+    """Run the harness's own command with this model registered."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Metrics that the tasks' sources compute in their own way, beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlflow_compress.records import RunRecords
+from mlflow_compress.stages.measure import Measured
+from mlflow_compress.tasks.suite import Suite
+from mlflow_compress.tracking.store import TrackedRun
+
+SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
+TABLE = "harness.json"
+
+
+def log_own_metrics(run: TrackedRun, suite: Suite, measured: Measured, *, baseline: RunRecords | None = None) -> None:
+    """Log the sources' metrics of a model: those of whole tasks as MLflow metrics, groups' members in a table.
+
+    Parameters
+    ----------
+    run : TrackedRun
+    suite : Suite
+        What was asked.
+    measured : Measured
+        What the model answered; how many of its prompts were too long becomes a metric too.
+    baseline : RunRecords, optional
+        The baseline's answers, for the table.
+    """
+    run.log_values({"items/truncated_prompts": measured.n_truncated})
+    found = suite.own_metrics(measured.records)
+    if not found:
+        return
+    names = {task.name for task in suite.tasks}
+    run.log_values({f"{SECTION}/{own.name}/{own.part}": own.value for own in found if own.part in names})
+    before = {(own.part, own.name): own.value for own in suite.own_metrics(baseline)} if baseline else {}
+    rows: list[dict[str, Any]] = [
+        {
+            "part": own.part,
+            "metric": own.name,
+            "value": own.value,
+            "baseline": before.get((own.part, own.name)),
+            "n": own.n,
+            "n_unscored": own.n_unscored,
+        }
+        for own in found
+    ]
+    run.log_json(rows, TABLE)

@@ -1,0 +1,66 @@
+"""Data sets in hub layout: in the user's folder first, then on the hub; a clear error where they are in neither."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import ConfigError, DataError
+
+
+def check_data_dir(data_dir: str) -> None:
+    """Refuse a folder of data sets that is not there."""
+    if data_dir and not Path(data_dir).is_dir():
+        raise ConfigError("Parameter 'data_dir' names no folder", got=data_dir)
+
+
+def folder_of(dataset: str, data_dir: str) -> Path | None:
+    """Return where `data_dir` holds the data set ORG/NAME, or None where it does not."""
+    if not data_dir or not (Path(data_dir) / dataset).is_dir():
+        return None
+    return (Path(data_dir) / dataset).resolve()
+
+
+def missing(dataset: str, data_dir: str, *, why: str, task: str) -> DataError:
+    """Return the error for a data set that can be had nowhere, with the command that fetches it."""
+    folder = data_dir or "DATA_DIR"
+    return DataError(
+        f"Task {task!r} needs the data set {dataset!r}: {why}",
+        fix=f"Where there is a network: hf download --repo-type dataset {dataset} --local-dir {folder}/{dataset} ; "
+        f"then give -P data_dir={folder}",
+    )
+
+
+def load_split(dataset: str, config: str, split: str, *, data_dir: str, task: str) -> Any:
+    """Return one split of a data set as a `datasets.Dataset`.
+
+    Raises
+    ------
+    DataError
+        When the data set, its configuration or the split is neither in `data_dir` nor on the hub.
+    """
+    import datasets
+
+    local = folder_of(dataset, data_dir)
+    try:
+        with quiet_bars():
+            return datasets.load_dataset(str(local) if local else dataset, config, split=split)
+    except (OSError, ValueError) as error:  # what a missing network, data set, configuration or split raises
+        raise missing(dataset, data_dir, why=reason(error, local), task=task) from error
+
+
+def reason(error: Exception, local: Path | None) -> str:
+    """Return in one line why a data set could not be read."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{local} cannot be read ({first})" if local else f"it is not in data_dir, and not to be had ({first})"
+
+
+@contextlib.contextmanager
+def quiet_bars() -> Iterator[None]:
+    """Hold back the libraries' progress bars where they would fill a log."""
+    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,99 @@
+"""MMLU in our own lettered family: shuffled answers, and a second time with the options E and F.
+
+Beside the harness's `mmlu`, which has neither. The prompt is the original benchmark's; its category names, such as
+"abstract_algebra", are shown with blanks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.tasks.base import FAMILIES, Parts, TaskSettings
+from mlflow_compress.tasks.catalogue import TASKS, NamedTask
+from mlflow_compress.tasks.data_dir import load_split
+from mlflow_compress.tasks.files import read_text
+from mlflow_compress.tasks.lettered import LETTERS
+
+DATASET = "cais/mmlu"
+_NAMES = """
+abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
+college_computer_science college_mathematics college_medicine college_physics computer_security
+conceptual_physics econometrics electrical_engineering elementary_mathematics formal_logic global_facts
+high_school_biology high_school_chemistry high_school_computer_science high_school_european_history
+high_school_geography high_school_government_and_politics high_school_macroeconomics high_school_mathematics
+high_school_microeconomics high_school_physics high_school_psychology high_school_statistics
+high_school_us_history high_school_world_history human_aging human_sexuality international_law jurisprudence
+logical_fallacies machine_learning management marketing medical_genetics miscellaneous moral_disputes
+moral_scenarios nutrition philosophy prehistory professional_accounting professional_law professional_medicine
+professional_psychology public_relations security_studies sociology us_foreign_policy virology world_religions
+"""
+SUBJECTS = _NAMES.split()
+
+
+def subject_rows(subject: str, data_dir: str) -> list[dict[str, Any]]:
+    """Return a subject's questions as rows of a question file, "dev" rows first.
+
+    The data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...) in its place.
+
+    Raises
+    ------
+    DataError
+        When the data set is missing, or a row cannot be used.
+    """
+    family = FAMILIES.get("lettered")
+    rows: list[dict[str, Any]] = []
+    for split in ("dev", "test"):
+        csv_file = Path(data_dir) / DATASET / split / f"{subject}_{split}.csv"
+        if data_dir and csv_file.is_file():
+            found: Iterable[Any] = _original(csv_file)
+        else:
+            found = load_split(DATASET, subject, split, data_dir=data_dir, task="mmlu_lettered")
+        for number, row in enumerate(found):
+            made = {
+                "id": f"{subject}-{split}-{number}",
+                "category": subject,
+                "split": split,
+                "question": row["question"],
+                "choices": list(row["choices"]),
+                "answer": int(row["answer"]),
+            }
+            try:
+                family.check(made)
+            except DataError as error:
+                raise DataError(f"{DATASET}, {subject}, {split}, row {number}: {error}") from error
+            rows.append(made)
+    return rows
+
+
+def _original(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the original release: question, four choices and a letter a row, without a header."""
+    for number, row in enumerate(csv.reader(io.StringIO(read_text(path))), start=1):
+        if len(row) != 6 or row[5] not in LETTERS[:4]:
+            raise DataError(f"{path}, record {number}: not a question, four choices and a letter A to D", got=row)
+        yield {"question": row[0], "choices": row[1:5], "answer": LETTERS.index(row[5])}
+
+
+def _build(settings: TaskSettings, shots: int | None) -> Parts:
+    """Return the task and its six-option twin; the first `shots` dev rows of a subject are its examples."""
+    rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
+    asked = settings if shots is None else replace(settings, shots=shots)
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build("mmlu_lettered", rows, asked)))
+
+
+TASKS.register("mmlu_lettered")(
+    NamedTask(
+        source=DATASET,
+        licence="MIT",
+        items="14,042 test, 57 subjects (twice: with E and F too)",
+        shots="`-P shots=` (5)",
+        rule="argmax of the letter's log-likelihood, on every order",
+        definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),
+        build=_build,
+    )
+)

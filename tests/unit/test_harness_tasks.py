@@ -1,0 +1,375 @@
+"""Harness tasks as ours: families, identities, groups, their own metrics, missing data. Definitions and data are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.metrics.compute import compute_all
+from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.tables import change_by_margin, flips_table, kl_values
+from mlflow_compress.records import Generations, OptionScores, RunRecords
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.loading import LoadedModel
+from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.own import log_own_metrics
+from mlflow_compress.tasks.base import Task, TaskSettings
+from mlflow_compress.tasks.harness import catalogue
+from mlflow_compress.tasks.harness.build import build
+from mlflow_compress.tasks.suite import Suite, load_suite
+from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
+
+ROWS = [
+    {"q": f"Question {i}?", "options": ["one", "twenty two", "three"], "gold": i % 3, "many": [0, 1], "answer": str(i)}
+    for i in range(6)
+]
+CHOICE: dict[str, Any] = {
+    "dataset_path": "org/set",
+    "output_type": "multiple_choice",
+    "test_split": "test",
+    "doc_to_text": "{{q}}\nAnswer:",
+    "doc_to_choice": "{{options}}",
+    "doc_to_target": "gold",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}
+BOTH = [*CHOICE["metric_list"], {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True}]
+EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+MUTUAL = {"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True}
+PERPLEXITY = {"metric": "byte_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False}
+LETTERS = {"doc_to_choice": ["A", "B", "C"]}
+TASKS: dict[str, dict[str, Any]] = {
+    "t_plain": CHOICE,
+    "t_norm": {**CHOICE, "metric_list": BOTH},
+    "t_letters": {**CHOICE, **LETTERS, "fewshot_split": "test", "num_fewshot": 1},
+    "t_many": {**CHOICE, "doc_to_target": "many"},
+    "t_mutual": {**CHOICE, "metric_list": [*CHOICE["metric_list"], MUTUAL]},
+    "t_train": {**CHOICE, "training_split": "train"},
+    "t_fixed": {**CHOICE, "num_fewshot": 0},
+    "t_elsewhere": {**CHOICE, "dataset_path": "org/elsewhere"},
+    "t_elsewhere_too": {**CHOICE, "dataset_path": "org/second"},
+    "t_validation": {**CHOICE, "test_split": None, "validation_split": "validation"},
+    "t_broken": {**CHOICE, "doc_to_choice": "{{nothing['here']}}"},
+    "t_word": {
+        "dataset_path": "org/set",
+        "output_type": "loglikelihood",
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": " {{answer}}",
+        "metric_list": CHOICE["metric_list"],
+    },
+    "t_answer": {
+        "dataset_path": "org/set",
+        "output_type": "generate_until",
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n", "!"], "max_gen_toks": 7, "do_sample": False},
+        "filter_list": [
+            {"name": "number", "filter": [{"function": "regex", "regex_pattern": "(\\d)"}, {"function": "take_first"}]}
+        ],
+        "metric_list": [EXACT],
+    },
+    "t_rolling": {
+        "dataset_path": "org/set",
+        "output_type": "loglikelihood_rolling",
+        "test_split": "test",
+        "doc_to_text": "",
+        "doc_to_target": "{{q}}",
+        "metric_list": [PERPLEXITY],
+    },
+}
+TASKS["t_samples"] = {**TASKS["t_answer"], "generation_kwargs": {"do_sample": True, "temperature": 0.7}}
+GROUPS = {
+    "g_averaged": {
+        "task": ["t_plain", "t_fixed"],
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+    },
+    "g_loose": {"task": ["t_plain", "t_word"]},
+    "g_members": {
+        "task": ["t_plain", "t_fixed"],
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": False}],
+    },
+    "g_mixed": {"task": ["t_plain", "t_word"], "aggregate_metric_list": [{"metric": "acc"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("harness")
+    (root / "hub" / "org" / "set").mkdir(parents=True)
+    (root / "hub" / "org" / "set" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (root / "tasks").mkdir()
+    for name, body in TASKS.items():
+        (root / "tasks" / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **body}))
+    for name, body in GROUPS.items():
+        (root / "tasks" / f"{name}.yaml").write_text(yaml.safe_dump({"group": name, **body}))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def made(place: Path, name: str, *, shots: int | None = None, limit: int = 0) -> list[Task]:
+    settings = TaskSettings(data_dir=str(place / "hub"), limit=limit, seed=5)
+    return build(name, shots=shots, settings=settings, folders=(str(place / "tasks"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "rule", "gold"),
+    [
+        ("t_plain", "cloze", "loglik", [0, 1, 2, 0, 1, 2]),
+        ("t_norm", "cloze", "loglik_per_char", [0, 1, 2, 0, 1, 2]),
+        ("t_letters", "lettered", "loglik", [0, 1, 2, 0, 1, 2]),
+        ("t_many", "ungraded", "loglik", [None] * 6),
+        ("t_word", "last_word", "greedy", [0] * 6),
+        ("t_answer", "exact", "exact_match", [None] * 6),
+    ],
+)
+def test_the_definition_decides_family_rule_and_gold(
+    place: Path, name: str, family: str, rule: str, gold: list[int | None]
+) -> None:
+    [task] = made(place, name)
+    assert task.family == family
+    assert set(task.items.column("rule")) == {rule} and set(task.items.column("family")) == {family}
+    assert task.items.table.column("gold").to_pylist() == gold
+
+
+def test_requests_carry_document_and_option(place: Path) -> None:
+    [task] = made(place, "t_norm")
+    first = [r for r in task.requests if r.item_id == "4"]
+    assert [(r.option, r.content, r.continuation) for r in first] == [
+        (0, 0, " one"),
+        (1, 1, " twenty two"),
+        (2, 2, " three"),
+    ]
+    assert [(r.n_chars, r.context) for r in first][1] == (10, "Question 4?\nAnswer:")
+
+
+def test_limit_is_the_same_each_time_and_follows_the_seed(place: Path) -> None:
+    ids = made(place, "t_plain", limit=3)[0].items.column("item_id").tolist()
+    assert ids == made(place, "t_plain", limit=3)[0].items.column("item_id").tolist()
+    assert len(ids) == 3 and ids == sorted(ids)
+
+
+def test_shots_change_prompts_and_hash(place: Path) -> None:
+    one, two = made(place, "t_letters")[0], made(place, "t_letters", shots=2)[0]
+    assert one.requests[0].context.count("Answer:") == 2 and two.requests[0].context.count("Answer:") == 3
+    assert one.content_hash() != two.content_hash()
+
+
+def test_an_averaged_group_is_one_task_with_categories(place: Path) -> None:
+    [task] = made(place, "g_averaged")
+    assert task.name == "g_averaged" and len(task.items) == 12
+    assert set(task.items.column("category")) == {"t_plain", "t_fixed"}
+    assert {"t_plain:0", "t_fixed:5"} <= set(task.items.column("item_id"))
+
+
+@pytest.mark.parametrize(("name", "second"), [("g_loose", "t_word"), ("g_mixed", "t_word"), ("g_members", "t_fixed")])
+def test_members_of_other_groups_are_tasks_of_their_own(place: Path, name: str, second: str) -> None:
+    tasks = made(place, name)
+    assert [task.name for task in tasks] == ["t_plain", second]
+    assert tasks[0].items.column("item_id").tolist() == list("012345")
+
+
+def scores(task: Task, loglik: dict[str, list[float]], *, name: str | None = None) -> OptionScores:
+    rows = [
+        {
+            "task": name or task.name,
+            "item_id": item,
+            "permutation": 0,
+            "option": option,
+            "content": option,
+            "loglik": value,
+            "n_tokens": 1,
+            "n_chars": 1,
+            "n_bytes": 1,
+            "greedy": False,
+        }
+        for item, values in loglik.items()
+        for option, value in enumerate(values)
+    ]
+    return OptionScores.from_rows(rows)
+
+
+def own(task: Task, records: RunRecords) -> dict[tuple[str, str], tuple[float, int, int]]:
+    assert task.own_metrics is not None
+    return {(o.part, o.name): (o.value, o.n, o.n_unscored) for o in task.own_metrics(records)}
+
+
+def test_own_metrics_are_the_harness_s_and_count_what_was_left_out(place: Path) -> None:
+    [task] = made(place, "t_norm")
+    # Golds are 0, 1, 2, 0, 1, 2. Summed, option 0 always wins: right for items 0 and 3. A character, -1 / 3, -2 / 10 and
+    # -3 / 5: "twenty two" always wins: right for items 1 and 4. Item 5 could not be asked.
+    table = {str(i): [-1.0, -2.0, -3.0] for i in range(5)} | {"5": [-1.0, -2.0, None]}  # type: ignore[dict-item]
+    found = own(task, RunRecords(option_scores=scores(task, table)))
+    assert found[("t_norm", "acc")] == (2 / 5, 5, 1)
+    assert found[("t_norm", "acc_norm")] == (2 / 5, 5, 1)
+
+
+def test_a_group_is_averaged_over_its_items(place: Path) -> None:
+    [task] = made(place, "g_averaged")
+    right = [-1.0, -9.0, -9.0]  # option 0: golds 0 and 3 of each member
+    table = {f"t_plain:{i}": right for i in range(6)} | {f"t_fixed:{i}": right for i in (0, 3)}
+    found = own(task, RunRecords(option_scores=scores(task, table)))
+    assert found[("t_fixed", "acc")] == (1.0, 2, 4)
+    assert found[("g_averaged", "acc")] == (4 / 8, 8, 4)
+
+
+def test_mutual_information_asks_the_options_alone_too(place: Path) -> None:
+    task, alone = made(place, "t_mutual")
+    assert alone.name == "t_mutual.unconditional" and alone.family == "ungraded"
+    assert {r.context for r in alone.requests} == {""} and len(alone.requests) == len(task.requests) == 18
+    # Alone, option 0 is as likely as in context; option 1 gains most: acc takes 0, mutual information 1.
+    inside = scores(task, {str(i): [-1.0, -2.0, -9.0] for i in range(6)})
+    bare = scores(task, {str(i): [-1.0, -5.0, -9.0] for i in range(6)}, name=alone.name)
+    found = own(task, RunRecords(option_scores=OptionScores.concat([inside, bare])))
+    assert found[("t_mutual", "acc")][0] == found[("t_mutual", "acc_mutual_info")][0] == 2 / 6
+    keys = {"0", "3"}
+    some = OptionScores.concat([inside.where(item_id=keys), bare.where(item_id=keys)])
+    assert own(task, RunRecords(option_scores=some))[("t_mutual", "acc_mutual_info")] == (0.0, 2, 4)
+
+
+def test_answers_are_filtered_and_judged_by_the_task(place: Path) -> None:
+    [task] = made(place, "t_answer")
+    assert task.answering is not None and task.answering.judge is not None
+    assert (task.answering.until, task.answering.max_new_tokens) == (("\n", "!"), 7)
+    texts = {"0": "it is 0", "1": "it is 2", "2": "two", "3": "3", "4": "", "5": "5 or 6"}
+    assert task.answering.judge(texts) == {"0": True, "1": False, "2": False, "3": True, "4": False, "5": True}
+    rows = [{"task": "t_answer", "item_id": i, "turn": 0, "sample": 0, "text": t} for i, t in texts.items()]
+    found = own(task, RunRecords(generations=Generations.from_rows(rows)))
+    assert found[("t_answer", "exact_match.number")] == (3 / 6, 6, 0)
+
+
+def test_rolling_tasks_are_documents(place: Path) -> None:
+    [task] = made(place, "t_rolling")
+    assert task.documents == tuple(row["q"] for row in ROWS) and not task.requests and not len(task.items)
+
+
+@pytest.mark.parametrize(
+    ("name", "shots", "error", "words"),
+    [
+        ("t_train", 2, DataError, "few-shot examples from the split 'train'.*t_train@0"),
+        ("t_fixed", 2, ConfigError, "defined without few-shot examples"),
+        ("t_elsewhere", None, DataError, "'org/elsewhere'.*hf download --repo-type dataset org/elsewhere --local-dir"),
+        ("t_validation", None, DataError, "lacks the split that is evaluated. Allowed: test"),
+        ("t_samples", None, UnsupportedError, "samples its answers"),
+        ("t_broken", None, MlflowCompressError, "t_broken"),
+        ("t_nothing", None, ConfigError, "Unknown task"),
+    ],
+)
+def test_what_cannot_be_built_says_why(place: Path, name: str, shots: int | None, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        made(place, name, shots=shots)
+
+
+def test_splits_that_nothing_needs_may_be_missing(place: Path) -> None:
+    assert len(made(place, "t_train")[0].items) == 6
+
+
+def test_a_group_of_ours_names_every_missing_data_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_suite("paper", model="m", settings=TaskSettings(data_dir=str(tmp_path)))
+    for dataset in ("cais/mmlu", "Rowan/hellaswag", "openai/gsm8k", "mandarjoshi/trivia_qa"):
+        assert f"hf download --repo-type dataset {dataset} --local-dir {tmp_path}/{dataset}" in str(caught.value)
+
+
+def test_data_dir_must_be_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no folder"):
+        load_suite("piqa", model="m", settings=TaskSettings(data_dir=str(tmp_path / "nowhere")))
+
+
+def test_the_index_of_a_few_folders_leaves_the_whole_collection_alone(place: Path) -> None:
+    assert "t_plain" in catalogue.manager((str(place / "tasks"),)).all_subtasks
+    assert "mmlu" not in catalogue.manager((str(place / "tasks"),)).all_tasks
+
+
+def test_wikitext_gets_its_blank_lines_back(tmp_path: Path) -> None:
+    folder = tmp_path / "Salesforce" / "wikitext" / "wikitext-2-raw-v1"
+    folder.mkdir(parents=True)
+    lines = ["", " = Title = \n", "", " A sentence . \n"]
+    (folder / "test.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (folder.parent / "README.md").write_text(
+        "---\nconfigs:\n- config_name: wikitext-2-raw-v1\n  data_files:\n  - split: test\n    path: wikitext-2-raw-v1/test.jsonl\n---\n"
+    )
+    suite = load_suite("wikitext2", model="m", settings=TaskSettings(data_dir=str(tmp_path)))
+    assert [c.text for c in suite.corpora] == [" \n = Title = \n \n A sentence . \n"]
+    with pytest.raises(DataError, match="hf download --repo-type dataset Salesforce/wikitext"):
+        load_suite("wikitext2", model="m", settings=TaskSettings())
+
+
+class FakeRun:
+    """What `log_own_metrics` writes to."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.json: dict[str, Any] = {}
+
+    def log_values(self, values: dict[str, float]) -> None:
+        self.values |= values
+
+    def log_json(self, value: Any, name: str) -> None:
+        self.json[name] = value
+
+
+def test_a_model_is_measured_on_harness_tasks_and_both_sides_numbers_agree(place: Path) -> None:
+    names = ["g_averaged", "t_norm", "t_answer", "t_rolling", "t_many"]
+    suite = Suite(tasks=tuple(task for name in names for task in made(place, name)), corpora=())
+    scorer = Scorer(load_random("llama"))
+    measured = measure(scorer, suite)
+    run = FakeRun()
+    log_own_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
+
+    ours = {
+        r.task: r.value
+        for r in compute_all(Evidence(baseline=measured.records))
+        if r.name == "quality/accuracy" and r.category is None
+    }
+    assert run.values["harness/acc/g_averaged"] == ours["g_averaged"]
+    assert run.values["harness/acc_norm/t_norm"] == ours["t_norm"]
+    assert run.values["harness/exact_match.number/t_answer"] == ours["t_answer"]
+    assert "t_many" not in ours and 0 <= run.values["harness/acc/t_many"] <= 1
+    scores = measured.records.token_scores
+    assert scores is not None and set(scores.column("task")) == {"t_rolling"}
+    n_bytes = sum(len(row["q"]) for row in ROWS)
+    assert run.values["harness/byte_perplexity/t_rolling"] == pytest.approx(
+        np.exp(scores.column("nll").sum() / n_bytes)
+    )
+    table = {(row["part"], row["metric"]): row for row in run.json["harness.json"]}
+    assert table["t_plain", "acc"]["n"] == 6 and "harness/acc/t_plain" not in run.values
+    assert all(row["value"] == row["baseline"] for row in table.values())
+
+
+def test_prompts_that_are_too_long_are_counted(place: Path) -> None:
+    loaded = load_random("llama")
+    long, short = "The miller counts his sacks. " * 40, "The miller"
+    rows = [{"id": i, "category": "c", "prompt": text, "answers": ["x"]} for i, text in (("a", long), ("b", short))]
+    path = place / "exact.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(str(path), model="m", settings=TaskSettings())
+    assert measure(Scorer(loaded), suite).n_truncated == 1
+    path.write_text(json.dumps({"id": "a", "category": "c", "context": long, "choices": ["one", "two"], "answer": 0}))
+    suite = load_suite(str(path), model="m", settings=TaskSettings())
+    assert measure(Scorer(loaded), suite).n_truncated == 2
+
+
+def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("The river runs past the old mill. " * 200)
+    suite = load_suite(str(tmp_path / "c.txt"), model="m", settings=TaskSettings())
+    config = CONFIGS["llama"]()
+    config.max_position_embeddings = 512
+    loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
+    records = measure(Scorer(loaded), suite).records
+    assert records.items is None and records.option_scores is None
+    found = Evidence(baseline=records, variant=records)
+    assert any(r.name == "quality/perplexity" for r in compute_all(found))
+    assert flips_table(found) == [] and change_by_margin(found) is None and not len(kl_values(found))

@@ -1,0 +1,127 @@
+"""Named tasks: the table is complete, current in the README, and printed without loading anything heavy."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.tasks.catalogue import TASKS
+from mlflow_compress.tasks.harness.catalogue import manager
+from mlflow_compress.tasks.harness.names import defined_names, folder_of_task, is_mentioned
+from mlflow_compress.tasks.named import mmlu_lettered
+from mlflow_compress.tasks.suite import load_suite
+from mlflow_compress.tasks.table import as_text, rows
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+from write_task_table import README, with_table  # noqa: E402
+
+
+def test_the_readme_holds_the_current_table() -> None:
+    assert README.read_text() == with_table(README.read_text()), "run tools/write_task_table.py"
+
+
+def test_every_task_says_where_it_comes_from_and_can_be_told_from_the_others() -> None:
+    assert all(row[1] and row[2] and row[3] and row[5] for row in rows())
+    assert len({row[-1] for row in rows()}) == len(rows())
+    assert all(re.fullmatch("[0-9a-f]{12}", row[-1]) for row in rows())
+
+
+def test_a_task_is_a_group_or_can_be_built() -> None:
+    for name, task in TASKS.items():
+        assert (task.build is None) == bool(task.members), name
+        assert all(member.partition("@")[0] in TASKS.names() for member in task.members)
+
+
+def test_the_demo_s_counts_are_right() -> None:
+    tasks = {task.name: len(task.items) for task in load_suite("demo", model="demo", settings=TaskSettings()).tasks}
+    said = [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", TASKS.get("demo").items)]
+    assert said == [tasks[f"demo_{name}"] for name in ("choice", "cloze", "lastword", "exact")]
+    assert tasks["demo_choice_six"] == tasks["demo_choice"]
+
+
+@pytest.mark.parametrize("name", ["mmlu", "piqa", "arc_easy", "lambada_openai", "gsm8k", "triviaqa"])
+def test_names_are_the_harness_s_own(name: str) -> None:
+    assert is_mentioned(name) and name in defined_names()
+    assert not is_mentioned("surely_not_a_task")
+
+
+def test_printing_the_table_imports_neither_torch_nor_the_harness() -> None:
+    code = "import sys; from mlflow_compress.cli import main; main(['tasks']); print({'torch', 'lm_eval', 'mlflow'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == as_text() + "\nset()\n"
+
+
+def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmlu_lettered, "SUBJECTS", ["moral_disputes"])
+    hub, original = tmp_path / "hub" / "cais" / "mmlu", tmp_path / "original" / "cais" / "mmlu"
+    rows = [{"question": f'Is "{i}", or not?', "choices": ["w", "x", "y", "z"], "answer": i % 4} for i in range(3)]
+    (hub / "moral_disputes").mkdir(parents=True)
+    files = [{"split": split, "path": f"moral_disputes/{split}.jsonl"} for split in ("dev", "test")]
+    card = {"configs": [{"config_name": "moral_disputes", "data_files": files}]}
+    (hub / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
+    for split in ("dev", "test"):
+        (hub / "moral_disputes" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (original / split).mkdir(parents=True)
+        with (original / split / f"moral_disputes_{split}.csv").open("w") as sink:
+            csv.writer(sink).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows)
+    suites = [
+        load_suite("mmlu_lettered@2", model="m", settings=TaskSettings(data_dir=str(tmp_path / name), shuffles=1))
+        for name in ("hub", "original")
+    ]
+    assert suites[0].hashes() == suites[1].hashes()
+    plain, six = suites[0].tasks
+    assert plain.requests[0].context.startswith(
+        "The following are multiple choice questions (with answers) about moral disputes.\n\n"
+        'Is "0", or not?\nA. w\nB. x\nC. y\nD. z\nAnswer: A\n\nIs "1", or not?\n'
+    )
+    assert (len(plain.requests), len(six.requests)) == (3 * 2 * 4, 3 * 6)
+    (original / "test" / "moral_disputes_test.csv").write_text("a,b,c,d,e,F\n")
+    with pytest.raises(DataError, match=r"moral_disputes_test\.csv, record 1: .*letter A to D"):
+        load_suite("mmlu_lettered", model="m", settings=TaskSettings(data_dir=str(tmp_path / "original")))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("mmlu_anatomy", "mmlu/default"), ("piqa", "piqa"), ("mmlu", None), ("ai2_arc", None), ("no_such_task", None)],
+)
+def test_a_single_task_is_found_without_the_whole_index(name: str, folder: str | None) -> None:
+    assert folder_of_task(name) == folder
+    assert folder is None or name in manager((folder,)).all_subtasks
+
+
+def test_the_demo_s_tasks_do_not_wait_for_the_harness() -> None:
+    code = (
+        "import sys; from mlflow_compress.tasks.suite import load_suite; from mlflow_compress.tasks.base import TaskSettings; "
+        "load_suite('demo', model='demo', settings=TaskSettings()); print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (found.stdout, found.stderr) == ("set()\n", "")
+
+
+@pytest.mark.slow
+def test_the_folders_of_our_names_hold_what_the_whole_collection_holds() -> None:
+    whole = manager()
+    for folder, name in [
+        ("arc", "arc_easy"),
+        ("mmlu/default", "mmlu"),
+        ("lambada", "lambada_openai"),
+        ("gsm8k", "gsm8k"),
+    ]:
+        assert manager((folder,)).task_index[name].yaml_path == whole.task_index[name].yaml_path
+    for name in whole.all_subtasks[::400]:
+        folder = folder_of_task(name)
+        assert folder is None or manager((folder,)).task_index[name].yaml_path == whole.task_index[name].yaml_path
+    found = whole.task_index["mmlu_stem_tasks"].tags
+    assert manager(("mmlu/default",)).task_index["mmlu_stem_tasks"].tags == found
