@@ -96,6 +96,10 @@ class Method(ABC):
     """Import names of optional packages."""
     compresses: ClassVar[bool] = True
     """False for a control that leaves the weights as they are and may never be promoted."""
+    extra: ClassVar[str | None] = None
+    """Extra of this package that installs `requires`, where the plain installation does not."""
+    runs_in: ClassVar[tuple[str, ...]] = ()
+    """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
 
     @property
     def default_bits(self) -> int | None:
@@ -114,6 +118,10 @@ class Method(ABC):
             parts.append(group_size if isinstance(group_size, str) else f"g{group_size}")
         return "-".join(parts)
 
+    def fingerprint(self, config: Any) -> str:
+        """Return what decides the checkpoint's bytes beside settings, base and calibration text; mostly nothing."""
+        return ""
+
     def require_backend(self) -> None:
         """Raise `MissingDependencyError` naming the packages that are not installed."""
         missing = [package for package in self.requires if importlib.util.find_spec(package) is None]
@@ -121,7 +129,7 @@ class Method(ABC):
             raise MissingDependencyError(
                 f"Method {self.name!r} needs packages that are not installed",
                 got=", ".join(missing),
-                fix=f"Run: pip install {' '.join(missing)}",
+                fix=f"Run: pip install {f'mlflow-compress[{self.extra}]' if self.extra else ' '.join(missing)}",
             )
 
     def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits

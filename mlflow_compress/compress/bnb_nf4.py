@@ -37,6 +37,7 @@ class BnbNf4(Method):
     reference = "Dettmers et al. 2023, https://arxiv.org/abs/2305.14314"
     format = "bitsandbytes 4-bit (nf4)"
     Config = Config
+    runs_in = ("vLLM",)
     supported_bits = BITS
     requires = ("bitsandbytes", "accelerate")
 
