@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from mlflow_compress.compress.probe import ReloadReport
 from mlflow_compress.compress.quiet import quiet
@@ -39,6 +46,22 @@ def make_llama(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat
         **changes,
     }
     return _save(LlamaConfig(**settings), folder, seed, dtype)
+
+
+def make_qwen2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+    """Write a random Qwen2 (biases in attention, tied head, a type for each layer)."""
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        **changes,
+    }
+    return _save(Qwen2Config(**settings), folder, seed, dtype)
 
 
 def make_neox(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:

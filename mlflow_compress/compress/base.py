@@ -111,7 +111,7 @@ class Method(ABC):
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""
         parts = [self.name]
         bits = getattr(config, "bits", None)
-        if bits is not None and not self.name.startswith("bnb-"):
+        if bits is not None and len(self.supported_bits) > 1:
             parts.append(f"{bits}bit")
         group_size = getattr(config, "group_size", None)
         if group_size is not None:

@@ -123,7 +123,7 @@ def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
         with safe_open(path, framework="pt") as source:
             for name in wanted.intersection(source.keys()):
                 tensor = source.get_tensor(name)
-                if not tensor.is_floating_point():
+                if not tensor.is_floating_point() or tensor.itemsize == 1:
                     return None
                 zeros += int(torch.count_nonzero(tensor == 0))
                 elements += tensor.numel()
