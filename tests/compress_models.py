@@ -15,6 +15,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from mlflow_compress import architectures
 from mlflow_compress.compress.probe import ReloadReport
 from mlflow_compress.compress.quiet import quiet
 from mlflow_compress.compress.reload_check import check
@@ -97,6 +98,7 @@ def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = F
 
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary)."""
+    architectures.register_for(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         return model(input_ids=ids).logits

@@ -14,6 +14,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from mlflow_compress import architectures
 from mlflow_compress.compress import probe
 from mlflow_compress.errors import MlflowCompressError
 
@@ -23,6 +24,7 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
     import torch
     from transformers import AutoModelForCausalLM
 
+    architectures.register_for(folder)
     stored_probe, logits = probe.read(folder)
     placed = {} if device == "cpu" else {"device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(

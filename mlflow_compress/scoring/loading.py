@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mlflow_compress import architectures
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -107,6 +108,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         )
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     placement = _placement(config.device)
+    architectures.register_for(folder)
     try:
         with _bars_on_terminals_only():
             tokenizer = AutoTokenizer.from_pretrained(folder, **common)

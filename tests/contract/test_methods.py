@@ -215,7 +215,17 @@ def test_methods_rank_as_the_papers_say(on_demo: Callable[..., tuple[float, Mani
     assert on_demo("none")[0] == 0.0
     assert on_demo("gptq", bits=4)[0] < on_demo("rtn", bits=4)[0]
     assert on_demo("awq", bits=3)[0] < on_demo("rtn", bits=3, symmetric="false")[0]
-    assert on_demo("bnb-int8")[0] < on_demo("bnb-nf4")[0]
+    assert on_demo("bnb-int8")[0] < on_demo("bnb-nf4")[0] < on_demo("bnb-fp4")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bnb-nf4", "bnb-fp4"])
+def test_double_quantization_saves_bits_and_costs_little(
+    name: str, on_demo: Callable[..., tuple[float, Manifest]]
+) -> None:
+    (plain, large), (double, small) = on_demo(name), on_demo(name, double_quant="true")
+    assert 0.3 < large.bits_per_weight - small.bits_per_weight < 0.5
+    assert double < 1.5 * plain and small.label == f"{name}-dq"
 
 
 @pytest.mark.slow
