@@ -98,8 +98,8 @@ def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = F
 
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary)."""
-    architectures.register_for(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    options = architectures.loading_options(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     with torch.inference_mode():
         return model(input_ids=ids).logits
 

@@ -24,11 +24,14 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
     import torch
     from transformers import AutoModelForCausalLM
 
-    architectures.register_for(folder)
     stored_probe, logits = probe.read(folder)
     placed = {} if device == "cpu" else {"device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True, **placed
+        folder,
+        dtype=torch.float32,
+        trust_remote_code=trust_remote_code,
+        **architectures.loading_options(folder),
+        **placed,
     ).eval()
     # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
     # model then stops at mixed types. Widening what is stored changes no number.

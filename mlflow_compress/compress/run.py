@@ -37,6 +37,7 @@ LIBRARIES = (
     "llmcompressor",
     "compressed-tensors",
     "bitsandbytes",
+    "gguf",
     "accelerate",
     "safetensors",
 )

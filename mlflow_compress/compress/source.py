@@ -123,6 +123,10 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         It is already quantized, or has no linear layers that a method could compress.
     """
     folder = _local_folder(model)
+    if storage.weight_files(folder)[0].suffix != ".safetensors":
+        raise UnsupportedError(
+            "The model is a GGUF file", got=model, fix="Give the full-precision safetensors checkpoint"
+        )
     tensors = storage.read_headers(folder)
     config = _config(folder, model, trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
