@@ -56,7 +56,7 @@ def from_gguf_name(name: str) -> str:
     return name
 
 
-def interleave_heads(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Reorder the rows of a Llama query or key weight: GGUF rotates neighbours, transformers the two halves of a head.
 
     Parameters

@@ -79,7 +79,7 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
         compress_model(str(narrow), "gguf", None, [], tmp_path / "out")
     linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     scaled = make_llama(tmp_path / "scaled", rope_parameters=linear)
-    with pytest.raises(UnsupportedError, match="scaled positions.*linear"):
+    with pytest.raises(UnsupportedError, match=r"scaled positions.*linear"):
         compress_model(str(scaled), "gguf", None, [], tmp_path / "out")
     compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
     with pytest.raises(UnsupportedError, match="The model is a GGUF file"):
