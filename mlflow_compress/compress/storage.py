@@ -45,7 +45,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files at the top of a checkpoint (safetensors, or GGUF), sorted; none is a `CheckpointError`."""
+    """Return the weight files at the top of a checkpoint (safetensors or GGUF), sorted; none is a `CheckpointError`."""
     files = architectures.weight_files(folder)
     if not files:
         raise CheckpointError(

@@ -31,7 +31,7 @@ PROJECTS = Path(__file__).resolve().parents[2] / "projects"
 def _absolute(values: Mapping[str, str]) -> dict[str, str]:
     """Make paths absolute: child projects run in their own folders."""
     changed = dict(values)
-    for name in ("model", "calibration", "instructions", "encoder"):
+    for name in ("model", "calibration", "checkpoint", "instructions", "encoder"):
         if name in changed and Path(changed[name]).exists():
             changed[name] = str(Path(changed[name]).resolve())
     if "out" in changed:

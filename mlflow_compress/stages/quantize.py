@@ -11,7 +11,7 @@ from mlflow_compress import __version__, demo
 from mlflow_compress.compress.base import METHODS, MethodConfig
 from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.compress.run import compress_model
-from mlflow_compress.compress.settings import method_config, parse_pairs
+from mlflow_compress.compress.settings import NONE, method_config, parse_pairs
 from mlflow_compress.compress.source import resolve as resolve_source
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import QuantizeConfig
@@ -30,6 +30,8 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
     if METHODS.get(config.method).needs_calibration:
         given |= {"calibration_samples": config.calibration_samples, "calibration_length": config.calibration_length}
         given["seed"] = config.seed
+    if config.checkpoint != NONE:
+        given["checkpoint"] = config.checkpoint
     further = parse_pairs(config.settings)
     if twice := sorted(given.keys() & further.keys()):
         raise ConfigError(f"{twice[0]} is a parameter of its own", got=config.settings, fix=f"Give -P {twice[0]}=...")
