@@ -129,8 +129,11 @@ class Method(ABC):
             raise MissingDependencyError(
                 f"Method {self.name!r} needs packages that are not installed",
                 got=", ".join(missing),
-                fix=f"Run: pip install {f'mlflow-compress[{self.extra}]' if self.extra else ' '.join(missing)}",
+                fix=f"Run: pip install {self._what_to_install(missing)}",
             )
+
+    def _what_to_install(self, missing: list[str]) -> str:
+        return " ".join(missing) if self.extra is None else f"-e '.[{self.extra}]' (in the project's folder)"
 
     def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits
         """Refuse, before any work, what this method cannot do with this model; the default accepts everything."""

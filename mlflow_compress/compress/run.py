@@ -40,6 +40,7 @@ LIBRARIES = (
     "gguf",
     "accelerate",
     "safetensors",
+    "torchao",
 )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from mlflow_compress.compress import METHODS, method_config
+from mlflow_compress.compress import METHODS, compress_model, method_config
 from mlflow_compress.compress.settings import parse_pairs
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
@@ -105,6 +106,12 @@ def test_a_missing_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(method), "requires", ("a_package_that_nobody_wrote",))
     with pytest.raises(MissingDependencyError, match="a_package_that_nobody_wrote"):
         method.require_backend()
+
+
+def test_a_missing_extra_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(METHODS.get("torchao-int8")), "requires", ("a_package_that_nobody_wrote",))
+    with pytest.raises(MissingDependencyError, match=r"Run: pip install -e '\.\[torchao\]'"):
+        compress_model(str(tmp_path / "no model is looked for"), "torchao-int8", None, [], tmp_path / "out")
 
 
 def test_further_settings_reach_the_method() -> None:
