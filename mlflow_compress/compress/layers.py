@@ -67,9 +67,10 @@ def drop_and_save(job: Job, model: Any, dropped: Collection[int]) -> torch.Tenso
 
     layers = decoder_layers(model, job.source)
     kept = [index for index in range(len(layers)) if index not in dropped]
-    config = model.config
+    config = model.config.get_text_config()
     for name, value in list(config.to_dict().items()):
-        if isinstance(value, list) and len(value) == len(layers):  # layer_types and its like
+        told_by_layer = isinstance(value, list) and len(value) == len(layers)  # layer_types and its like
+        if told_by_layer and name != "architectures" and not name.endswith("_token_id"):
             setattr(config, name, [value[index] for index in kept])
     config.num_hidden_layers = len(kept)
     config.dropped_layers = sorted(dropped)

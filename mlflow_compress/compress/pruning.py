@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlflow_compress.compress import storage
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, MethodConfig, require_between
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import ConfigError, UnsupportedError
@@ -60,6 +61,17 @@ class PruningMethod(Method):
                         got=config.pattern,
                         fix="Use pattern=unstructured",
                     )
+
+
+def require_pruned(job: Job) -> None:
+    """Raise `UnsupportedError` naming the first linear layer that the backend has left denser than it was asked to.
+
+    A backend that does not meet a layer while it walks through the model passes it over without a word.
+    """
+    for name, (_, in_features) in job.source.linear.items():
+        zeros = storage.sparsity_of_layers(job.folder, [name])
+        if zeros is None or zeros < job.config.sparsity - 1 / in_features:  # whole columns of a row are counted
+            raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
 
 
 def modifier_options(job: Job) -> dict[str, Any]:

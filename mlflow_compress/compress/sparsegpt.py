@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import Job, register, require_at_least, require_between
-from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options
+from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options, require_pruned
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class SparseGpt(PruningMethod):
             ]
 
         with _refuse_fallback():
-            return backend.run_oneshot(job, recipe)
+            logits = backend.run_oneshot(job, recipe)
+        require_pruned(job)
+        return logits
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import Job, register
-from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options
+from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options, require_pruned
 
 if TYPE_CHECKING:
     import torch
@@ -37,4 +37,6 @@ class Wanda(PruningMethod):
 
             return [WandaPruningModifier(**modifier_options(job))]
 
-        return backend.run_oneshot(job, recipe)
+        logits = backend.run_oneshot(job, recipe)
+        require_pruned(job)
+        return logits

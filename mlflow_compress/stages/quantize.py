@@ -63,7 +63,9 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, texts: lis
 
 def size_values(manifest: Manifest) -> dict[str, float]:
     """Return what a manifest says of size and cost, as metrics."""
+    zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
     return {
+        **zeros,
         "size/ratio": round(manifest.size_ratio, 4),
         "size/bytes": manifest.size_bytes,
         "size/bits_per_weight": round(manifest.bits_per_weight, 4),
@@ -111,8 +113,9 @@ def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
 
 def describe(manifest: Manifest) -> str:
     """Return size and cost in plain words."""
+    zeros = f", {100 * manifest.sparsity:.1f} % of them zero" if manifest.sparsity else ""
     return (
-        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight "
+        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight{zeros} "
         f"({manifest.bits_per_weight_model:.2f} over the whole model), made in {manifest.seconds:.0f} s"
     )
 

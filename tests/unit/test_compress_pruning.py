@@ -104,6 +104,17 @@ def test_sparsegpt_follows_its_equations(base: Path, tmp_path: Path) -> None:
         assert torch.nn.functional.mse_loss(found, expected) < 1e-4 * expected.square().mean(), name
 
 
+def test_a_layer_that_the_backend_passes_over_is_found(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_but_one = [name for name in resolve(str(base)).linear if name != "model.layers.1.mlp.up_proj"]
+    options = {"sparsity": 0.5, "mask_structure": "0:0", "targets": all_but_one}
+    monkeypatch.setattr("mlflow_compress.compress.wanda.modifier_options", lambda job: options)
+    with pytest.raises(UnsupportedError, match=r"layer model\.layers\.1\.mlp\.up_proj was not pruned"):
+        compress_model(str(base), "wanda", method_config("wanda", **SETTINGS), TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_magnitude_prunes_the_smallest_of_each_layer(base: Path, tmp_path: Path) -> None:
     compress_model(str(base), "magnitude", method_config("magnitude", sparsity=0.3), [], tmp_path / "out")
     stored, before = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", base))
