@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BITS = (8, 5, 4)
 BLOCK = 32
-ROPE_TYPES = ("default",)
+ROPE_TYPES = ("default", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +74,16 @@ class Gguf(Method):
         config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in ROPE_TYPES:
-            raise UnsupportedError("GGUF files of models with scaled positions are not written here", got=rope)
+            raise UnsupportedError(
+                "GGUF files of models whose positions are scaled in this way are not written here",
+                allowed=ROPE_TYPES,
+                got=rope,
+            )
 
     def compress(self, job: Job) -> torch.Tensor:
         """Quantize, put the values that the blocks mean into the model, and write both file and configuration."""
         import gguf
+        import numpy as np
         import torch
 
         model = job.source.load(job.device)
@@ -100,6 +105,9 @@ class Gguf(Method):
                 heads = model.config.num_attention_heads if query else model.config.num_key_value_heads
                 data = gguf_file.interleave_heads(data, heads)
             tensors[gguf_file.to_gguf_name(name)] = (data, stored)
+        factors = rope_factors(model)
+        if not np.allclose(factors, 1.0):
+            tensors["rope_freqs.weight"] = (factors, full)
         tokenizer = job.source.tokenizer()
         model.config.dtype = job.source.torch_dtype
         for part in (model.config, model.generation_config, tokenizer):
@@ -107,3 +115,13 @@ class Gguf(Method):
         file_type = gguf.LlamaFileType[f"MOSTLY_Q{job.config.bits}_0"]
         gguf_file.write(job.folder / gguf_file.FILE, model.config, architecture, file_type, tensors, tokenizer)
         return job.probe.logits(model)
+
+
+def rope_factors(model: Any) -> Any:
+    """Return by what llama.cpp divides each rotary frequency; float32, shape (head_dim / 2,), 1 without scaling."""
+    import torch
+
+    rotary = model.model.rotary_emb.inv_freq.float().cpu()
+    exponents = torch.arange(len(rotary), dtype=torch.float64) / len(rotary)
+    plain = model.config.rope_parameters["rope_theta"] ** -exponents
+    return (plain / rotary.double()).float().numpy()

@@ -73,13 +73,28 @@ def test_names_and_rows_translate() -> None:
     assert interleave_heads(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
+def test_the_frequencies_of_llama_3_are_in_the_file(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    base = make_llama(tmp_path / "base", rope_parameters=rope)
+    compress_model(str(base), "gguf", method_config("gguf", bits=8), [], tmp_path / "out")
+    stored = {t.name: t.data for t in GGUFReader(tmp_path / "out" / "model.gguf").tensors}["rope_freqs.weight"]
+    expected = []
+    for i in range(8):  # as llama.cpp's converter computes them
+        wavelength = 2 * np.pi * 10000.0 ** (i / 8)
+        smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+        middle = 1 / ((1 - smooth) / 8.0 + smooth)
+        expected.append(1.0 if wavelength < 64 / 4.0 else 8.0 if wavelength > 64 / 1.0 else middle)
+    assert stored.tolist() == pytest.approx(expected, rel=1e-5)
+
+
 def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     narrow = make_llama(tmp_path / "narrow", intermediate_size=80)
     with pytest.raises(UnsupportedError, match=r"do not divide the 80 input features of .*down_proj"):
         compress_model(str(narrow), "gguf", None, [], tmp_path / "out")
     linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     scaled = make_llama(tmp_path / "scaled", rope_parameters=linear)
-    with pytest.raises(UnsupportedError, match=r"scaled positions.*linear"):
+    with pytest.raises(UnsupportedError, match=r"scaled in this way.*Allowed: default, llama3\. Got: 'linear'"):
         compress_model(str(scaled), "gguf", None, [], tmp_path / "out")
     compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
     with pytest.raises(UnsupportedError, match="The model is a GGUF file"):
