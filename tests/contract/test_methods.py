@@ -253,7 +253,8 @@ def test_double_quantization_saves_bits_and_costs_little(
     name: str, on_demo: Callable[..., tuple[float, Manifest]]
 ) -> None:
     (plain, large), (double, small) = on_demo(name), on_demo(name, double_quant="true")
-    assert 0.3 < large.bits_per_weight - small.bits_per_weight < 0.5
+    # 0.37 bits a weight by the paper, less each layer's table of 1 KiB, which counts in layers as small as these.
+    assert 0.25 < large.bits_per_weight - small.bits_per_weight < 0.373
     assert double < 1.5 * plain and small.label == f"{name}-dq"
 
 
