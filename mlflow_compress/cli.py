@@ -102,17 +102,6 @@ def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, st
     return values
 
 
-def _methods_table() -> str:
-    """Return the registered compression methods as an aligned table."""
-    from mlflow_compress.compress.base import METHODS
-
-    rows = [("method", "bits", "what it does")]
-    for name, method in METHODS.items():
-        rows.append((name, "/".join(str(b) for b in method.supported_bits), method.description))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)
-
-
 def _compared(baseline: str, variant: str, machine: bool) -> str:
     """Return the comparison of two evaluations, for people or as JSON."""
     from mlflow_compress.stages.compare import as_json, as_text, compare
@@ -134,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known.command not in STAGES and extra:
             raise ConfigError("Unexpected argument", got=extra[0])
         if known.command == "methods":
-            print(_methods_table())
+            from mlflow_compress.compress.table import as_text
+
+            print(as_text())
             return 0
         if known.command == "tasks":
             from mlflow_compress.tasks.table import as_text

@@ -47,6 +47,8 @@ class QuantizeConfig(ModelConfig):
     calibration: str = option("auto", "text file with calibration paragraphs; 'auto' is the demo's, for the demo model")
     calibration_samples: str = option("auto", "calibration samples; 'auto' takes the method's default")
     calibration_length: int = option(256, "tokens a calibration sample", low=8)
+    settings: str = option("none", "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
+    checkpoint: str = option("none", "for method=checkpoint: folder or hub id of what was compressed elsewhere")
     out: str = option("compressed", "folder that receives one sub-folder a variant")
 
 

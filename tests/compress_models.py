@@ -6,7 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from mlflow_compress import architectures
+from mlflow_compress.compress.probe import ReloadReport
+from mlflow_compress.compress.quiet import quiet
+from mlflow_compress.compress.reload_check import check
 
 TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
 
@@ -22,7 +34,7 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def make_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+def make_llama(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Llama (hidden 64, 2 layers, bfloat16) with a tokenizer and return its folder."""
     settings = {
         "vocab_size": 64,
@@ -34,10 +46,26 @@ def make_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
         "max_position_embeddings": 128,
         **changes,
     }
-    return _save(LlamaConfig(**settings), folder, seed)
+    return _save(LlamaConfig(**settings), folder, seed, dtype)
 
 
-def make_neox(folder: Path, *, seed: int = 0) -> Path:
+def make_qwen2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+    """Write a random Qwen2 (biases in attention, tied head, a type for each layer)."""
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        **changes,
+    }
+    return _save(Qwen2Config(**settings), folder, seed, dtype)
+
+
+def make_neox(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random GPT-NeoX (another architecture: fused query-key-value, biases, parallel residual)."""
     config = GPTNeoXConfig(
         vocab_size=64,
@@ -47,24 +75,31 @@ def make_neox(folder: Path, *, seed: int = 0) -> Path:
         num_attention_heads=4,
         max_position_embeddings=128,
     )
-    return _save(config, folder, seed)
+    return _save(config, folder, seed, dtype)
 
 
-def _save(config: Any, folder: Path, seed: int) -> Path:
+def _save(config: Any, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():  # the usual start (0.02) would give nearly uniform predictions
             if parameter.ndim == 2:
                 parameter.data.normal_(0.0, 0.12)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 
 
+def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = False) -> ReloadReport:
+    """Reload in this process, to save the four seconds that a fresh one takes to start."""
+    with quiet():
+        return check(folder, device=device, trust_remote_code=trust_remote_code)
+
+
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary)."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    options = architectures.loading_options(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     with torch.inference_mode():
         return model(input_ids=ids).logits
 

@@ -51,6 +51,7 @@ class Awq(Method):
     reference = "Lin et al. 2024, https://arxiv.org/abs/2306.00978 (llm-compressor AWQModifier)"
     format = "compressed-tensors (pack-quantized)"
     Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     needs_calibration = True
     requires = ("llmcompressor",)

@@ -96,6 +96,10 @@ class Method(ABC):
     """Import names of optional packages."""
     compresses: ClassVar[bool] = True
     """False for a control that leaves the weights as they are and may never be promoted."""
+    extra: ClassVar[str | None] = None
+    """Extra of this package that installs `requires`, where the plain installation does not."""
+    runs_in: ClassVar[tuple[str, ...]] = ()
+    """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
 
     @property
     def default_bits(self) -> int | None:
@@ -107,12 +111,16 @@ class Method(ABC):
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""
         parts = [self.name]
         bits = getattr(config, "bits", None)
-        if bits is not None and not self.name.startswith("bnb-"):
+        if bits is not None and len(self.supported_bits) > 1:
             parts.append(f"{bits}bit")
         group_size = getattr(config, "group_size", None)
         if group_size is not None:
             parts.append(group_size if isinstance(group_size, str) else f"g{group_size}")
         return "-".join(parts)
+
+    def fingerprint(self, config: Any) -> str:
+        """Return what decides the checkpoint's bytes beside settings, base and calibration text; mostly nothing."""
+        return ""
 
     def require_backend(self) -> None:
         """Raise `MissingDependencyError` naming the packages that are not installed."""
@@ -121,8 +129,11 @@ class Method(ABC):
             raise MissingDependencyError(
                 f"Method {self.name!r} needs packages that are not installed",
                 got=", ".join(missing),
-                fix=f"Run: pip install {' '.join(missing)}",
+                fix=f"Run: pip install {self._what_to_install(missing)}",
             )
+
+    def _what_to_install(self, missing: list[str]) -> str:
+        return " ".join(missing) if self.extra is None else f"-e '.[{self.extra}]' (in the project's folder)"
 
     def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits
         """Refuse, before any work, what this method cannot do with this model; the default accepts everything."""

@@ -40,6 +40,7 @@ class BnbInt8(Method):
     reference = "Dettmers et al. 2022, https://arxiv.org/abs/2208.07339"
     format = "bitsandbytes 8-bit"
     Config = Config
+    runs_in = ("vLLM",)
     supported_bits = BITS
     requires = ("bitsandbytes", "accelerate")
 

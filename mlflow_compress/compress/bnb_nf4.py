@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
-from mlflow_compress.compress.bitsandbytes_backend import quantize_and_save
-
-if TYPE_CHECKING:
-    import torch
-
-BITS = (4,)
+from mlflow_compress.compress.base import register
+from mlflow_compress.compress.bitsandbytes_backend import FourBit, FourBitConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(FourBitConfig):
     """Settings of `bnb-nf4`."""
 
-    bits: int = 4
-    """Bits of a weight: always 4."""
-    double_quant: bool = False
-    """Quantize the blocks' scales to 8 bits as well."""
-
-    def __post_init__(self) -> None:
-        """Refuse other bits."""
-        require_bits("bnb-nf4", self.bits, BITS)
+    codes = "nf4"
 
 
 @register
-class BnbNf4(Method):
+class BnbNf4(FourBit):
     """bitsandbytes 4-bit NormalFloat."""
 
     name = "bnb-nf4"
@@ -37,14 +21,3 @@ class BnbNf4(Method):
     reference = "Dettmers et al. 2023, https://arxiv.org/abs/2305.14314"
     format = "bitsandbytes 4-bit (nf4)"
     Config = Config
-    supported_bits = BITS
-    requires = ("bitsandbytes", "accelerate")
-
-    def compress(self, job: Job) -> torch.Tensor:
-        """Quantize while loading."""
-        return quantize_and_save(
-            job,
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=job.config.double_quant,
-        )

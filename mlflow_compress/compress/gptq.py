@@ -59,6 +59,7 @@ class Gptq(Method):
     reference = "Frantar et al. 2023, https://arxiv.org/abs/2210.17323 (llm-compressor GPTQModifier)"
     format = "compressed-tensors (pack-quantized)"
     Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     needs_calibration = True
     requires = ("llmcompressor",)

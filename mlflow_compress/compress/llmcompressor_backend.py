@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.errors import UnsupportedError
 
@@ -27,6 +27,17 @@ def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool) -> dict[
         "group_size": group_size if grouped else None,
     }
     return {"group_0": {"targets": ["Linear"], "weights": weights}}
+
+
+def activation_scheme(kind: Literal["int", "float"]) -> dict[str, Any]:
+    """Return the config group of 8-bit weights, one scale a row, and 8-bit activations, one scale a token as they come.
+
+    Both grids are symmetric. "float" is float8 e4m3: 4 bits of exponent, 3 of mantissa, magnitudes up to 448.
+    """
+    common = {"num_bits": 8, "type": kind, "symmetric": True}
+    weights = {**common, "strategy": "channel"}
+    activations = {**common, "strategy": "token", "dynamic": True}
+    return {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
 
 
 def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
@@ -103,7 +114,7 @@ def _save(model: Any, tokenizer: Any, job: Job) -> None:
     # mantissa and land 8-bit weights on neighbouring integers.
     ModelCompressor.from_pretrained_model(model).compress_model(model, skip_compressed=True)
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are what a method has chosen
             tensor.data = tensor.data.to(job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     model.save_pretrained(job.folder, save_compressed=True)

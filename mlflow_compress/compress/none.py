@@ -25,6 +25,7 @@ class Uncompressed(Method):
     reference = "control"
     format = "safetensors"
     Config = Config
+    runs_in = ("vLLM", "llama.cpp")
     compresses = False
 
     def compress(self, job: Job) -> torch.Tensor:

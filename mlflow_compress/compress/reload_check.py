@@ -1,8 +1,8 @@
-"""Fresh-process half of the reload check: ``python -m mlflow_compress.compress.reload_check FOLDER``.
+"""Fresh-process half of the reload check: ``python -m mlflow_compress.compress.reload_check FOLDER [FOLDER ...]``.
 
-Loads a checkpoint the way any user would (plain transformers), computes its logits on the stored probe, compares them
-with those of the in-memory model, and writes one line of JSON to the standard output. Exit code 0: they agree; 1: they
-do not; 2: the checkpoint does not load.
+Loads each checkpoint the way any user would (plain transformers), computes its logits on the stored probe, compares
+them with those of the in-memory model, and writes one line of JSON a folder to the standard output. Exit code 0: they
+agree; 1: one does not; 2: one does not load.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from mlflow_compress import architectures
 from mlflow_compress.compress import probe
 from mlflow_compress.errors import MlflowCompressError
 
@@ -26,7 +27,11 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
     stored_probe, logits = probe.read(folder)
     placed = {} if device == "cpu" else {"device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True, **placed
+        folder,
+        dtype=torch.float32,
+        trust_remote_code=trust_remote_code,
+        **architectures.loading_options(folder),
+        **placed,
     ).eval()
     # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
     # model then stops at mixed types. Widening what is stored changes no number.
@@ -39,21 +44,27 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
 def main(arguments: list[str] | None = None) -> int:
     """Run the check from the command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Compare a checkpoint with the logits stored when it was made.")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(arguments)
 
     import torch
-    from safetensors import SafetensorError
 
     if options.threads:
         torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    return max([_answer(folder, options.device, options.trust_remote_code) for folder in options.folders])
+
+
+def _answer(folder: Path, device: str, trust_remote_code: bool) -> int:
+    """Check one folder, write its line and return its exit code."""
+    from safetensors import SafetensorError
+
     try:
-        report = check(options.folder, device=options.device, trust_remote_code=options.trust_remote_code)
+        report = check(folder, device=device, trust_remote_code=trust_remote_code)
     except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         return 2

@@ -42,6 +42,7 @@ class RoundToNearest(Method):
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
     format = "compressed-tensors (pack-quantized)"
     Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     requires = ("llmcompressor",)
 

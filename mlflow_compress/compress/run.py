@@ -37,8 +37,10 @@ LIBRARIES = (
     "llmcompressor",
     "compressed-tensors",
     "bitsandbytes",
+    "gguf",
     "accelerate",
     "safetensors",
+    "torchao",
 )
 
 

@@ -122,7 +122,11 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     UnsupportedError
         It is already quantized, or has no linear layers that a method could compress.
     """
-    folder = _local_folder(model)
+    folder = local_folder(model)
+    if storage.weight_files(folder)[0].suffix != ".safetensors":
+        raise UnsupportedError(
+            "The model is a GGUF file", got=model, fix="Give the full-precision safetensors checkpoint"
+        )
     tensors = storage.read_headers(folder)
     config = _config(folder, model, trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
@@ -147,7 +151,8 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     )
 
 
-def _local_folder(model: str) -> Path:
+def local_folder(model: str) -> Path:
+    """Return the folder of a model; a hub id is downloaded, and what is neither is a `CheckpointError`."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

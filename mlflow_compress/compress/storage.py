@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress import architectures
+from mlflow_compress.compress import gguf_file
 from mlflow_compress.errors import CheckpointError
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -25,7 +27,7 @@ class StoredTensor:
     Parameters
     ----------
     dtype : str
-        Element type as safetensors names it ("BF16", "I32", ...).
+        Element type as its format names it ("BF16", "I32", "Q4_0", ...).
     shape : tuple of int
         Shape as stored, which for a packed weight is not the weight's own.
     n_bytes : int
@@ -43,8 +45,8 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files at the top of a checkpoint, sorted; none is a `CheckpointError`."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Return the weight files at the top of a checkpoint (safetensors or GGUF), sorted; none is a `CheckpointError`."""
+    files = architectures.weight_files(folder)
     if not files:
         raise CheckpointError(
             "The checkpoint has no safetensors weights", got=str(folder), fix="Convert the weights to safetensors first"
@@ -56,6 +58,9 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Return every stored tensor by name, from the headers alone; a broken file is a `CheckpointError`."""
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
+        if path.suffix == ".gguf":
+            tensors |= gguf_file.read_headers(path)
+            continue
         for name, entry in _header(path).items():
             start, end = entry["data_offsets"]
             tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), end - start)
@@ -120,10 +125,12 @@ def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
     wanted = {f"{layer}.weight" for layer in layers}
     zeros = elements = 0
     for path in weight_files(folder):
+        if path.suffix == ".gguf":
+            return None
         with safe_open(path, framework="pt") as source:
             for name in wanted.intersection(source.keys()):
                 tensor = source.get_tensor(name)
-                if not tensor.is_floating_point():
+                if not tensor.is_floating_point() or tensor.itemsize == 1:
                     return None
                 zeros += int(torch.count_nonzero(tensor == 0))
                 elements += tensor.numel()

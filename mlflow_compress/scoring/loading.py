@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mlflow_compress import architectures
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -101,9 +102,12 @@ def load_model(config: LoadConfig) -> LoadedModel:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = resolve_folder(config.path)
-    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+    if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
         raise CheckpointError(
-            "Not a model folder", allowed="config.json and safetensors weights", got=str(folder), fix="Check the path"
+            "Not a model folder",
+            allowed="config.json and safetensors or GGUF weights",
+            got=str(folder),
+            fix="Check the path",
         )
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     placement = _placement(config.device)
@@ -113,8 +117,8 @@ def load_model(config: LoadConfig) -> LoadedModel:
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
-                use_safetensors=True,
                 output_loading_info=True,
+                **architectures.loading_options(folder),
                 **_attention(folder),
                 **placement,
                 **common,
@@ -156,10 +160,10 @@ def resolve_folder(path: str) -> Path:
 def weights_hash(path: Path | str) -> str:
     """Return the SHA-256 of a checkpoint's weights and configuration (64 hexadecimal digits).
 
-    Every safetensors file goes in with its name, in order, and `config.json` without the fields that name versions.
+    Every weight file goes in with its name, in order, and `config.json` without the fields that name versions.
     """
     folder = Path(path)
-    files = sorted(folder.glob("*.safetensors"))
+    files = architectures.weight_files(folder)
     if not files:
         raise CheckpointError("No safetensors weights", got=str(folder))
     total = hashlib.sha256()

@@ -33,7 +33,7 @@ PROJECTS = Path(__file__).resolve().parents[2] / "projects"
 def _absolute(values: Mapping[str, str]) -> dict[str, str]:
     """Make paths absolute: child projects run in their own folders."""
     changed = dict(values)
-    for name in ("model", "calibration", "instructions", "encoder", "data_dir"):
+    for name in ("model", "calibration", "checkpoint", "instructions", "encoder", "data_dir"):
         if changed.get(name) and Path(changed[name]).exists():
             changed[name] = str(Path(changed[name]).resolve())
     if "out" in changed:

@@ -11,10 +11,11 @@ from mlflow_compress import __version__, demo
 from mlflow_compress.compress.base import METHODS, MethodConfig
 from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.compress.run import compress_model
-from mlflow_compress.compress.settings import method_config
+from mlflow_compress.compress.settings import NONE, method_config, parse_pairs
 from mlflow_compress.compress.source import resolve as resolve_source
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import QuantizeConfig
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.stages.variant import model_label, model_path
 from mlflow_compress.tasks.files import read_text
 from mlflow_compress.tasks.suite import resolve
@@ -25,11 +26,16 @@ from mlflow_compress.tracking.views import how_to_open
 
 def method_settings(config: QuantizeConfig) -> MethodConfig:
     """Return the method's own frozen settings, or raise the one clear error before any work is done."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"bits": config.bits, "group_size": config.group_size}
     if METHODS.get(config.method).needs_calibration:
-        given = {"calibration_samples": config.calibration_samples, "calibration_length": config.calibration_length}
+        given |= {"calibration_samples": config.calibration_samples, "calibration_length": config.calibration_length}
         given["seed"] = config.seed
-    return method_config(config.method, bits=config.bits, group_size=config.group_size, **given)
+    if config.checkpoint != NONE:
+        given["checkpoint"] = config.checkpoint
+    further = parse_pairs(config.settings)
+    if twice := sorted(given.keys() & further.keys()):
+        raise ConfigError(f"{twice[0]} is a parameter of its own", got=config.settings, fix=f"Give -P {twice[0]}=...")
+    return method_config(config.method, **given, **further)
 
 
 def variant_name(config: QuantizeConfig) -> str:
@@ -48,7 +54,8 @@ def calibration_texts(config: QuantizeConfig) -> list[str]:
 def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, texts: list[str]) -> Path:
     """Return where the checkpoint belongs: its name ends in a digest of everything that decides its bytes."""
     source = resolve_source(model_path(config.model), trust_remote_code=config.trust_remote_code)
-    decides = [config.method, settings.settings(), texts, hash_weights(source.folder)[1], __version__]
+    fingerprint = METHODS.get(config.method).fingerprint(settings)
+    decides = [config.method, settings.settings(), texts, hash_weights(source.folder)[1], fingerprint, __version__]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
     label = model_label(config.model).replace("/", "-")
     return Path(config.out).resolve() / f"{label}-{variant_name(config)}-{digest}"
@@ -56,7 +63,9 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, texts: lis
 
 def size_values(manifest: Manifest) -> dict[str, float]:
     """Return what a manifest says of size and cost, as metrics."""
+    zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
     return {
+        **zeros,
         "size/ratio": round(manifest.size_ratio, 4),
         "size/bytes": manifest.size_bytes,
         "size/bits_per_weight": round(manifest.bits_per_weight, 4),
@@ -104,8 +113,9 @@ def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
 
 def describe(manifest: Manifest) -> str:
     """Return size and cost in plain words."""
+    zeros = f", {100 * manifest.sparsity:.1f} % of them zero" if manifest.sparsity else ""
     return (
-        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight "
+        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight{zeros} "
         f"({manifest.bits_per_weight_model:.2f} over the whole model), made in {manifest.seconds:.0f} s"
     )
 

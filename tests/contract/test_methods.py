@@ -6,6 +6,10 @@ slow half runs the whole matrix on the demonstration model.
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +19,22 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config
-from mlflow_compress.compress.reload_check import main as reload_check
+from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, run
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from tests.compress_models import TEXT, logits, make_llama, make_neox, mean_kl, token_rows
+from mlflow_compress.scoring.loading import LoadConfig, load_model
+from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
 SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64}
 """Settings for the random models, whose rows are 64 weights long."""
+
+CASTS = ("bf16", "fp16")
+"""Methods that need a base in float32."""
+
+DENSE = ("none", *CASTS, "magnitude", "wanda", "sparsegpt")
+"""Methods whose checkpoints are as large as a 16-bit base."""
 
 Compress = Callable[..., tuple[Manifest, Path]]
 
@@ -36,53 +46,133 @@ def small_config(name: str, **settings: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("models") / "llama")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return the random base of an architecture, in the type that a method starts from."""
+    folder = tmp_path_factory.mktemp("models")
+    makers = {"llama": make_llama, "neox": make_neox}
+
+    def base(architecture: str, method: str) -> Path:
+        dtype = torch.float32 if method in CASTS else torch.bfloat16
+        path = folder / f"{architecture}-{dtype}"
+        return path if path.exists() else makers[architecture](path, dtype=dtype)
+
+    return base
 
 
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_neox(tmp_path_factory.mktemp("models") / "neox")
+def need_extra(name: str) -> None:
+    """Skip where a method's extra is not installed; say which."""
+    method = METHODS.get(name)
+    if any(importlib.util.find_spec(package) is None for package in method.requires):
+        assert method.extra, f"{name} needs {method.requires}, which the plain installation must bring"
+        pytest.skip(f"needs the extra {method.extra!r}")
+
+
+def settings_of(name: str, architecture: str, bases: Callable[[str, str], Path], **settings: Any) -> Any:
+    """Return a method's settings; `checkpoint` gets one that `rtn` has made, without its manifest."""
+    if name == "checkpoint":
+        folder = bases(architecture, name).parent / f"{architecture}-made-elsewhere"
+        if not folder.exists():
+            compress_model(str(bases(architecture, name)), "rtn", small_config("rtn"), [], folder)
+            (folder / "compression.json").unlink()
+        settings["checkpoint"] = str(folder)
+    return small_config(name, **settings)
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_method_makes_a_checkpoint_that_anyone_can_load(
-    name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    bases: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    need_extra(name)
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
     monkeypatch.chdir(tmp_path)
-    method, out = METHODS.get(name), tmp_path / "out"
+    method, out, base = METHODS.get(name), tmp_path / "out", bases("llama", name)
+    settings = settings_of(name, "llama", bases)
     random_state = torch.get_rng_state()
-    manifest = compress_model(str(llama), name, small_config(name), TEXT, out)
+    capsys.readouterr()
+    manifest = compress_model(str(base), name, settings, TEXT, out)
 
     assert capsys.readouterr() == ("", "")  # libraries are kept quiet
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # and leave nothing in the working directory
     assert torch.equal(torch.get_rng_state(), random_state)  # nor touch the caller's random numbers
     assert Manifest.read(out) == manifest
     assert (manifest.calibration is not None) == method.needs_calibration
-    assert AutoTokenizer.from_pretrained(out)("a goose") == AutoTokenizer.from_pretrained(llama)("a goose")
+    assert AutoTokenizer.from_pretrained(out)("a goose") == AutoTokenizer.from_pretrained(base)("a goose")
+    assert method.label(settings) == manifest.label and "/" not in manifest.label
 
-    ids = token_rows(llama, TEXT[0], rows=4, length=64)
-    kl = mean_kl(logits(llama, ids), logits(out, ids))
-    assert kl == 0.0 if name == "none" else 0.0 < kl < 0.5
+    ids = token_rows(base, TEXT[0], rows=4, length=64)
+    kl = mean_kl(logits(base, ids), logits(out, ids))
+    assert kl == 0.0 if name == "none" else 0.0 < kl < 1.0
+    scored = load_model(LoadConfig(path=str(out), device="cpu")).model  # the scoring engine sees the same model
+    with torch.inference_mode():
+        assert torch.allclose(scored(input_ids=ids).logits, logits(out, ids), atol=1e-4)
     weight_bits = method.default_bits
     if weight_bits is not None:
         # At least the bits themselves, at most two more for scales, zero points and the tables of tiny layers.
         assert weight_bits < manifest.bits_per_weight < weight_bits + 2
         assert manifest.size_ratio > 1
-    assert manifest.size_bytes < sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    if name in DENSE:
+        assert manifest.bits_per_weight == manifest.bits_per_weight_model == 16.0
+        assert manifest.size_ratio == (2.0 if name in CASTS else 1.0)
+    if "sparsity" in method.Config.__dataclass_fields__:
+        assert manifest.sparsity == pytest.approx(0.5, abs=1e-3)
+    assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS.names())
-def test_another_architecture_works_or_is_refused_with_a_reason(name: str, neox: Path, tmp_path: Path) -> None:
+def test_another_architecture_works_or_is_refused_with_a_reason(
+    name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_extra(name)
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
     out = tmp_path / "out"
     try:
-        compress_model(str(neox), name, small_config(name), TEXT, out)
+        compress_model(str(bases("neox", name)), name, settings_of(name, "neox", bases), TEXT, out)
     except UnsupportedError as error:
         assert "GPTNeoXForCausalLM" in str(error)
         assert not out.exists()
         return
-    assert reload_check([str(out)]) == 0
+    assert Manifest.read(out).method == name  # published, so its reload check agreed
+
+
+def reload_in_one_fresh_process(folders: list[Path]) -> list[dict[str, Any]]:
+    """Check checkpoints as a user's process would and return one answer a folder."""
+    command = [sys.executable, "-m", "mlflow_compress.compress.reload_check", *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(folders), done.stderr
+    return answers
+
+
+def installed() -> list[str]:
+    """Return the methods whose packages are there."""
+    return [n for n, m in METHODS.items() if all(importlib.util.find_spec(p) is not None for p in m.requires)]
+
+
+def one_method_a_format() -> list[str]:
+    """Return one method of each checkpoint format."""
+    return list({METHODS.get(name).format: name for name in reversed(installed())}.values())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(one_method_a_format(), id="one method a format"),
+        pytest.param(installed(), id="every method", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_of_each_format_load_in_a_fresh_process(
+    names: list[str], bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    for name in names:
+        compress_model(str(bases("llama", name)), name, settings_of(name, "llama", bases), TEXT, tmp_path / name)
+    answers = reload_in_one_fresh_process([tmp_path / name for name in names])
+    wrong = {name: answer for name, answer in zip(names, answers, strict=True) if answer.get("agrees") is not True}
+    assert not wrong
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.supported_bits])
@@ -93,18 +183,25 @@ def test_bits_that_a_method_lacks_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs_calibration])
-def test_a_method_that_needs_text_refuses_to_run_without(name: str, llama: Path, tmp_path: Path) -> None:
+def test_a_method_that_needs_text_refuses_to_run_without(
+    name: str, bases: Callable[[str, str], Path], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="needs calibration text"):
-        compress_model(str(llama), name, small_config(name), [], tmp_path / "out")
+        compress_model(str(bases("llama", name)), name, small_config(name), [], tmp_path / "out")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS.names())
-def test_the_same_settings_give_the_same_bytes(name: str, llama: Path, tmp_path: Path) -> None:
+def test_the_same_settings_give_the_same_bytes(
+    name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_extra(name)
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
     hashes = []
-    for run in ("first", "second"):
-        compress_model(str(llama), name, small_config(name, **_seed(name, 3)), TEXT, tmp_path / run)
-        hashes.append(hash_weights(tmp_path / run))
+    for turn in ("first", "second"):
+        config = settings_of(name, "llama", bases, **_seed(name, 3))
+        compress_model(str(bases("llama", name)), name, config, TEXT, tmp_path / turn)
+        hashes.append(hash_weights(tmp_path / turn))
     assert hashes[0] == hashes[1]
 
 
@@ -147,4 +244,39 @@ def test_methods_rank_as_the_papers_say(on_demo: Callable[..., tuple[float, Mani
     assert on_demo("none")[0] == 0.0
     assert on_demo("gptq", bits=4)[0] < on_demo("rtn", bits=4)[0]
     assert on_demo("awq", bits=3)[0] < on_demo("rtn", bits=3, symmetric="false")[0]
-    assert on_demo("bnb-int8")[0] < on_demo("bnb-nf4")[0]
+    assert on_demo("bnb-int8")[0] < on_demo("bnb-nf4")[0] < on_demo("bnb-fp4")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bnb-nf4", "bnb-fp4"])
+def test_double_quantization_saves_bits_and_costs_little(
+    name: str, on_demo: Callable[..., tuple[float, Manifest]]
+) -> None:
+    (plain, large), (double, small) = on_demo(name), on_demo(name, double_quant="true")
+    # 0.37 bits a weight by the paper, less each layer's table of 1 KiB, which counts in layers as small as these.
+    assert 0.25 < large.bits_per_weight - small.bits_per_weight < 0.373
+    assert double < 1.5 * plain and small.label == f"{name}-dq"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if "sparsity" in method.Config.__dataclass_fields__]
+)
+def test_more_zeros_lie_farther_from_the_baseline(name: str, on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+    ratios = [0.25, 0.5, 0.75]
+    results = [on_demo(name, sparsity=ratio) for ratio in ratios]
+    distances = [kl for kl, _ in results]
+    assert distances == sorted(distances) and distances[0] > 0, distances
+    before = on_demo("none")[1].sparsity  # a few rows of the demo are zero from the start
+    for ratio, (_, manifest) in zip(ratios, results, strict=True):
+        assert ratio - 5e-4 < manifest.sparsity < ratio + before + 5e-4
+    structured, manifest = on_demo(name, pattern="2:4")
+    assert 0.5 <= manifest.sparsity < 0.5 + before and structured > distances[1]
+
+
+@pytest.mark.slow
+def test_repairing_the_errors_of_pruning_pays(on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+    # Magnitude and Wanda change places on the demo: it has none of the loud channels that Wanda is made for.
+    for settings in ({"sparsity": 0.5}, {"sparsity": 0.75}, {"pattern": "2:4"}):
+        sparsegpt = on_demo("sparsegpt", **settings)[0]
+        assert sparsegpt < on_demo("wanda", **settings)[0] and sparsegpt < on_demo("magnitude", **settings)[0]

@@ -1,0 +1,119 @@
+"""Every compression method on the demonstration model: seconds, peak memory, bytes and KL in one table.
+
+Each variant is made in a process of its own, so that its peak memory is not that of the ones before. The KL is the mean
+over 4,096 held-out tokens of the demo's corpus, in nats, both models in float32.
+
+Example
+-------
+python benchmarks/methods.py
+python benchmarks/methods.py --only rtn,gptq,awq
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROWS, LENGTH = 16, 256
+
+VARIANTS: list[tuple[str, dict[str, str]]] = [
+    ("none", {}),
+    ("fp16", {}),
+    *((method, {"bits": bits}) for method in ("rtn", "gptq") for bits in ("8", "4", "3", "2")),
+    *(("awq", {"bits": bits}) for bits in ("8", "4", "3")),
+    ("bnb-int8", {}),
+    *((method, {"double_quant": on}) for method in ("bnb-nf4", "bnb-fp4") for on in ("false", "true")),
+    *(("gguf", {"bits": bits}) for bits in ("8", "5", "4")),
+    ("w8a8", {}),
+    ("smoothquant", {}),
+    ("fp8", {}),
+    *(
+        (method, settings)
+        for method in ("magnitude", "wanda", "sparsegpt")
+        for settings in ({"sparsity": "0.5"}, {"pattern": "2:4"})
+    ),
+    ("layer-drop", {}),
+    ("layer-drop-angular", {}),
+    ("slicegpt", {"slicing": "0.125"}),
+    ("slicegpt", {"slicing": "0.25"}),
+]
+
+
+def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
+    """Compress the demonstration model and return one row of the table."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from mlflow_compress import demo
+    from mlflow_compress.compress import compress_model, method_config
+    from mlflow_compress.scoring.loading import LoadConfig, load_model
+
+    calibration = [(demo.DATA_DIR / "calibration.txt").read_text()]
+    tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
+    ids = tokenizer((demo.DATA_DIR / "corpus.txt").read_text())["input_ids"][: ROWS * LENGTH]
+    batch = torch.tensor(ids).reshape(ROWS, LENGTH)
+
+    def log_probs(folder: Path) -> torch.Tensor:
+        model = load_model(LoadConfig(path=str(folder), device="cpu")).model
+        with torch.inference_mode():
+            return torch.log_softmax(model(input_ids=batch).logits.double(), dim=-1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        manifest = compress_model(str(demo.MODEL_DIR), method, method_config(method, **settings), calibration, out)
+        p, q = log_probs(demo.MODEL_DIR), log_probs(out)
+    return {
+        "variant": manifest.label,
+        "seconds": manifest.seconds,
+        "peak_memory_bytes": manifest.peak_memory_bytes,
+        "size_bytes": manifest.size_bytes,
+        "size_ratio": manifest.size_ratio,
+        "bits_per_weight": manifest.bits_per_weight,
+        "sparsity": manifest.sparsity,
+        "kl_nats": float((p.exp() * (p - q)).sum(-1).mean()),
+    }
+
+
+def in_child(method: str, settings: dict[str, str]) -> dict[str, Any]:
+    """Run `measure` in a fresh process."""
+    command = [sys.executable, __file__, "--one", method, "--settings", json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{method} {settings} failed:\n{done.stderr[-2000:]}")
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def as_markdown(row: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    sparsity = "" if not row["sparsity"] else f"{100 * row['sparsity']:.1f} %"
+    return (
+        f"| `{row['variant']}` | {row['seconds']:.1f} | {row['peak_memory_bytes'] / 2**20:.0f} | "
+        f"{row['size_bytes'] / 2**20:.2f} | {row['size_ratio']:.2f}x | {row['bits_per_weight']:.2f} | {sparsity} | "
+        f"{row['kl_nats']:.2g} |"
+    )
+
+
+def main() -> None:
+    """Print the table, one line as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="comma-separated methods; all when empty")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--settings", default="{}", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, json.loads(arguments.settings))))
+        return
+    only = {name for name in arguments.only.split(",") if name}
+    print("| variant | seconds | peak memory (MiB) | size (MiB) | smaller | bits per weight | zeros | KL (nats) |")
+    print("|---|---|---|---|---|---|---|---|")
+    for method, settings in VARIANTS:
+        if not only or method in only:
+            print(as_markdown(in_child(method, settings)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

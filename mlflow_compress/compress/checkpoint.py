@@ -1,0 +1,121 @@
+"""A checkpoint made elsewhere: copied, proven to load, and recorded like any other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress import architectures
+from mlflow_compress.compress import source as source_module
+from mlflow_compress.compress import storage
+from mlflow_compress.compress.base import Job, Method, MethodConfig, register
+from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+CODE = "*.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `checkpoint`."""
+
+    checkpoint: str = ""
+    """Folder or hub id of a compressed version of the base, in any format that transformers loads."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies; a hub id is downloaded."""
+        if not self.checkpoint:
+            raise ConfigError(
+                "Method 'checkpoint' needs a checkpoint", allowed="a folder or a hub id", fix="Give -P checkpoint=..."
+            )
+        return source_module.local_folder(self.checkpoint)
+
+
+@register
+class Checkpoint(Method):
+    """Evaluate what another tool has compressed, with the same records.
+
+    The files are copied, so that what was evaluated stays what it was; `seconds` and memory are those of copying and
+    loading, not of the compression, of which nothing is known here.
+    """
+
+    name = "checkpoint"
+    description = "A checkpoint compressed elsewhere, in any format that transformers loads: `-P checkpoint=FOLDER`"
+    reference = "https://huggingface.co/docs/transformers/quantization/overview"
+    format = "as it came"
+    Config = Config
+
+    def label(self, config: Any) -> str:
+        """Return ``checkpoint-NAME``, with the folder's or the hub id's last part."""
+        return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.checkpoint).name) or 'none'}"
+
+    def fingerprint(self, config: Any) -> str:
+        """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
+        return storage.hash_weights(config.folder)[1]
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a folder without a model, another vocabulary, and layers of other names than the base's."""
+        from transformers import AutoConfig
+
+        folder = config.folder
+        tensors = storage.read_headers(folder)
+        try:
+            found = AutoConfig.from_pretrained(
+                folder, trust_remote_code=source.trust_remote_code, local_files_only=True
+            ).get_text_config()
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"The checkpoint's config.json cannot be read: {error}", got=str(folder)) from error
+        base = AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code).get_text_config()
+        if found.vocab_size != base.vocab_size:
+            raise UnsupportedError(
+                "The checkpoint has another vocabulary than the base, so their predictions cannot be compared",
+                allowed=str(base.vocab_size),
+                got=found.vocab_size,
+                fix="Give the base that it was made from as -P model=...",
+            )
+        if not storage.bytes_of_layers(tensors, source.linear):
+            raise UnsupportedError(
+                "The checkpoint stores none of the base's linear layers under their names",
+                allowed=f"names such as {next(iter(source.linear))}",
+                got=next(iter(tensors), "no tensors"),
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Copy the files and measure the original."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        folder = job.config.folder
+        patterns = [*source_module.FILES, architectures.GGUF]
+        for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
+            if path.name != "compression.json" and (job.source.trust_remote_code or not path.match(CODE)):
+                shutil.copyfile(path, job.folder / path.name)
+        if not (job.folder / "tokenizer_config.json").exists():
+            job.source.tokenizer().save_pretrained(job.folder)
+        placed = {} if job.device == "cpu" else {"device_map": {"": job.device}}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                trust_remote_code=job.source.trust_remote_code,
+                local_files_only=True,
+                **architectures.loading_options(folder),
+                **placed,
+            ).eval()
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"The checkpoint's format needs a package: {error}", got=str(folder)
+            ) from error
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
+        for parameter in model.parameters():  # as the reload check does
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        return job.probe.logits(model)

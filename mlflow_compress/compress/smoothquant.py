@@ -1,0 +1,87 @@
+"""SmoothQuant: move the activations' outliers into the weights, then quantize both to 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_bits
+from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `smoothquant`."""
+
+    bits: int = 8
+    """Bits of a weight and of an activation: always 8."""
+    alpha: float = 0.5
+    """How much of the activations' range moves into the weights: 0 nothing, 1 all."""
+
+    def __post_init__(self) -> None:
+        """Refuse other bits, and an alpha outside [0, 1]."""
+        super().__post_init__()
+        require_bits("smoothquant", self.bits, BITS)
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError("alpha is out of range", allowed="0 to 1", got=self.alpha)
+
+
+@register
+class SmoothQuant(Method):
+    """Scale the inputs of attention and MLP down and their weights up, channel by channel, then W8A8.
+
+    The norm before the layer takes the factor ``s_j = range(x_j)^alpha / (2 max|W_j|)^(1 - alpha)``. It deviates from
+    the paper's ``max|x_j|^alpha / max|W_j|^(1 - alpha)`` as llm-compressor does: the channel's range over the
+    calibration set and twice the largest weight stand where the paper has two maxima, which is the same for channels
+    that reach as far down as up.
+    """
+
+    name = "smoothquant"
+    description = "SmoothQuant, 8-bit weights and activations: outliers move from activations into weights"
+    reference = "Xiao et al. 2023, https://arxiv.org/abs/2211.10438 (llm-compressor SmoothQuantModifier)"
+    format = "compressed-tensors (int-quantized)"
+    Config = Config
+    runs_in = ("vLLM",)
+    supported_bits = BITS
+    needs_calibration = True
+    requires = ("llmcompressor",)
+
+    def label(self, config: Any) -> str:
+        """Return ``smoothquant-a0.5``."""
+        return f"{self.name}-a{config.alpha:g}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse an architecture whose norms and layers are not known: nothing would be smoothed, without a word."""
+        backend.load()
+        from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
+        from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY
+
+        known = {*MAPPINGS_REGISTRY, *SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY}
+        if source.architecture not in known:
+            raise UnsupportedError(
+                "SmoothQuant does not know which norm feeds which layers of this architecture",
+                allowed=sorted(known),
+                got=source.architecture,
+                fix="Use w8a8",
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Smooth layer by layer on the calibration set, then round."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.quantization import QuantizationModifier
+            from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+            return [
+                SmoothQuantModifier(smoothing_strength=job.config.alpha),
+                QuantizationModifier(config_groups=backend.activation_scheme("int"), ignore=job.source.ignored),
+            ]
+
+        return backend.run_oneshot(job, recipe)

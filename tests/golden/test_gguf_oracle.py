@@ -1,0 +1,33 @@
+"""Our GGUF files against those that llama.cpp's own quantizer made of the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from mlflow_compress.compress import compress_model, method_config, run
+from tests.compress_models import check_here
+from tests.shared_data import SHARED, needs_shared
+
+pytestmark = [needs_shared, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tensors_and_metadata_are_byte_for_byte_those_of_llama_cpp(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = SHARED / "data" / "llama_cpp_oracle"
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    config = method_config("gguf", bits=bits, embeddings="true")
+    compress_model(str(oracle / "model"), "gguf", config, [], tmp_path / "out")
+    ours, theirs = (GGUFReader(path) for path in (tmp_path / "out" / "model.gguf", oracle / f"Q{bits}_0.gguf"))
+    found = {tensor.name: tensor for tensor in ours.tensors}
+    assert found.keys() == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        assert found[tensor.name].tensor_type == tensor.tensor_type
+        assert np.array_equal(found[tensor.name].data, tensor.data), tensor.name
+    for name in theirs.fields.keys() - {"general.name", "GGUF.kv_count"}:
+        assert ours.fields[name].contents() == theirs.fields[name].contents(), name

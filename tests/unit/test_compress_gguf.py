@@ -1,0 +1,105 @@
+"""GGUF files: exact sizes, exact values, other element types, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM
+
+from mlflow_compress.compress import compress_model, method_config, run, storage
+from mlflow_compress.compress.gguf_file import from_gguf_name, interleave_heads, to_gguf_name
+from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.scoring.loading import weights_hash
+from tests.compress_models import TEXT, check_here, logits, make_llama, make_qwen2, token_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+
+
+def nearest_in_blocks(weight: torch.Tensor, half_steps: int) -> torch.Tensor:
+    """Round to nearest with one float16 step a block of 32: the value of largest magnitude is `-half_steps` steps."""
+    blocks = weight.reshape(-1, 32)
+    extreme = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    step = extreme / -half_steps
+    inverse = torch.where(step == 0, 0.0, 1 / step)
+    whole = (blocks * inverse + half_steps + 0.5).floor().clamp(0, 2 * half_steps - 1) - half_steps
+    return (whole * step.half().float()).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("make", [make_llama, make_qwen2])
+def test_the_file_means_rounded_weights(make: Any, tmp_path: Path) -> None:
+    base = make(tmp_path / "base")
+    for bits, half_steps in ((5, 16), (4, 8)):
+        manifest = compress_model(str(base), "gguf", method_config("gguf", bits=bits), [], tmp_path / str(bits))
+        assert manifest.bits_per_weight == bits + 0.5 and manifest.label == f"gguf-q{bits}_0"
+        assert manifest.sparsity is None and list(manifest.weight_files) == ["model.gguf"]
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                module.weight.data = nearest_in_blocks(module.weight.data, half_steps)
+        ids = token_rows(base, TEXT[0], rows=2, length=64)
+        with torch.inference_mode():
+            expected = model(input_ids=ids).logits
+        assert torch.allclose(expected, logits(tmp_path / str(bits), ids), atol=1e-5)
+    assert weights_hash(tmp_path / "5") != weights_hash(tmp_path / "4")
+
+
+def test_embeddings_are_quantized_on_request_and_keep_their_type_otherwise(tmp_path: Path) -> None:
+    base = make_llama(tmp_path / "base", dtype=torch.float16)
+    for embeddings, kind in (("false", "F16"), ("true", "Q8_0")):
+        config = method_config("gguf", bits=8, embeddings=embeddings)
+        compress_model(str(base), "gguf", config, [], tmp_path / embeddings)
+        tensors = storage.read_headers(tmp_path / embeddings)
+        assert {tensors[f"{name}.weight"].dtype for name in ("model.embed_tokens", "lm_head")} == {kind}
+        assert tensors["model.layers.0.mlp.down_proj.weight"] == storage.StoredTensor("Q8_0", (64, 128), 64 * 4 * 34)
+        assert tensors["model.norm.weight"].dtype == "F32"
+    reader = GGUFReader(tmp_path / "true" / "model.gguf")
+    assert reader.fields["tokenizer.ggml.model"].contents() == "no_vocab"  # the tests' tokenizer is no byte-level BPE
+
+
+def test_names_and_rows_translate() -> None:
+    names = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.12.mlp.up_proj.weight"]
+    assert [to_gguf_name(name) for name in names][3] == "blk.12.ffn_up.weight"
+    assert [from_gguf_name(to_gguf_name(name)) for name in names] == names
+    assert interleave_heads(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_the_frequencies_of_llama_3_are_in_the_file(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    base = make_llama(tmp_path / "base", rope_parameters=rope)
+    compress_model(str(base), "gguf", method_config("gguf", bits=8), [], tmp_path / "out")
+    stored = {t.name: t.data for t in GGUFReader(tmp_path / "out" / "model.gguf").tensors}["rope_freqs.weight"]
+    expected = []
+    for i in range(8):  # as llama.cpp's converter computes them
+        wavelength = 2 * np.pi * 10000.0 ** (i / 8)
+        smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+        middle = 1 / ((1 - smooth) / 8.0 + smooth)
+        expected.append(1.0 if wavelength < 64 / 4.0 else 8.0 if wavelength > 64 / 1.0 else middle)
+    assert stored.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
+    narrow = make_llama(tmp_path / "narrow", intermediate_size=80)
+    with pytest.raises(UnsupportedError, match=r"do not divide the 80 input features of .*down_proj"):
+        compress_model(str(narrow), "gguf", None, [], tmp_path / "out")
+    linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    scaled = make_llama(tmp_path / "scaled", rope_parameters=linear)
+    with pytest.raises(UnsupportedError, match=r"scaled in this way.*Allowed: default, llama3\. Got: 'linear'"):
+        compress_model(str(scaled), "gguf", None, [], tmp_path / "out")
+    compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
+    with pytest.raises(UnsupportedError, match="The model is a GGUF file"):
+        compress_model(str(tmp_path / "made"), "rtn", None, [], tmp_path / "out")
+    path = tmp_path / "made" / "model.gguf"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        storage.read_headers(tmp_path / "made")

@@ -1,0 +1,39 @@
+"""The table of methods: whole, printed by the command, and current in the README."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.cli import main
+from mlflow_compress.compress import METHODS
+from mlflow_compress.compress.table import COLUMNS, as_text, rows
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from write_methods_table import README, with_table
+
+
+def test_every_method_has_a_whole_row() -> None:
+    assert [row[0] for row in rows()] == METHODS.names()
+    for row in rows():
+        cells = dict(zip(COLUMNS, row, strict=True))
+        assert cells["format"] and len(cells["what it does"]) > 20
+        assert not any("|" in cell or "\n" in cell for cell in row)
+        assert ("calibration" in cells["needs"]) == METHODS.get(row[0]).needs_calibration
+
+
+def test_every_method_names_its_source() -> None:
+    for name, method in METHODS.items():
+        assert method.reference.startswith("http") or "http" in method.reference or name in ("none", "fp16")
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    assert capsys.readouterr().out.rstrip() == as_text().rstrip()
+
+
+def test_the_readme_shows_the_present_table() -> None:
+    text = README.read_text()
+    assert text == with_table(text), "run tools/write_methods_table.py"
