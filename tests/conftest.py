@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+
+# Workers that share the cores would spend most of their time waiting for each other's threads. torch reads it when it is
+# loaded, and so do the processes that tests start.
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 import mlflow
 import pytest
