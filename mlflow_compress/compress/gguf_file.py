@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.compress.stored import StoredTensor
 from mlflow_compress.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from mlflow_compress.compress.storage import StoredTensor
 
 FILE = "model.gguf"
 
@@ -152,8 +151,6 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
 def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`."""
     import gguf
-
-    from mlflow_compress.compress.storage import StoredTensor
 
     try:
         reader = gguf.GGUFReader(path)

@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress import architectures
 from mlflow_compress.compress import gguf_file
+from mlflow_compress.compress.stored import StoredTensor
 from mlflow_compress.errors import CheckpointError
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating types of safetensors as torch names them."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a safetensors file.
-
-    Parameters
-    ----------
-    dtype : str
-        Element type as its format names it ("BF16", "I32", "Q4_0", ...).
-    shape : tuple of int
-        Shape as stored, which for a packed weight is not the weight's own.
-    n_bytes : int
-        Bytes of its data.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-
-    @property
-    def elements(self) -> int:
-        """Number of stored elements."""
-        return math.prod(self.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,53 +11,12 @@ from mlflow_compress.errors import DataError, MlflowCompressError, UnsupportedEr
 from mlflow_compress.records import Items, Request
 from mlflow_compress.tasks.base import Answering, Task, TaskSettings, limited
 from mlflow_compress.tasks.harness.catalogue import Loaded, load
+from mlflow_compress.tasks.harness.leaf import Document, Leaf
 from mlflow_compress.tasks.harness.own import judge, own_metrics
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNCONDITIONAL = ".unconditional"  # record task of the options alone, which some tasks subtract
 DEFAULT_TOKENS = 256  # longest answer where a task does not say, as the harness's Hugging Face backend
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of a leaf task with what is asked about it.
-
-    Attributes
-    ----------
-    item_id : str
-    doc : object
-        The document as the harness's task knows it.
-    instances : list
-        The harness's requests, by option.
-    """
-
-    item_id: str
-    doc: Any
-    instances: list[Any]
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A leaf task with its documents.
-
-    Attributes
-    ----------
-    name : str
-        The harness's name for it.
-    records : str
-        Task name in our records: that of the group where its tasks make one table, else its own.
-    task : object
-        The harness's task.
-    documents : list of Document
-    kind : str
-        "options", "answer" or "rolling".
-    """
-
-    name: str
-    records: str
-    task: Any
-    documents: list[Document]
-    kind: str
 
 
 @dataclass

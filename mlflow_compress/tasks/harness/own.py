@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tasks.base import OwnMetric
-
-if TYPE_CHECKING:
-    from mlflow_compress.tasks.harness.build import Document, Leaf
+from mlflow_compress.tasks.harness.leaf import Document, Leaf
 
 Responses = Mapping[str, list[Any]]  # by item id, one response a request, in the order of the document's instances
 
