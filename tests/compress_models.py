@@ -34,34 +34,25 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
 def make_llama(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Llama (hidden 64, 2 layers, bfloat16) with a tokenizer and return its folder."""
-    settings = {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        **changes,
-    }
-    return _save(LlamaConfig(**settings), folder, seed, dtype)
+    return _save(LlamaConfig(**{**SMALL, **changes}), folder, seed, dtype)
 
 
 def make_qwen2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen2 (biases in attention, tied head, a type for each layer)."""
-    settings = {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-        **changes,
-    }
+    settings = {**SMALL, "tie_word_embeddings": True, **changes}
     return _save(Qwen2Config(**settings), folder, seed, dtype)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_at_least, require_bits
 from mlflow_compress.compress.source import SourceModel
-from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +62,12 @@ class Awq(Method):
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
 
-        known = {*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY}
-        if source.architecture not in known:
-            raise UnsupportedError(
-                "AWQ does not know which layers of this architecture to scale together",
-                allowed=sorted(known),
-                got=source.architecture,
-                fix="Use gptq or rtn",
-            )
+        backend.require_known(
+            source,
+            (*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY),
+            unknown="AWQ does not know which layers of this architecture to scale together",
+            instead="gptq or rtn",
+        )
 
     def compress(self, job: Job) -> torch.Tensor:
         """Search scales layer by layer on the calibration set, then round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.errors import UnsupportedError
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from mlflow_compress.compress.base import Job
+    from mlflow_compress.compress.source import SourceModel
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 
@@ -38,6 +39,12 @@ def activation_scheme(kind: Literal["int", "float"]) -> dict[str, Any]:
     weights = {**common, "strategy": "channel"}
     activations = {**common, "strategy": "token", "dynamic": True}
     return {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+
+
+def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, instead: str) -> None:
+    """Raise `UnsupportedError` for an architecture without mappings: the method would do nothing, without a word."""
+    if source.architecture not in (names := sorted(set(known))):
+        raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
 def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:

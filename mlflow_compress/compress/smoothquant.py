@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_bits
 from mlflow_compress.compress.source import SourceModel
-from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +63,12 @@ class SmoothQuant(Method):
         from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY
 
-        known = {*MAPPINGS_REGISTRY, *SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY}
-        if source.architecture not in known:
-            raise UnsupportedError(
-                "SmoothQuant does not know which norm feeds which layers of this architecture",
-                allowed=sorted(known),
-                got=source.architecture,
-                fix="Use w8a8",
-            )
+        backend.require_known(
+            source,
+            (*MAPPINGS_REGISTRY, *SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY),
+            unknown="SmoothQuant does not know which norm feeds which layers of this architecture",
+            instead="w8a8",
+        )
 
     def compress(self, job: Job) -> torch.Tensor:
         """Smooth layer by layer on the calibration set, then round."""

@@ -20,7 +20,7 @@ from mlflow_compress.scoring.body import check_can_pack, separate
 from mlflow_compress.scoring.corpus import Windows, cut_documents, cut_strided, cut_windows
 from mlflow_compress.scoring.execute import Lane, Pass, Targets
 from mlflow_compress.scoring.journal import Arrays, Journal
-from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.scoring.plan import plan_batches, plan_packs
 from mlflow_compress.scoring.requests import Encoded, Encoder
 from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
@@ -185,7 +185,7 @@ class Scorer:
         if resume is not None:
             wanted = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
             identity = {
-                "weights": weights_hash(self.loaded.path),
+                "weights": self.loaded.weights,
                 "dtype": str(self.loaded.dtype),
                 "plan": digest,
                 "targets": wanted,

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, UnsupportedError
 from mlflow_compress.scoring.body import Body
+from mlflow_compress.scoring.divergence import KINDS
 from mlflow_compress.scoring.head import Logits
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.store import StateStore, StateWriter
@@ -24,7 +25,7 @@ from mlflow_compress.scoring.units import NO_PREFIX, Batch, Group, Pack, Plan, g
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
-DISTANCES = ("kl", "kl_reverse", "js", "tv", "same_top", "top10", "rbo10")
+DISTANCES = (*KINDS, "same_top", "top10", "rbo10")
 
 
 @dataclass(frozen=True)

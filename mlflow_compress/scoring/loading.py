@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ class LoadedModel:
     def vocab_size(self) -> int:
         """Width of the logits."""
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
+    @cached_property
+    def weights(self) -> str:
+        """`weights_hash` of the folder, computed once: reading a large checkpoint takes as long as loading it."""
+        return weights_hash(self.path)
 
     @property
     def max_length(self) -> int:

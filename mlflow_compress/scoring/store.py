@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from mlflow_compress.errors import StoreError
 from mlflow_compress.scoring.head import Head, Logits, rebuild_head
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
 from mlflow_compress.scoring.writer import StateWriter
 
@@ -171,7 +171,7 @@ class StateStore:
 
 def _check_owner(manifest: Manifest, baseline: LoadedModel) -> None:
     wanted: Sequence[tuple[str, str, str]] = (
-        ("weights", manifest.weights, weights_hash(baseline.path)),
+        ("weights", manifest.weights, baseline.weights),
         ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),
         ("dtype", manifest.model_dtype, str(baseline.dtype).removeprefix("torch.")),
     )

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.scoring.head import rebuild_head
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, STATES, Keys, Manifest, write_file
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class StateWriter:
             format=FORMAT,
             kind=str(self._kind),
             reason=self._reason,
-            weights=weights_hash(self.loaded.path),
+            weights=self.loaded.weights,
             tokenizer=tokenizer_hash(self.loaded.tokenizer),
             head=self._head_hash,
             dtype=dtypes.pop(),

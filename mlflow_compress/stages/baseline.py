@@ -13,7 +13,7 @@ from mlflow_compress.metrics.compute import compute_all
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.records import RunRecords, columns_hash
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash, weights_hash
+from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
 from mlflow_compress.scoring.manifest import MANIFEST
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
@@ -44,7 +44,7 @@ class Baseline:
 def identity(loaded: LoadedModel) -> dict[str, object]:
     """Return what a model's numbers depend on besides the questions: weights, tokenizer, dtype, device, software."""
     return {
-        "weights": weights_hash(loaded.path),
+        "weights": loaded.weights,
         "tokenizer": tokenizer_hash(loaded.tokenizer),
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,

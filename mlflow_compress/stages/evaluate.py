@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mlflow_compress.metrics.tables import flips_table
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model, weights_hash
+from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, settings_of, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
@@ -47,10 +48,11 @@ def load(path: str, config: Any) -> LoadedModel:
     )
 
 
-def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun) -> tuple[Evidence, Baseline]:
+def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, kept: ExitStack) -> tuple[Evidence, Baseline]:
     """Score the variant, and the baseline where it was not scored before; return everything that metrics read.
 
-    What the tasks' sources say in their own metrics is logged here, while the tasks are at hand.
+    What the tasks' sources say in their own metrics is logged here, while the tasks are at hand. What an interrupted
+    run would resume from stays until `kept` is closed, when the records are stored.
     """
     suite = suite_of(config)
     base_model = load(model_path(config.model), config)
@@ -59,9 +61,9 @@ def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun) -> tuple
     baseline = find_or_evaluate(tracker, base_model, suite, config)
     store = StateStore.open(baseline.states, baseline=base_model)
     del base_model  # its head is in the store; only the variant's memory is needed from here on
-    fingerprint = {"variant": weights_hash(variant_model.path), "baseline": baseline.run_id, "dtype": config.dtype}
-    with unfinished(digest({**fingerprint, "tasks": suite.hashes()})) as resume:
-        measured = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
+    fingerprint = {"variant": variant_model.weights, "baseline": baseline.run_id, "dtype": config.dtype}
+    resume = kept.enter_context(unfinished(digest({**fingerprint, "tasks": suite.hashes()})))
+    measured = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
     log_own_metrics(run, suite, measured, baseline=baseline.records)
     settings = MetricSettings(seed=config.seed, split_seed=config.seed)
     found = Evidence(baseline=baseline.records, variant=measured.records, noise=baseline.noise, settings=settings)
@@ -102,9 +104,10 @@ def run_evaluate(config: EvaluateConfig) -> str:
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
         run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **settings_of(config)})
-        found, baseline = evidence(config, tracker, run)
-        results = compute_all(found)
-        log_evaluation(run, found, results, baseline.about)
+        with ExitStack() as kept:
+            found, baseline = evidence(config, tracker, run, kept)
+            results = compute_all(found)
+            log_evaluation(run, found, results, baseline.about)
         sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})

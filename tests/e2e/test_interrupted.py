@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.baseline import RECORDS, find_or_evaluate
-from mlflow_compress.stages.evaluate import load, suite_of
+from mlflow_compress.stages.evaluate import evidence, load, suite_of
 from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.unfinished import FOLDER, unfinished
 from mlflow_compress.stages.variant import model_path
@@ -66,6 +68,22 @@ def test_an_interrupted_baseline_goes_on(
     [run] = tracker.find_finished("baseline")
     tracker.client.delete_run(run.info.run_id)
     assert evaluate(config, tracker) == resumed
+
+
+def test_what_a_variant_answered_stays_until_it_is_stored(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = replace(little(tmp_path), checkpoint=model_path("demo"))
+    with tracker.run("evaluate demo", "evaluate", {}) as run:
+        with pytest.raises(OSError, match="no space"), ExitStack() as kept:
+            evidence(config, tracker, run, kept)
+            raise OSError("no space for the artifacts")
+        [left] = [path for path in FOLDER.iterdir() if path.is_dir()]
+        with ExitStack() as kept:
+            evidence(config, tracker, run, kept)
+            assert left.exists()
+        assert not left.exists()
 
 
 def test_two_processes_with_the_same_work_do_it_once(
