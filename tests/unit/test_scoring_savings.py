@@ -11,33 +11,41 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mlflow_compress.scoring import branches as branches_module
 from mlflow_compress.scoring.body import Body, separate
-from mlflow_compress.scoring.branches import branches
+from mlflow_compress.scoring.branches import Branch, branches
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.units import Batch, Pack
+from mlflow_compress.scoring.units import Batch
 from tests.unit.scoring_models import CONFIGS, load_random, mixed_requests, naive_logliks
 
 
-def pack(ends: list[int]) -> Pack:
-    n = len(ends)
-    return Pack(np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32), np.asarray(ends, np.int32), np.arange(0))
+def tree(*ends: int) -> Branch:
+    return branches(np.asarray(ends, dtype=np.int32))
+
+
+def leaf(begin: int, stop: int) -> Branch:
+    return Branch(begin, stop, stop, [])
 
 
 def test_branches_are_cut_where_nothing_is_seen_of_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A stem of two with two leaves of one; a leaf of three; two leaves of one.
-    two_deep = pack([4, 4, 3, 4, 7, 7, 7, 8, 9])
-    assert branches(two_deep) == [slice(0, 9)]  # too small to be worth a call each
+    # A stem of two with leaves of one and one; a leaf of three; two leaves of one.
+    ends = [4, 4, 3, 4, 7, 7, 7, 8, 9]
+    assert tree(*ends) == leaf(0, 9)  # too small to be worth a call each
     monkeypatch.setattr(branches_module, "_SMALLEST", 1)
-    assert branches(two_deep) == [slice(0, 4), slice(4, 7), slice(7, 8), slice(8, 9)]
+    two = Branch(0, 2, 4, [leaf(2, 3), leaf(3, 4)])
+    assert tree(*ends) == Branch(0, 0, 9, [two, leaf(4, 7), leaf(7, 8), leaf(8, 9)])
+    # The same under one token that all of them see.
+    under = tree(10, *(e + 1 for e in ends))
+    assert (under.begin, under.stem, under.stop) == (0, 1, 10)
+    assert under.parts[0] == Branch(1, 3, 5, [leaf(3, 4), leaf(4, 5)])
+    assert tree(3, 3, 3) == leaf(0, 3)
     monkeypatch.setattr(branches_module, "_SMALLEST", 4)
-    assert branches(two_deep) == [slice(0, 4), slice(4, 8), slice(8, 9)]
-    assert branches(pack([3, 3, 3])) == [slice(0, 3)]
+    assert tree(*ends) == Branch(0, 0, 9, [leaf(0, 4), leaf(4, 8), leaf(8, 9)])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("batch_tokens", [200, 2000])
 def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches_module, "_SMALLEST", 8)
-    calls = {"_by_parts": 0, "_at_rows": 0}
+    monkeypatch.setattr(branches_module, "_SMALLEST", 4)
+    calls = {"_by_branches": 0, "_at_rows": 0}
     for function in calls:
         original = getattr(branches_module, function)
 
@@ -53,7 +61,7 @@ def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, mo
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < 1e-5
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     uses_sdpa = name != "gemma2"  # whose soft caps only its own attention knows
-    assert (calls["_by_parts"] > 0) == uses_sdpa
+    assert (calls["_by_branches"] > 0) == uses_sdpa
     assert (calls["_at_rows"] > 0) == uses_sdpa
 
 
