@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -88,6 +89,7 @@ class Head:
         self.module = module
         self.is_linear = type(module) is torch.nn.Linear
         self._wide: torch.nn.Module | None = None
+        self._room: Tensor | None = None
         if upcast and self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
             self._wide = copy.deepcopy(module).float()
 
@@ -104,7 +106,10 @@ class Head:
         return torch.device(next(self.module.parameters()).device)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size)."""
+        """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size).
+
+        On a CPU the next call may write over them.
+        """
         states = states.to(self.device)
         if self._wide is not None:
             states = states.float()
@@ -118,14 +123,33 @@ class Head:
         kept = self.model._modules[self.body_name]
         parent = self.model.get_submodule(self.name.rpartition(".")[0])
         leaf = self.name.rpartition(".")[2]
+        module = self._wide if self._wide is not None else self.module
+        # A `forward` of the module's own moves weights between devices.
+        keeps_room = self.is_linear and self.device.type == "cpu" and "forward" not in vars(module)
         self.model._modules[self.body_name] = body
-        if self._wide is not None:
-            parent._modules[leaf] = self._wide
+        parent._modules[leaf] = module
+        if keeps_room:
+            module.forward = partial(self._product, module)
         try:
             yield
         finally:
+            if keeps_room:
+                del module.forward
             self.model._modules[self.body_name] = kept
             parent._modules[leaf] = self.module
+
+    def _product(self, linear: Any, states: Tensor) -> Tensor:
+        """Return what the layer gives, shape (1, n, vocab_size), in memory that is kept: large logits in fresh pages
+        would take a tenth longer."""
+        n, weight = states.shape[1], linear.weight.T
+        if self._room is None or len(self._room) < n or self._room.dtype != states.dtype:
+            self._room = states.new_empty((n, weight.shape[1]))
+        out = self._room[:n]
+        if linear.bias is None:
+            torch.mm(states[0], weight, out=out)
+        else:
+            torch.addmm(linear.bias, states[0], weight, out=out)
+        return out[None]
 
 
 def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
