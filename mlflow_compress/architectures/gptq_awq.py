@@ -8,6 +8,7 @@ that what is measured is the checkpoint, on every device.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def expand(model: Any) -> None:
 
     A weight is ``scale * (level - zero)``, multiplied in float32 from the stored scale. Other models stay as they are.
     """
-    if importlib.util.find_spec("gptqmodel") is None:
+    if "gptqmodel" not in sys.modules:  # whose layers would have brought it in; importing it patches transformers
         return
     from gptqmodel.nn_modules.qlinear import BaseQuantLinear
     from torch import nn

@@ -120,6 +120,6 @@ def _gptqmodel_settings(config: Config) -> dict[str, Any]:
         "quant_method": "awq",
         "format": "gemm",
         "bits": config.bits,
-        "group_size": gptqmodel_backend.group_size(config.group_size),
+        "group_size": -1 if isinstance(config.group_size, str) else config.group_size,
         "sym": False,
     }

@@ -65,9 +65,8 @@ class Checkpoint(Method):
         from transformers import AutoConfig
 
         folder = config.folder
-        architectures.loading_options(
-            folder, trust_remote_code=source.trust_remote_code
-        )  # a missing extra is said here
+        # A missing extra is said here, before any work.
+        architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = storage.read_headers(folder)
         try:
             found = AutoConfig.from_pretrained(

@@ -97,13 +97,14 @@ class Gptq(gptqmodel_backend.TwoBackends):
 
 
 def _gptqmodel_settings(config: Config) -> dict[str, Any]:
+    grouped = not isinstance(config.group_size, str)
     return {
         "bits": config.bits,
-        "group_size": gptqmodel_backend.group_size(config.group_size),
+        "group_size": config.group_size if grouped else -1,
         "sym": config.symmetric,
         "format": "gptq" if config.symmetric else "gptq_v2",  # v1 stores zero points less one, and 0 spills over
         "desc_act": config.act_order,
-        "static_groups": config.act_order,  # columns are reordered, groups stay where they are
+        "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
         "act_group_aware": False,
         "damp_percent": config.damping,
         "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry

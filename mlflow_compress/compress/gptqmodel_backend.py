@@ -45,11 +45,6 @@ class TwoBackends(Method):
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
 
 
-def group_size(value: int | str) -> int:
-    """Return a group size as gptqmodel names it: -1 is one scale a row."""
-    return -1 if isinstance(value, str) else value
-
-
 def load() -> None:
     """Import gptqmodel with enough workers: its default on two cores is one."""
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, min(12, os.cpu_count() or 2))))

@@ -184,6 +184,8 @@ def test_another_architecture_works_or_is_refused_with_a_reason(name: str, tmp_p
         ("gptq", [{"bits": 8}, {"bits": 4}, {"bits": 3}, {"bits": 2}], [1e-4, 0.015, 0.1, 1.0]),
         ("gptq", [{"bits": 4, "symmetric": "false"}, {"bits": 3, "symmetric": "false"}], [0.015, 0.1]),
         ("gptq", [{"bits": 4, "act_order": "false"}], [0.015]),
+        ("gptq", [{"bits": 4, "group_size": "channel"}], [0.03]),
+        ("awq", [{"bits": 4, "group_size": "channel"}], [0.03]),
         ("awq", [{"bits": 4}, {"bits": 3}], [0.015, 0.08]),
     ],
 )
