@@ -21,7 +21,6 @@ ROWS, LENGTH = 16, 256
 
 VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("none", {}),
-    ("bf16", {}),
     ("fp16", {}),
     *((method, {"bits": bits}) for method in ("rtn", "gptq") for bits in ("8", "4", "3", "2")),
     *(("gptq", {"bits": bits, "backend": "gptqmodel"}) for bits in ("8", "4", "3", "2")),

@@ -50,6 +50,12 @@ class Config(CalibratedConfig):
         if not isinstance(self.group_size, str):
             require_at_least("group_size", self.group_size, 1)
         require_between("damping", self.damping, 0.0, 1.0)
+        if self.backend == gptqmodel_backend.NAME and not self.symmetric:
+            raise UnsupportedError(
+                "gptqmodel's asymmetric GPTQ did not pass our tests",
+                got="symmetric=false",
+                fix="Use backend=llmcompressor",
+            )
 
 
 @register
@@ -101,8 +107,8 @@ def _gptqmodel_settings(config: Config) -> dict[str, Any]:
     return {
         "bits": config.bits,
         "group_size": config.group_size if grouped else -1,
-        "sym": config.symmetric,
-        "format": "gptq" if config.symmetric else "gptq_v2",  # v1 stores zero points less one, and 0 spills over
+        "sym": True,
+        "format": "gptq",
         "desc_act": config.act_order,
         "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
         "act_group_aware": False,

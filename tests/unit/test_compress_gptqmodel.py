@@ -34,6 +34,7 @@ def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ("awq", {"bits": 8}, r"8-bit AWQ is wrong.*Allowed: 4, 3\. Got: 8\. Use backend=llmcompressor"),
         ("awq", {"symmetric": "true"}, "no setting symmetric. Allowed: false. Got: True"),
         ("awq", {"grid": 10}, "no setting grid. Allowed: 20. Got: 10"),
+        ("gptq", {"symmetric": "false"}, "asymmetric GPTQ did not pass our tests"),
         ("gptq", {"bits": 5}, "Allowed: 8, 4, 3, 2. Got: 5"),
         ("gptq", {"backend": "autogptq"}, "'llmcompressor', 'gptqmodel'"),
         ("rtn", {}, "'rtn' has no parameter 'backend'"),
@@ -182,7 +183,6 @@ def test_another_architecture_works_or_is_refused_with_a_reason(name: str, tmp_p
     ("name", "settings", "largest"),
     [
         ("gptq", [{"bits": 8}, {"bits": 4}, {"bits": 3}, {"bits": 2}], [1e-4, 0.015, 0.1, 1.0]),
-        ("gptq", [{"bits": 4, "symmetric": "false"}, {"bits": 3, "symmetric": "false"}], [0.015, 0.1]),
         ("gptq", [{"bits": 4, "act_order": "false"}], [0.015]),
         ("gptq", [{"bits": 4, "group_size": "channel"}], [0.03]),
         ("awq", [{"bits": 4, "group_size": "channel"}], [0.03]),
