@@ -23,10 +23,16 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("none", {}),
     ("fp16", {}),
     *((method, {"bits": bits}) for method in ("rtn", "gptq") for bits in ("8", "4", "3", "2")),
+    *(("gptq", {"bits": bits, "backend": "gptqmodel"}) for bits in ("8", "4", "3", "2")),
     *(("awq", {"bits": bits}) for bits in ("8", "4", "3")),
+    *(("awq", {"bits": bits, "backend": "gptqmodel"}) for bits in ("4", "3")),
+    *(("hqq", {"bits": bits}) for bits in ("8", "4", "3", "2")),
     ("bnb-int8", {}),
     *((method, {"double_quant": on}) for method in ("bnb-nf4", "bnb-fp4") for on in ("false", "true")),
+    ("torchao-int8", {}),
+    ("torchao-int8", {"activations": "dynamic"}),
     *(("gguf", {"bits": bits}) for bits in ("8", "5", "4")),
+    *((method, {"bits": bits}) for method in ("gguf-k", "gguf-imatrix") for bits in ("6", "5", "4", "3", "2")),
     ("w8a8", {}),
     ("smoothquant", {}),
     ("fp8", {}),
@@ -39,7 +45,22 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("layer-drop-angular", {}),
     ("slicegpt", {"slicing": "0.125"}),
     ("slicegpt", {"slicing": "0.25"}),
+    *(("kv-cache", {"cache_bits": bits}) for bits in ("8", "4", "3")),
+    ("gaussian-noise", {}),
 ]
+
+
+def missing(method: str, settings: dict[str, str]) -> str | None:
+    """Return the extra that a variant needs and that is not installed, or None."""
+    from mlflow_compress.compress import METHODS, method_config
+    from mlflow_compress.errors import MissingDependencyError
+
+    config = method_config(method, **settings)
+    try:
+        METHODS.get(method).require_backend(config)
+    except MissingDependencyError:
+        return METHODS.get(method).packages(config)[1]
+    return None
 
 
 def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
@@ -107,12 +128,20 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(arguments.one, json.loads(arguments.settings))))
         return
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     only = {name for name in arguments.only.split(",") if name}
     print("| variant | seconds | peak memory (MiB) | size (MiB) | smaller | bits per weight | zeros | KL (nats) |")
     print("|---|---|---|---|---|---|---|---|")
     for method, settings in VARIANTS:
-        if not only or method in only:
+        if only and method not in only:
+            continue
+        extra = missing(method, settings)
+        if extra is None:
             print(as_markdown(in_child(method, settings)), flush=True)
+        else:
+            print(
+                f"| `{method}` {settings} | needs the extra `{extra}`, which is not installed | | | | | | |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress.architectures import gptq_awq
+
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 
 OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
@@ -17,11 +19,17 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(SAFETENSORS)) or sorted(folder.glob(GGUF))
 
 
-def loading_options(folder: Path) -> dict[str, Any]:
+def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """Return the arguments of `AutoModelForCausalLM.from_pretrained` that a checkpoint's files ask for.
 
     Our own model classes and formats become known to transformers on the way. A GGUF file takes its configuration from
-    the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats.
+    the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats. GPTQ and AWQ
+    files ask for the plain kernel, whose layers `gptq_awq.expand` then replaces.
+
+    Raises
+    ------
+    MissingDependencyError
+        The checkpoint is a GPTQ or AWQ file, and the extra that reads them is not installed.
     """
     folder = Path(folder)
     settings = _settings(folder)
@@ -29,11 +37,13 @@ def loading_options(folder: Path) -> dict[str, Any]:
         from mlflow_compress.architectures.sliced_llama import register
 
         register()
-    if (settings.get("quantization_config") or {}).get("quant_method") in OWN_FORMATS:
+    quant_method = (settings.get("quantization_config") or {}).get("quant_method")
+    if quant_method in OWN_FORMATS:
         register_formats()
     files = weight_files(folder)
     if not files or files[0].suffix != ".gguf":
-        return {"use_safetensors": True}
+        packed = gptq_awq.loading_options(folder, quant_method, trust_remote_code=trust_remote_code)
+        return {"use_safetensors": True, **packed}
     from transformers import AutoConfig
 
     return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compress import gptqmodel_backend
 from mlflow_compress.compress import llmcompressor_backend as backend
-from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_at_least, require_bits
+from mlflow_compress.compress.base import CalibratedConfig, Job, register, require_at_least, require_bits
 from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,8 @@ class Config(CalibratedConfig):
     """Exponents tried between 0 and 1 for each layer's scales."""
     calibration_samples: int = 32
     """Sequences used for calibration; the search passes them through each block once for every exponent."""
+    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
+    """What does the work; gptqmodel also clips, and writes AutoAWQ's format (GEMM)."""
 
     def __post_init__(self) -> None:
         """Refuse bits, group sizes and grids that do not exist."""
@@ -39,10 +43,27 @@ class Config(CalibratedConfig):
         if not isinstance(self.group_size, str):
             require_at_least("group_size", self.group_size, 1)
         require_at_least("grid", self.grid, 2)
+        if self.backend == gptqmodel_backend.NAME:
+            self._require_gptqmodel()
+
+    def _require_gptqmodel(self) -> None:
+        if self.bits == 8:
+            raise UnsupportedError(
+                "gptqmodel's 8-bit AWQ is wrong: it lies farther from the base than its 4 bit",
+                allowed="4, 3",
+                got=self.bits,
+                fix="Use backend=llmcompressor",
+            )
+        fixed = {"symmetric": False, "duo_scaling": True, "grid": 20}
+        for name, value in fixed.items():
+            if getattr(self, name) != value:
+                raise UnsupportedError(
+                    f"gptqmodel's AWQ has no setting {name}", allowed=str(value).lower(), got=getattr(self, name)
+                )
 
 
 @register
-class Awq(Method):
+class Awq(gptqmodel_backend.TwoBackends):
     """Activation-aware weight-only quantization."""
 
     name = "awq"
@@ -54,10 +75,14 @@ class Awq(Method):
     supported_bits = BITS
     needs_calibration = True
     requires = ("llmcompressor",)
+    other_format = "awq (gemm)"
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a group size that does not divide, and an architecture without known scaling pairs."""
         source.require_group_size(config.group_size)
+        if config.backend == gptqmodel_backend.NAME:
+            gptqmodel_backend.check(source, "awq", _gptqmodel_settings(config))
+            return
         backend.load()
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
@@ -71,6 +96,8 @@ class Awq(Method):
 
     def compress(self, job: Job) -> torch.Tensor:
         """Search scales layer by layer on the calibration set, then round."""
+        if job.config.backend == gptqmodel_backend.NAME:
+            return gptqmodel_backend.quantize(job, _gptqmodel_settings(job.config))
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -86,3 +113,13 @@ class Awq(Method):
         backend.load()
         with backend.unpinned_cache():
             return backend.run_oneshot(job, recipe)
+
+
+def _gptqmodel_settings(config: Config) -> dict[str, Any]:
+    return {
+        "quant_method": "awq",
+        "format": "gemm",
+        "bits": config.bits,
+        "group_size": -1 if isinstance(config.group_size, str) else config.group_size,
+        "sym": False,
+    }

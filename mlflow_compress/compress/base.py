@@ -122,18 +122,25 @@ class Method(ABC):
         """Return what decides the checkpoint's bytes beside settings, base and calibration text; mostly nothing."""
         return ""
 
-    def require_backend(self) -> None:
+    def format_of(self, config: Any) -> str:
+        """Return the format of the checkpoint that these settings make: `format`, unless they choose another."""
+        return self.format
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return the import names of the packages that these settings need, and the extra that installs them."""
+        return self.requires, self.extra
+
+    def require_backend(self, config: Any) -> None:
         """Raise `MissingDependencyError` naming the packages that are not installed."""
-        missing = [package for package in self.requires if importlib.util.find_spec(package) is None]
+        packages, extra = self.packages(config)
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
+            what = " ".join(missing) if extra is None else f"-e '.[{extra}]' (in the project's folder)"
             raise MissingDependencyError(
                 f"Method {self.name!r} needs packages that are not installed",
                 got=", ".join(missing),
-                fix=f"Run: pip install {self._what_to_install(missing)}",
+                fix=f"Run: pip install {what}",
             )
-
-    def _what_to_install(self, missing: list[str]) -> str:
-        return " ".join(missing) if self.extra is None else f"-e '.[{self.extra}]' (in the project's folder)"
 
     def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits
         """Refuse, before any work, what this method cannot do with this model; the default accepts everything."""

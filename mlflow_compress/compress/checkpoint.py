@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress import architectures
+from mlflow_compress.compress import reload_check, storage
 from mlflow_compress.compress import source as source_module
-from mlflow_compress.compress import storage
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
@@ -61,10 +61,12 @@ class Checkpoint(Method):
         return storage.hash_weights(config.folder)[1]
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a folder without a model, another vocabulary, and layers of other names than the base's."""
+        """Refuse a missing extra, a folder without a model, another vocabulary, and other layers than the base has."""
         from transformers import AutoConfig
 
         folder = config.folder
+        # A missing extra is said here, before any work.
+        architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = storage.read_headers(folder)
         try:
             found = AutoConfig.from_pretrained(
@@ -89,9 +91,6 @@ class Checkpoint(Method):
 
     def compress(self, job: Job) -> torch.Tensor:
         """Copy the files and measure the original."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
         folder = job.config.folder
         patterns = [*source_module.FILES, architectures.GGUF]
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
@@ -99,23 +98,12 @@ class Checkpoint(Method):
                 shutil.copyfile(path, job.folder / path.name)
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)
-        placed = {} if job.device == "cpu" else {"device_map": {"": job.device}}
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                trust_remote_code=job.source.trust_remote_code,
-                local_files_only=True,
-                **architectures.loading_options(folder),
-                **placed,
-            ).eval()
+            model = reload_check.load(folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
         except ImportError as error:
             raise MissingDependencyError(
                 f"The checkpoint's format needs a package: {error}", got=str(folder)
             ) from error
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
-        for parameter in model.parameters():  # as the reload check does
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.float()
         return job.probe.logits(model)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compress import gptqmodel_backend
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import (
     CalibratedConfig,
     Job,
-    Method,
     register,
     require_at_least,
     require_between,
@@ -40,6 +40,8 @@ class Config(CalibratedConfig):
     """Added to the Hessian's diagonal, as a fraction of its mean."""
     act_order: bool = True
     """Quantize the columns with the largest activations first; groups stay where they are."""
+    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
+    """What does the work; gptqmodel writes AutoGPTQ's format."""
 
     def __post_init__(self) -> None:
         """Refuse bits, group sizes and damping that do not exist."""
@@ -48,10 +50,16 @@ class Config(CalibratedConfig):
         if not isinstance(self.group_size, str):
             require_at_least("group_size", self.group_size, 1)
         require_between("damping", self.damping, 0.0, 1.0)
+        if self.backend == gptqmodel_backend.NAME and not self.symmetric:
+            raise UnsupportedError(
+                "gptqmodel's asymmetric GPTQ did not pass our tests",
+                got="symmetric=false",
+                fix="Use backend=llmcompressor",
+            )
 
 
 @register
-class Gptq(Method):
+class Gptq(gptqmodel_backend.TwoBackends):
     """Weight-only quantization with second-order error repair."""
 
     name = "gptq"
@@ -63,13 +71,18 @@ class Gptq(Method):
     supported_bits = BITS
     needs_calibration = True
     requires = ("llmcompressor",)
+    other_format = "gptq"
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a group size that does not divide a layer."""
         source.require_group_size(config.group_size)
+        if config.backend == gptqmodel_backend.NAME:
+            gptqmodel_backend.check(source, "gptq", _gptqmodel_settings(config))
 
     def compress(self, job: Job) -> torch.Tensor:
         """Quantize layer by layer on the calibration set."""
+        if job.config.backend == gptqmodel_backend.NAME:
+            return gptqmodel_backend.quantize(job, _gptqmodel_settings(job.config))
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.gptq import GPTQModifier
@@ -87,6 +100,21 @@ class Gptq(Method):
 
         with _refuse_fallback():
             return backend.run_oneshot(job, recipe)
+
+
+def _gptqmodel_settings(config: Config) -> dict[str, Any]:
+    grouped = not isinstance(config.group_size, str)
+    return {
+        "bits": config.bits,
+        "group_size": config.group_size if grouped else -1,
+        "sym": True,
+        "format": "gptq",
+        "desc_act": config.act_order,
+        "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
+        "act_group_aware": False,
+        "damp_percent": config.damping,
+        "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
+    }
 
 
 @contextlib.contextmanager

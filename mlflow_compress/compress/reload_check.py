@@ -13,24 +13,32 @@ import logging
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 from mlflow_compress import architectures
+from mlflow_compress.architectures import gptq_awq
 from mlflow_compress.compress import probe
 from mlflow_compress.errors import MlflowCompressError
 
 
 def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
     """Load `folder` in float32 and compare it with its stored probe logits."""
+    stored_probe, logits = probe.read(folder)
+    return probe.compare(logits, stored_probe.logits(load(folder, device=device, trust_remote_code=trust_remote_code)))
+
+
+def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
+    """Load a checkpoint of any format in float32 with plain transformers, for evaluation."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    stored_probe, logits = probe.read(folder)
     placed = {} if device == "cpu" else {"device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
         trust_remote_code=trust_remote_code,
-        **architectures.loading_options(folder),
+        local_files_only=True,
+        **architectures.loading_options(folder, trust_remote_code=trust_remote_code),
         **placed,
     ).eval()
     # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
@@ -38,7 +46,8 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
-    return probe.compare(logits, stored_probe.logits(model))
+    gptq_awq.expand(model)
+    return model
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -42,6 +42,7 @@ LIBRARIES = (
     "safetensors",
     "torchao",
     "llama-cpp-python",
+    "gptqmodel",
 )
 
 
@@ -95,7 +96,7 @@ def compress_model(
     settings = chosen.Config() if config is None else config
     if type(settings) is not chosen.Config:
         raise ConfigError(f"The settings are not those of method {method!r}", got=type(settings).__qualname__)
-    chosen.require_backend()
+    chosen.require_backend(settings)
     if chosen.needs_calibration and not any(text.strip() for text in calibration):
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
     out = Path(out)
@@ -136,7 +137,7 @@ def _make(method: Method, job: Job) -> Manifest:
         method=method.name,
         label=method.label(job.config),
         settings=job.config.settings(),
-        format=method.format,
+        format=method.format_of(job.config),
         base_model=job.source.name,
         base_weights_hash=storage.hash_weights(job.source.folder)[1],
         base_size_bytes=base_size,

@@ -28,6 +28,8 @@ class SourceModel:
         Local folder.
     architecture : str
         Class name of the model.
+    model_type : str
+        transformers' name of the architecture's family, as in "llama".
     dtype : str
         Element type of most stored weights, as in "bfloat16".
     linear : dict
@@ -49,6 +51,7 @@ class SourceModel:
     name: str
     folder: Path
     architecture: str
+    model_type: str
     dtype: str
     linear: dict[str, tuple[int, int]]
     head: str | None
@@ -140,6 +143,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         name=model,
         folder=folder,
         architecture=type(skeleton).__name__,
+        model_type=config.model_type,
         dtype=storage.main_dtype(tensors),
         linear=linear,
         head=head,

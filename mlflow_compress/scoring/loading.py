@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mlflow_compress import architectures
+from mlflow_compress.architectures import gptq_awq
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -124,7 +125,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
                 folder,
                 dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
                 output_loading_info=True,
-                **architectures.loading_options(folder),
+                **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
                 **_attention(folder),
                 **placement,
                 **common,
@@ -244,10 +245,11 @@ def _behaviour(tokenizer: Any) -> dict[str, Any]:
 
 def _decompress(model: Any) -> None:
     """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
-    body and head apart."""
+    body and head apart; gptqmodel's kernels would round activations."""
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
+    gptq_awq.expand(model)
 
 
 @contextlib.contextmanager

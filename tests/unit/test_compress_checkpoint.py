@@ -65,7 +65,7 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
         take(base, make_llama(tmp_path / "larger", vocab_size=96), tmp_path / "out")
     needs = make_llama(tmp_path / "needs")
     config = json.loads((needs / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config["quantization_config"] = {"quant_method": "aqlm"}
     (needs / "config.json").write_text(json.dumps(config))
     with pytest.raises(MissingDependencyError, match="format needs a package"):
         take(base, needs, tmp_path / "out")

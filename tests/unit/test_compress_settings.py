@@ -105,7 +105,7 @@ def test_a_missing_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS.get("gptq")
     monkeypatch.setattr(type(method), "requires", ("a_package_that_nobody_wrote",))
     with pytest.raises(MissingDependencyError, match="a_package_that_nobody_wrote"):
-        method.require_backend()
+        method.require_backend(method.Config())
 
 
 def test_a_missing_extra_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
