@@ -37,10 +37,9 @@ class Config(CalibratedConfig):
 class SmoothQuant(Method):
     """Scale the inputs of attention and MLP down and their weights up, channel by channel, then W8A8.
 
-    The norm before the layer takes the factor ``s_j = range(x_j)^alpha / (2 max|W_j|)^(1 - alpha)``. It deviates from
-    the paper's ``max|x_j|^alpha / max|W_j|^(1 - alpha)`` as llm-compressor does: the channel's range over the
-    calibration set and twice the largest weight stand where the paper has two maxima, which is the same for channels
-    that reach as far down as up.
+    The norm before the layer is divided by ``s_j = max|x_j|^alpha / max|W_j|^(1 - alpha)``, with the maxima over the
+    calibration set and over the layers that it feeds. llm-compressor's own factor has the channel's range over the
+    calibration set in place of ``max|x_j|``, which leaves channels that keep one sign too loud.
     """
 
     name = "smoothquant"
@@ -75,11 +74,32 @@ class SmoothQuant(Method):
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
-            from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
             return [
-                SmoothQuantModifier(smoothing_strength=job.config.alpha),
+                _published()(smoothing_strength=job.config.alpha),
                 QuantizationModifier(config_groups=backend.activation_scheme("int"), ignore=job.source.ignored),
             ]
 
         return backend.run_oneshot(job, recipe)
+
+
+def _published() -> Any:
+    """Return llm-compressor's modifier with the paper's factor."""
+    import torch
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    class Published(SmoothQuantModifier):  # type: ignore[misc]
+        """Takes the largest magnitude of a channel where the parent takes its largest value less its smallest."""
+
+        def _apply_smoothing(self, model: Any) -> None:
+            for seen in self.scales_.values():
+                largest = torch.maximum(seen.max_channel_vals, -seen.min_channel_vals)
+                seen.min_channel_vals, seen.max_channel_vals = torch.zeros_like(largest), largest
+            super()._apply_smoothing(model)
+
+        def _calculate_smoothing_scales(self, balance_layers: Any, activation_scales: torch.Tensor) -> torch.Tensor:
+            # The parent doubles the largest weight, to go with the range.
+            own: torch.Tensor = super()._calculate_smoothing_scales(balance_layers, activation_scales)
+            return own * 2 ** (1 - self.smoothing_strength)
+
+    return Published
