@@ -11,7 +11,7 @@ from typing import Any
 from mlflow_compress.tasks.hub_choice import Record, Source, register
 
 
-def _question(record: Record) -> dict[str, Any]:
+def question(record: Record) -> dict[str, Any]:
     """Return the story as the passage, and the four answers."""
     return {
         "kind": "RC",
@@ -29,7 +29,7 @@ register(
         revision="refs/convert/parquet",
         test="validation",
         category="everyday life",
-        question=_question,
+        question=question,
     ),
     licence="CC BY 4.0",
     items="2,985 validation (twice: with E and F too)",

@@ -25,7 +25,9 @@ OPTIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class Part:
+    """One of the two: where its texts are found, and how it is asked."""
+
     config: str
     kind: str
     passage: str
@@ -35,7 +37,7 @@ class _Part:
     question: str
 
 
-DIALOGUE = _Part(
+DIALOGUE = Part(
     config="dialogue",
     kind="DRS",
     passage="dialogue_history",
@@ -44,7 +46,7 @@ DIALOGUE = _Part(
     category="dialogues",
     question="Which of these is the best response?",
 )
-SUMMARIZATION = _Part(
+SUMMARIZATION = Part(
     config="summarization",
     kind="DS",
     passage="document",
@@ -55,7 +57,7 @@ SUMMARIZATION = _Part(
 )
 
 
-def _records(part: _Part, task: str, data_dir: str) -> Sequence[Record]:
+def records_of(part: Part, task: str, data_dir: str) -> Sequence[Record]:
     """Return the rows of the data set, or of the original repository's file in its place."""
     original = Path(data_dir) / DATASET / "data" / f"{part.config}_data.json"
     if data_dir and original.is_file():
@@ -63,7 +65,14 @@ def _records(part: _Part, task: str, data_dir: str) -> Sequence[Record]:
     return list(load_split(DATASET, part.config, "data", data_dir=data_dir, task=task))
 
 
-def _options(part: _Part, records: Sequence[Record], number: int) -> tuple[list[str], int]:
+def question(part: Part, records: Sequence[Record], number: int) -> dict[str, Any]:
+    """Return a record as the fields of a question."""
+    options, answer = _options(part, records, number)
+    shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
+    return {**shown, "choices": options, "answer": answer}
+
+
+def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[str], int]:
     """Return four different options in drawn order, and the index of the right one."""
     draw = seeded(TaskSettings(), DATASET, part.config, number)
     right = records[number][part.right]
@@ -76,23 +85,20 @@ def _options(part: _Part, records: Sequence[Record], number: int) -> tuple[list[
     return options, options.index(right)
 
 
-def _rows(part: _Part, task: str, data_dir: str) -> list[dict[str, Any]]:
+def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
     """Return examples and questions as rows of a question file."""
-    records = _records(part, task, data_dir)
+    records = records_of(part, task, data_dir)
     if len({record[part.right] for record in records}) < EXAMPLES:
         raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")
 
-    def question(number: int) -> dict[str, Any]:
-        options, answer = _options(part, records, number)
-        shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
-        return {**shown, "choices": options, "answer": answer}
-
-    make = partial(as_rows, question=question, category=part.category, place=f"{DATASET}, {part.config}")
+    make = partial(
+        as_rows, question=partial(question, part, records), category=part.category, place=f"{DATASET}, {part.config}"
+    )
     numbers = [(number, number) for number in range(len(records))]
     return [*make(numbers[:EXAMPLES], split="dev"), *make(numbers[EXAMPLES:], split="test")]
 
 
-def _register(name: str, part: _Part) -> None:
+def _register(name: str, part: Part) -> None:
     def make(settings: TaskSettings, shots: int | None) -> Parts:
         return built(name, _rows(part, name, settings.data_dir), settings, shots)
 

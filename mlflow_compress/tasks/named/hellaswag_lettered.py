@@ -16,7 +16,7 @@ def without_marks(text: str) -> str:
     return cleaned.replace("  ", " ")
 
 
-def _question(record: Record) -> dict[str, Any]:
+def question(record: Record) -> dict[str, Any]:
     """Return the beginning, under its activity, as the passage, and the four endings."""
     beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
     return {
@@ -30,7 +30,7 @@ def _question(record: Record) -> dict[str, Any]:
 
 register(
     "hellaswag_lettered",
-    Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=_question),
+    Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=question),
     licence="MIT",
     items="10,042 validation (twice: with E and F too)",
 )

@@ -21,22 +21,34 @@ from mlflow_compress.tasks.files import read_text
 from mlflow_compress.tasks.prompt_style import LETTERS
 
 DATASET = "cais/mmlu"
-_NAMES = """
-abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
-college_computer_science college_mathematics college_medicine college_physics computer_security
-conceptual_physics econometrics electrical_engineering elementary_mathematics formal_logic global_facts
-high_school_biology high_school_chemistry high_school_computer_science high_school_european_history
-high_school_geography high_school_government_and_politics high_school_macroeconomics high_school_mathematics
-high_school_microeconomics high_school_physics high_school_psychology high_school_statistics
-high_school_us_history high_school_world_history human_aging human_sexuality international_law jurisprudence
-logical_fallacies machine_learning management marketing medical_genetics miscellaneous moral_disputes
-moral_scenarios nutrition philosophy prehistory professional_accounting professional_law professional_medicine
-professional_psychology public_relations security_studies sociology us_foreign_policy virology world_religions
-"""
-SUBJECTS = _NAMES.split()
+_NAMES = {
+    "STEM": """
+        abstract_algebra anatomy astronomy college_biology college_chemistry college_computer_science
+        college_mathematics college_physics computer_security conceptual_physics electrical_engineering
+        elementary_mathematics high_school_biology high_school_chemistry high_school_computer_science
+        high_school_mathematics high_school_physics high_school_statistics machine_learning
+    """,
+    "humanities": """
+        formal_logic high_school_european_history high_school_us_history high_school_world_history
+        international_law jurisprudence logical_fallacies moral_disputes moral_scenarios philosophy
+        prehistory professional_law world_religions
+    """,
+    "social sciences": """
+        econometrics high_school_geography high_school_government_and_politics high_school_macroeconomics
+        high_school_microeconomics high_school_psychology human_sexuality professional_psychology
+        public_relations security_studies sociology us_foreign_policy
+    """,
+    "other": """
+        business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
+        medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology
+    """,
+}
+CATEGORIES = {category: subjects.split() for category, subjects in _NAMES.items()}
+"""The subjects by MMLU's own four categories."""
+SUBJECTS = sorted(subject for subjects in CATEGORIES.values() for subject in subjects)
 
 
-def subject_rows(subject: str, data_dir: str) -> list[dict[str, Any]]:
+def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") -> list[dict[str, Any]]:
     """Return a subject's questions as rows of a question file, "dev" rows first.
 
     The data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...) in its place.
@@ -53,7 +65,7 @@ def subject_rows(subject: str, data_dir: str) -> list[dict[str, Any]]:
         if data_dir and csv_file.is_file():
             found: Iterable[Any] = _original(csv_file)
         else:
-            found = load_split(DATASET, subject, split, data_dir=data_dir, task="mmlu_lettered")
+            found = load_split(DATASET, subject, split, data_dir=data_dir, task=task)
         for number, row in enumerate(found):
             made = {
                 "id": f"{subject}-{split}-{number}",

@@ -3,8 +3,8 @@
 The files are read as they are, from the hub's ErikYip/LLM-Uncertainty-Bench or the folder `data` of
 smartyfh/LLM-Uncertainty-Bench: 10,000 questions each with options A to F. As in the published scripts the examples are
 fixed questions of the file, and the questions 1, 3, 5, 7 and 9 are never asked, so that 9,995 are. How questions were
-drawn from MMLU, CosmosQA, HellaSwag and HaluEval is described in words only, without seeds: the files cannot be built
-again from the sources.
+drawn from MMLU, CosmosQA, HellaSwag and HaluEval is described in words only, without seeds: the files cannot be made
+again from the sources. `uncertainty_built` draws others in the same way.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ FILES = {
 }
 
 
-def _row(published: Published, record: Any, number: int) -> dict[str, Any]:
+def _question(published: Published, record: Any) -> dict[str, Any]:
     """Return one question; options are turned into text, as the published script shows them."""
     letters, choices = LETTERS[:ALL], record["choices"]
     if "".join(choices) != letters or record["answer"] not in LETTERS[:OWN]:
@@ -87,17 +87,24 @@ def _row(published: Published, record: Any, number: int) -> dict[str, Any]:
     if record["source"] != published.source:
         raise DataError("The question is of another source", allowed=published.source, got=record["source"])
     options = [str(choices[letter]) for letter in letters]
-    row = {
-        "id": f"{number:05d}",  # sorted as in the file
-        "category": published.category,
-        "kind": published.kind,
-        "split": "dev" if number in published.examples else "test",
+    question = {
         "question": str(record["question"]),
         "choices": options[:OWN],
         "uncertain": options[OWN:],
         "answer": LETTERS.index(record["answer"]),
     }
-    return row if published.kind == "QA" else {**row, "context": str(record["context"])}
+    return question if published.kind == "QA" else {**question, "context": str(record["context"])}
+
+
+def placed(published: Published, number: int, question: dict[str, Any]) -> dict[str, Any]:
+    """Return a question as a row of a question file: an example or asked, as its number in the file says."""
+    return {
+        "id": f"{number:05d}",  # sorted as in the file
+        "category": published.category,
+        "kind": published.kind,
+        "split": "dev" if number in published.examples else "test",
+        **question,
+    }
 
 
 def published_rows(name: str, data_dir: str) -> list[dict[str, Any]]:
@@ -122,7 +129,7 @@ def published_rows(name: str, data_dir: str) -> list[dict[str, Any]]:
         if number in NEVER_ASKED and number not in published.examples:
             continue
         try:
-            row = _row(published, record, number)
+            row = placed(published, number, _question(published, record))
             family.check(row)
         except (DataError, KeyError, TypeError) as error:
             why = str(error) if isinstance(error, DataError) else f"not in the published layout ({error!r})"
@@ -131,14 +138,20 @@ def published_rows(name: str, data_dir: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
+def tasks_of(
+    name: str, published: Published, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None
+) -> Parts:
     """Return the lettered tasks; prompts and number of examples are the published ones unless the user named others."""
     asked = replace(
         settings,
-        shots=len(FILES[name].examples) if shots is None else shots,
+        shots=len(published.examples) if shots is None else shots,
         prompt=PROMPTS if settings.prompt == "auto" else settings.prompt,
     )
-    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, published_rows(name, settings.data_dir), asked)))
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
+
+
+def _build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
+    return tasks_of(name, FILES[name], published_rows(name, settings.data_dir), settings, shots)
 
 
 for _name, _published in FILES.items():
