@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class LoadConfig:
     dtype : str
         "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
     device : str
-        "auto" (the first GPU, else the CPU), "balanced" (spread over all GPUs), or a torch device.
+        "auto" (a GPU, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such as "cuda:1". Of
+        several processes on a machine, each takes the GPU of its LOCAL_RANK for "auto" and "cuda".
     trust_remote_code : bool
         Allow code that comes with the checkpoint.
     """
@@ -63,6 +65,8 @@ class LoadedModel:
         Of the parameters that are not quantized.
     device : torch.device
         Where the embeddings lie.
+    config : LoadConfig or None
+        With which another process opens the same model; None for a model that was made in memory.
     """
 
     model: Any
@@ -70,6 +74,7 @@ class LoadedModel:
     path: Path
     dtype: torch.dtype
     device: torch.device
+    config: LoadConfig | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -144,7 +149,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         _unify(model, getattr(torch, config.dtype))
     model.eval()
     _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
-    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device)
+    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
 
 
 def resolve_folder(path: str) -> Path:
@@ -289,11 +294,30 @@ class _FirstTime(logging.Filter):
         return new
 
 
+def own_gpu() -> int:
+    """Return the number of this process's GPU: its place among the processes of this machine, 0 where it is alone.
+
+    Raises
+    ------
+    ConfigError
+        When there are more processes than GPUs.
+    """
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if number and number >= torch.cuda.device_count():
+        allowed = f"at most {torch.cuda.device_count()} processes on this machine, one a GPU"
+        raise ConfigError("There are more processes than GPUs", allowed=allowed, got=f"process {number + 1}")
+    return number
+
+
 def _placement(device: str) -> dict[str, Any]:
     if device == "balanced":
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("'balanced' spreads one model over all GPUs", fix="Start one process, or use 'auto'")
         return {"device_map": "auto"}
     if device == "auto":
-        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = f"cuda:{own_gpu()}"
     try:
         return {"device_map": {"": torch.device(device)}}
     except RuntimeError as error:
