@@ -126,10 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mlflow_compress.scoring import team
     from mlflow_compress.scoring.jobs import Workshop
 
-    if team.serves():
-        return team.serve(Workshop().do)
-    with team.leading():
-        return _command(argv)
+    try:
+        if team.serves():
+            return team.serve(Workshop().do)
+        with team.leading():
+            return _command(argv)
+    except MlflowCompressError as error:
+        print(f"mlflow-compress: {error}", file=sys.stderr)
+        return 1
 
 
 def _command(argv: Sequence[str] | None) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from mlflow_compress.errors import MlflowCompressError, WorkerError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, WorkerError
 
 T = TypeVar("T")
 
@@ -163,6 +163,12 @@ def _meeting_point(*, host: bool) -> Any:
     """Return the store at the launcher's address; the leader opens it where the launcher does not."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"The environment speaks of {n_processes()} processes (WORLD_SIZE), but lacks {', '.join(missing)}",
+            fix="Start them with torchrun, or unset WORLD_SIZE",
+        )
     theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return TCPStore(
         os.environ["MASTER_ADDR"],

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("option_scores", "option_distances", "token_scores", "token_distances")
 
 
-def launch(mode: str, folder: Path) -> subprocess.Popen[str]:
-    """Start two processes with torchrun."""
+@contextmanager
+def launched(mode: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start two processes with torchrun, and end what is left of them, which is nothing where the test passes."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", *launcher, "-m", "tests.unit.scoring_together", mode, str(folder)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
@@ -34,6 +37,11 @@ def launch(mode: str, folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        for left in still_running(folder):
+            left.kill()
 
 
 def still_running(folder: Path) -> list[psutil.Process]:
@@ -45,11 +53,11 @@ def still_running(folder: Path) -> list[psutil.Process]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Where one process and two have left their records, and what two found."""
     folder = tmp_path_factory.mktemp("team")
-    process = launch("together", folder)
-    output, _ = process.communicate(timeout=600)
-    assert f"exitcode  : {DONE}" in output, output[-5000:]
-    assert process.returncode != 0
-    assert still_running(folder) == []
+    with launched("together", folder) as process:
+        output, _ = process.communicate(timeout=1800)
+        assert f"exitcode  : {DONE}" in output, output[-5000:]
+        assert process.returncode != 0
+        assert still_running(folder) == []
     return folder, json.loads((folder / "found.json").read_text())
 
 
@@ -133,17 +141,17 @@ def wait_for_parts(folder: Path, n: int) -> None:
 @pytest.mark.slow
 def test_a_job_killed_whole_ends_with_the_same_bytes(world: tuple[Path, Any]) -> None:
     folder = world[0]
-    process = launch("killed", folder)
-    wait_for_parts(folder, 3)
-    for running in [psutil.Process(process.pid), *killable(folder)]:
-        running.kill()
-    process.wait(60)
+    with launched("killed", folder) as process:
+        wait_for_parts(folder, 3)
+        for running in [psutil.Process(process.pid), *killable(folder)]:
+            running.kill()
+        process.wait(1800)
     assert not (folder / "killed" / "resident").exists()
     left = {path: path.read_bytes() for path in (folder / "unfinished").rglob("part-*.json")}
     assert len(left) >= 6
-    again = launch("killed", folder)
-    output, _ = again.communicate(timeout=600)
-    assert again.returncode == 0, output[-5000:]
+    with launched("killed", folder) as again:
+        output, _ = again.communicate(timeout=1800)
+        assert again.returncode == 0, output[-5000:]
     assert all(path.read_bytes() == data for path, data in left.items())
     for part in ("base", "stored", "resident"):
         assert_same(folder / "one" / part, folder / "killed" / part)
@@ -153,10 +161,10 @@ def test_a_job_killed_whole_ends_with_the_same_bytes(world: tuple[Path, Any]) ->
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_process_is_killed_the_job_ends(tmp_path: Path, victim: int) -> None:
     prepare(tmp_path)
-    process = launch("killed", tmp_path)
-    wait_for_parts(tmp_path, 1)
-    killable(tmp_path)[victim].kill()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert f"rank      : {victim}" in output and "SIGKILL" in output
-    assert still_running(tmp_path) == []
+    with launched("killed", tmp_path) as process:
+        wait_for_parts(tmp_path, 1)
+        killable(tmp_path)[victim].kill()
+        output, _ = process.communicate(timeout=1800)
+        assert process.returncode != 0
+        assert f"rank      : {victim}" in output and "SIGKILL" in output
+        assert still_running(tmp_path) == []
