@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 
 from mlflow_compress import architectures
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.scoring.placement import placement
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
@@ -121,7 +121,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
             fix="Check the path",
         )
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placement = _placement(config.device)
+    placed = placement(config.device)
     try:
         with _bars_on_terminals_only():
             tokenizer = AutoTokenizer.from_pretrained(folder, **common)
@@ -131,7 +131,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
                 output_loading_info=True,
                 **architectures.loading_options(folder),
                 **_attention(folder),
-                **placement,
+                **placed,
                 **common,
             )
     except ImportError as error:
@@ -292,33 +292,3 @@ class _FirstTime(logging.Filter):
         new = record.msg not in self.seen
         self.seen.add(record.msg)
         return new
-
-
-def own_gpu() -> int:
-    """Return the number of this process's GPU: its place among the processes of this machine, 0 where it is alone.
-
-    Raises
-    ------
-    ConfigError
-        When there are more processes than GPUs.
-    """
-    number = int(os.environ.get("LOCAL_RANK", "0"))
-    if number and number >= torch.cuda.device_count():
-        allowed = f"at most {torch.cuda.device_count()} processes on this machine, one a GPU"
-        raise ConfigError("There are more processes than GPUs", allowed=allowed, got=f"process {number + 1}")
-    return number
-
-
-def _placement(device: str) -> dict[str, Any]:
-    if device == "balanced":
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError("'balanced' spreads one model over all GPUs", fix="Start one process, or use 'auto'")
-        return {"device_map": "auto"}
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        device = f"cuda:{own_gpu()}"
-    try:
-        return {"device_map": {"": torch.device(device)}}
-    except RuntimeError as error:
-        raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error

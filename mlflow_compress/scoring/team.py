@@ -125,13 +125,17 @@ def serve(do: Callable[[Any], Any]) -> int:
     store = _meeting_point(host=False)
     done = 0
     while True:
-        if store.add(_ROUNDS, 0) > done:
+        try:
+            begun, ended = store.add(_ROUNDS, 0) > done, store.check([_END])
+        except RuntimeError:  # the leader, where it keeps the store, has ended
+            return 0
+        if begun:
             done += 1
             try:
                 _take_part(store, done, do)
             except WorkerError as error:
-                logger.warning("%s", error)  # its failure is another's to report; it may yet open another round
-        elif store.check([_END]):
+                logger.warning("%s", error)  # it may yet open another round
+        elif ended:
             return 0
         else:
             time.sleep(_PAUSE)

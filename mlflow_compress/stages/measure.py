@@ -13,6 +13,8 @@ from mlflow_compress.scoring.requests import Encoder
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.tasks.suite import Suite
 
+GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -27,9 +29,6 @@ class Measured:
 
     records: RunRecords
     n_truncated: int
-
-
-GENERATED = "generated"  # in the folder to resume from, beside the passes
 
 
 def _answers(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.errors import DataError, MlflowCompressError
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring import team
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
@@ -77,6 +77,10 @@ def alone(folder: Path) -> None:
     Scorer(opened(folder / "base"), CONFIG).score(mixed_requests(), resume=folder / "begun_by_one")
 
 
+def fail(unit: object) -> torch.Tensor:
+    raise DataError("The leader failed in its own share")
+
+
 def together(folder: Path) -> dict[str, Any]:
     """Evaluate, with a journal too; read the store of one process; say why not together; fail, and go on."""
     found: dict[str, Any] = {"processes": [r.n_processes for r in evaluate(folder, folder / "two")]}
@@ -91,7 +95,13 @@ def together(folder: Path) -> dict[str, Any]:
     broken = opened(folder / "broken")
     assert broken.weights  # which is read from the file
     (folder / "broken" / "model.safetensors").unlink()
-    for scorer, resume in ((Scorer(base, CONFIG), folder / "begun_by_one"), (Scorer(broken, CONFIG), None)):
+    failing = Scorer(base, replace(CONFIG, path="plain"))  # without a probe of packs, which would fail first
+    failing.body.run = fail  # type: ignore[method-assign]
+    for scorer, resume in (
+        (failing, None),
+        (Scorer(base, CONFIG), folder / "begun_by_one"),
+        (Scorer(broken, CONFIG), None),
+    ):
         try:
             scorer.score(mixed_requests(), resume=resume)
         except MlflowCompressError as error:

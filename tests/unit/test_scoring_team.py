@@ -116,6 +116,10 @@ def test_another_number_of_processes_is_refused(world: tuple[Path, Any]) -> None
     assert "an interrupted pass with other processes." in text and "Go on as it was begun" in text
 
 
+def test_the_leaders_own_error_stays_what_it_is(world: tuple[Path, Any]) -> None:
+    assert world[1]["DataError"] == "The leader failed in its own share."
+
+
 def test_the_error_of_another_process_is_one_clear_error_and_the_team_goes_on(world: tuple[Path, Any]) -> None:
     text = world[1]["WorkerError"]
     assert text.startswith("Process 2 of 2 failed: Not a model folder.") and str(world[0] / "broken") in text
