@@ -22,6 +22,7 @@ def records(folder: Path, *launcher: str) -> dict[str, RunRecords]:
     folder.mkdir()
     store = f"sqlite:///{folder / 'mlflow.db'}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": store}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # MLflow runs "python"
     command = [sys.executable, *launcher, *COMMAND, "--out", str(folder / "compressed")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
