@@ -2,10 +2,13 @@
 
 `torchrun` or `accelerate launch` starts them, and says in the environment how many there are and where they meet. The
 leader runs the user's command as if it were alone; the others only `serve`. They wait at the meeting point (a key-value
-store) until the leader opens a round: a gloo group in which it hands out jobs and collects the results, and which ends
-with them. Between rounds nothing is open, so that hours without scoring are no matter, and a stage that the leader
-starts as a process of its own can open rounds in its place. When a process is lost within a round, the others notice,
-because the group's connections break; the launcher then ends the rest.
+store) until the leader opens a round: a gloo group in which it hands out jobs, the work, and another group in which it
+collects the results. A stage that the leader starts as a process of its own opens rounds in its place. When a process
+is killed, the launcher ends the rest.
+
+No group is open while anybody works or waits. Libraries take an open one for a model that is spread over processes
+(compressed-tensors exchanges weights in it when a checkpoint is loaded, and waits for ever), and who waits in one
+cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ T = TypeVar("T")
 
 _LED = "MLFLOW_COMPRESS_LED"  # set by the leader for the stages that it starts: they lead for it
 _ROUNDS, _END = "rounds", "end"  # keys of the store
-_PAUSE = 0.2  # seconds between two looks at it
-_PATIENCE = timedelta(days=30)  # of a round: its shares may differ in length, and the launcher ends what hangs
+_PAUSE = 0.1  # seconds between two looks at it
+_PATIENCE = timedelta(hours=1)  # of a group, in which all that happens is sending
 
 logger = logging.getLogger(__name__)
 _current: Team | None = None
@@ -68,15 +71,22 @@ class Team:
         """
         import torch.distributed as dist
 
-        with _round(self._store, self._store.add(_ROUNDS, 1), rank=0, size=self.size):
+        number = self._store.add(_ROUNDS, 1)
+        given: list[Any] = [None]
+        answers: list[Any] = [None] * self.size
+        with _group(self._store, f"{number}-out", rank=0, size=self.size):
             idle = [None] * (self.size - 1 - len(jobs))
-            given: list[Any] = [None]
-            answers: list[Any] = [None] * self.size
-            with _lost("Another process of this job has ended"):
-                dist.scatter_object_list(given, [None, *jobs, *idle], src=0)
+            dist.scatter_object_list(given, [None, *jobs, *idle], src=0)
+        collect = "no"
+        try:
             mine = own()
-            with _lost("Another process of this job has ended"):
-                dist.gather_object(None, answers, dst=0)
+            while self._store.add(f"{number}-ready", 0) < self.size - 1:
+                time.sleep(_PAUSE)
+            collect = "yes"
+        finally:
+            self._store.set(f"{number}-collect", collect)
+        with _group(self._store, f"{number}-back", rank=0, size=self.size):
+            dist.gather_object(None, answers, dst=0)
         for rank, answer in enumerate(answers):
             if isinstance(answer, _Failed):
                 raise WorkerError(f"Process {rank + 1} of {self.size} failed: {answer.text}")
@@ -126,30 +136,32 @@ def serve(do: Callable[[Any], Any]) -> int:
     done = 0
     while True:
         try:
-            begun, ended = store.add(_ROUNDS, 0) > done, store.check([_END])
+            if store.add(_ROUNDS, 0) > done:
+                done += 1
+                _take_part(store, done, do)
+            elif store.check([_END]):
+                return 0
+            else:
+                time.sleep(_PAUSE)
+        except WorkerError as error:
+            logger.warning("%s", error)  # the leader may yet open another round
         except RuntimeError:  # the leader, where it keeps the store, has ended
             return 0
-        if begun:
-            done += 1
-            try:
-                _take_part(store, done, do)
-            except WorkerError as error:
-                logger.warning("%s", error)  # it may yet open another round
-        elif ended:
-            return 0
-        else:
-            time.sleep(_PAUSE)
 
 
 def _take_part(store: Any, number: int, do: Callable[[Any], Any]) -> None:
     import torch.distributed as dist
 
-    with _round(store, number, rank=int(os.environ["RANK"]), size=n_processes()):
-        given: list[Any] = [None]
-        with _lost("The leading process has left"):
-            dist.scatter_object_list(given, None, src=0)
-        answer = None if given[0] is None else _answer(given[0], do)
-        with _lost("The leading process has left"):
+    rank, size = int(os.environ["RANK"]), n_processes()
+    given: list[Any] = [None]
+    with _group(store, f"{number}-out", rank=rank, size=size):
+        dist.scatter_object_list(given, None, src=0)
+    answer = None if given[0] is None else _answer(given[0], do)
+    store.add(f"{number}-ready", 1)
+    while not store.check([f"{number}-collect"]):
+        time.sleep(_PAUSE)
+    if store.get(f"{number}-collect") == b"yes":
+        with _group(store, f"{number}-back", rank=rank, size=size):
             dist.gather_object(answer, None, dst=0)
 
 
@@ -183,23 +195,18 @@ def _meeting_point(*, host: bool) -> Any:
 
 
 @contextmanager
-def _round(store: Any, number: int, *, rank: int, size: int) -> Iterator[None]:
+def _group(store: Any, name: str, *, rank: int, size: int) -> Iterator[None]:
     """Meet in a group of all processes, within which objects can be sent; on the CPU, wherever models run."""
     import torch.distributed as dist
 
-    where = dist.PrefixStore(f"round-{number}", store)  # type: ignore[attr-defined]
-    with _lost("The processes of this job could not meet"):
+    where = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    try:
         dist.init_process_group("gloo", store=where, rank=rank, world_size=size, timeout=_PATIENCE)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _lost(what: str) -> Iterator[None]:
-    """Turn the errors of a broken connection into ours."""
-    try:
         yield
     except RuntimeError as error:
-        raise WorkerError(f"{what} ({str(error).splitlines()[0]})", fix="Its own output says why") from error
+        raise WorkerError(
+            f"Another process of this job was lost ({str(error).splitlines()[0]})", fix="Its own output says why"
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
