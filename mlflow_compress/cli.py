@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -116,7 +117,26 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted.
+
+    Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return _command(argv)
+    from mlflow_compress.scoring import team
+    from mlflow_compress.scoring.jobs import Workshop
+
+    try:
+        if team.serves():
+            return team.serve(Workshop().do)
+        with team.leading():
+            return _command(argv)
+    except MlflowCompressError as error:
+        print(f"mlflow-compress: {error}", file=sys.stderr)
+        return 1
+
+
+def _command(argv: Sequence[str] | None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     known, extra = build_parser().parse_known_args(argv)
     try:

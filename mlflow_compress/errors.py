@@ -11,6 +11,7 @@
     │   └── ReloadMismatchError  a saved checkpoint does not compute what the in-memory model computed
     ├── AlignmentError         two sets of records do not describe the same items, prompts or tokens
     ├── StoreError             a baseline state store is broken or belongs to another model
+    ├── WorkerError            another process of this job failed
     ├── JudgeError             the judge endpoint failed
     └── TrackingError          the tracking store cannot be used
 """
@@ -84,6 +85,10 @@ class AlignmentError(MlflowCompressError):
 
 class StoreError(MlflowCompressError):
     """A baseline state store is broken or belongs to another model."""
+
+
+class WorkerError(MlflowCompressError):
+    """Another process of this job failed."""
 
 
 class JudgeError(MlflowCompressError):

@@ -6,7 +6,7 @@ long as the one before. The search itself is transformers' own, with our draws i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,6 +38,10 @@ class CausalLM(Protocol):
     @property
     def max_length(self) -> int:
         """Most tokens it reads at once."""
+
+    @property
+    def weights(self) -> str:
+        """Hash of its weights."""
 
 
 @dataclass(eq=False)
@@ -74,11 +78,13 @@ def decode(
     until: Sequence[str] = (),
     end_tokens: Collection[int] = (),
     label: str = "generate",
+    after_batch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Grow every row until it is done, in place.
+    """Grow every row until it is done, in place; rows that are done already stay as they are.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar.
+    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_batch` is called when rows may
+    have been finished.
     """
     from tqdm import tqdm
 
@@ -89,7 +95,8 @@ def decode(
         torch.inference_mode(),
         tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
     ):
-        waiting = list(rows)
+        waiting = [row for row in rows if not row.done]
+        bar.update(len(rows) - len(waiting))
         while waiting:
             step = min(stage, config.max_new_tokens - grown)
             waiting.sort(key=lambda row: len(row.prompt) + len(row.tokens))
@@ -97,6 +104,7 @@ def decode(
                 batch = waiting[start : start + config.batch_rows]
                 _grow(loaded, batch, config, step, ends, until)
                 bar.update(sum(row.done for row in batch))
+                after_batch()
             grown, stage = grown + step, 2 * stage
             waiting = [row for row in waiting if not row.done]
 

@@ -7,9 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,11 +17,12 @@ from mlflow_compress.scoring.assemble import option_distances, option_scores, to
 from mlflow_compress.scoring.body import check_can_pack, separate
 from mlflow_compress.scoring.corpus import Windows, cut_documents, cut_strided, cut_windows
 from mlflow_compress.scoring.execute import Lane, Pass, Targets
-from mlflow_compress.scoring.journal import Arrays, Journal
+from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.scoring.plan import plan_batches, plan_packs
 from mlflow_compress.scoring.requests import Encoded, Encoder
 from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
+from mlflow_compress.scoring.spread import Spread, run_spread
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.scoring.units import Plan
 
@@ -105,8 +104,8 @@ class Scorer:
         tokens = np.concatenate([encoded[i].targets for i in fits]) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
         job = self._job(limits, "options", capture, beside)
-        result = self._run(job, plan, targets, limits, path, resume)
-        self._tell(job, plan, path, reason, began, sum(map(len, sequences)), encoded)
+        result, spread = self._run(job, plan, targets, limits, path, resume, baseline)
+        self._tell(job, plan, path, reason, began, sum(map(len, sequences)), encoded, spread)
         scores = option_scores(requests, encoded, targets, place, result)
         return scores, option_distances(requests, encoded, targets, place, result)
 
@@ -147,8 +146,8 @@ class Scorer:
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
         job = self._job(limits, task, capture, self._beside(baseline), entropy=True)
-        result = self._run(job, plan, targets, limits, "plain", resume)
-        self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, ())
+        result, spread = self._run(job, plan, targets, limits, "plain", resume, baseline)
+        self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, (), spread)
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
     def _beside(self, baseline: StateStore | LoadedModel | None) -> StateStore | Lane | None:
@@ -179,9 +178,16 @@ class Scorer:
         )
 
     def _run(
-        self, job: Pass, plan: Plan, targets: Targets, limits: dict[str, int], path: str, resume: Path | None
-    ) -> Arrays:
-        digest = plan.digest
+        self,
+        job: Pass,
+        plan: Plan,
+        targets: Targets,
+        limits: dict[str, int],
+        path: str,
+        resume: Path | None,
+        baseline: StateStore | LoadedModel | None,
+    ) -> tuple[Arrays, Spread]:
+        digest, unfinished = plan.digest, None
         if job.capture is not None:
             job.capture.begin(limits, label=job.label, path=path, plan=digest)
         if resume is not None:
@@ -195,8 +201,8 @@ class Scorer:
                 "baseline": _identity(job.baseline),
                 "capture": str(job.capture is not None),
             }
-            job.journal = Journal(Path(resume) / job.label, identity)
-        return job.run(plan, targets)
+            unfinished = Path(resume) / job.label, identity
+        return run_spread(job, plan, targets, model=self.loaded, baseline=baseline, resume=unfinished)
 
     def _limits(self, baseline: StateStore | LoadedModel | None) -> dict[str, int]:
         """Return what fixes how work is cut: from the configuration, the baseline, or device and vocabulary."""
@@ -247,6 +253,7 @@ class Scorer:
         began: float,
         naive: int,
         encoded: Sequence[Encoded],
+        spread: Spread,
     ) -> None:
         digest = plan.digest
         same = None
@@ -268,6 +275,8 @@ class Scorer:
             n_splits=job.n_splits,
             head=self._whole,
             seconds=time.monotonic() - began,
+            n_processes=spread.n_processes,
+            alone=spread.alone,
         )
         logger.info("scored: %s", self.report)
         if self.report.n_unscored:
@@ -280,5 +289,4 @@ def _identity(baseline: StateStore | Lane | None) -> str:
         return "none"
     if isinstance(baseline, Lane):
         return f"resident {baseline.body.model.config.name_or_path}"
-    raw: dict[str, Any] = asdict(baseline.manifest)
-    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+    return baseline.manifest.digest

@@ -99,7 +99,7 @@ class Pass:
         cut = groups(plan, self.head_rows)
         parts, n_done = self._resume()
         finished = last_uses(plan.units)
-        keepers = {u.keep: u for u in plan.units if isinstance(u, Pack) and u.keep != NO_PREFIX}
+        keepers = {u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, Pack) and u.keep != NO_PREFIX}
         fresh: list[Arrays] = []
         written = time.monotonic()
         bar = tqdm(

@@ -6,7 +6,8 @@ A checkpoint's own generation settings (repetition penalty, temperature ...) are
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.chat import chat_format
 from mlflow_compress.scoring.decode import CausalLM, Row, decode
+from mlflow_compress.scoring.finished import FinishedRows
 from mlflow_compress.scoring.requests import Encoder
 from mlflow_compress.scoring.sampling import GenerationConfig, uniforms
 
@@ -61,7 +63,7 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
-    decode(loaded, rows, config)
+    _decode(loaded, rows, config)
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
 
@@ -73,14 +75,18 @@ def generate_until(
     until: Sequence[str] = ("\n",),
     max_new_tokens: int = 32,
     batch_rows: int = 64,
+    resume: Path | None = None,
 ) -> list[str]:
-    """Continue every prompt greedily up to one of `until`, an end token or the limit; `until` itself is cut off."""
+    """Continue every prompt greedily up to one of `until`, an end token or the limit; `until` itself is cut off.
+
+    With a folder to `resume` from, what an interrupted call has finished there is not generated again.
+    """
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
     )
     rows = [_row(prompt, 0, 0.0, config) for prompt in prompts]
     _fill_prompts(loaded, rows, prompts, config, special=True)
-    decode(loaded, rows, config, until=until)
+    _decode(loaded, rows, config, until=until, resume=resume)
     return [row.text for row in rows]
 
 
@@ -93,6 +99,7 @@ def generate_two_turns(
     temperatures: Mapping[str, float] | None = None,
     turns: Literal[1, 2] = 2,
     system: str = "",
+    resume: Path | None = None,
 ) -> Generations:
     """Answer every turn of every instruction (one or two); the second turn sees the model's own first answer.
 
@@ -112,6 +119,9 @@ def generate_two_turns(
         1 answers the first turn only, as ConSCompF compares it.
     system : str
         System prompt; "" for none.
+    resume : Path, optional
+        Folder of unfinished results: what an interrupted call has finished there is not generated again. Delete it when
+        the records are safe.
 
     Returns
     -------
@@ -134,13 +144,14 @@ def generate_two_turns(
             for prompt, i in zip(prompts, asked, strict=True)
         ]
         _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
-        decode(
+        _decode(
             loaded,
             rows,
             config,
             until=(style.until,) if style.until else (),
             end_tokens=style.end_tokens,
             label=f"turn {turn + 1}",
+            resume=resume / f"turn-{turn + 1}" if resume else None,
         )
         for i, prompt, row in zip(asked, prompts, rows, strict=True):
             item, sample = units[i]
@@ -149,6 +160,27 @@ def generate_two_turns(
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
             records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
+
+
+def _decode(
+    loaded: CausalLM,
+    rows: Sequence[Row],
+    config: GenerationConfig,
+    *,
+    until: Sequence[str] = (),
+    end_tokens: Collection[int] = (),
+    label: str = "generate",
+    resume: Path | None = None,
+) -> None:
+    """Grow every row until it is done, those first read back that lie finished in a folder."""
+    if resume is None:
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label)
+        return
+    finished = FinishedRows(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
+    try:
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=finished.write)
+    finally:
+        finished.write(now=True)
 
 
 def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> Row:

@@ -47,7 +47,7 @@ class Journal:
                 raise StoreError(
                     f"The folder holds an interrupted pass with other {', '.join(differ)}",
                     got=str(self.folder),
-                    fix="Delete the folder to begin again",
+                    fix="Go on as it was begun, or delete the folder to begin again",
                 )
         else:
             write_file(path, json.dumps(dict(identity), indent=1).encode())

@@ -19,6 +19,7 @@ import torch
 from mlflow_compress import architectures
 from mlflow_compress.architectures import gptq_awq
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.scoring.placement import placement
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
@@ -36,7 +37,8 @@ class LoadConfig:
     dtype : str
         "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
     device : str
-        "auto" (the first GPU, else the CPU), "balanced" (spread over all GPUs), or a torch device.
+        "auto" (a GPU, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such as "cuda:1". Of
+        several processes on a machine, each takes the GPU of its LOCAL_RANK for "auto" and "cuda".
     trust_remote_code : bool
         Allow code that comes with the checkpoint.
     """
@@ -64,6 +66,8 @@ class LoadedModel:
         Of the parameters that are not quantized.
     device : torch.device
         Where the embeddings lie.
+    config : LoadConfig or None
+        With which another process opens the same model; None for a model that was made in memory.
     """
 
     model: Any
@@ -71,6 +75,7 @@ class LoadedModel:
     path: Path
     dtype: torch.dtype
     device: torch.device
+    config: LoadConfig | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -117,7 +122,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
             fix="Check the path",
         )
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placement = _placement(config.device)
+    placed = placement(config.device)
     try:
         with _bars_on_terminals_only():
             tokenizer = AutoTokenizer.from_pretrained(folder, **common)
@@ -127,7 +132,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
                 output_loading_info=True,
                 **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
                 **_attention(folder),
-                **placement,
+                **placed,
                 **common,
             )
     except ImportError as error:
@@ -145,7 +150,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         _unify(model, getattr(torch, config.dtype))
     model.eval()
     _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
-    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device)
+    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
 
 
 def resolve_folder(path: str) -> Path:
@@ -289,14 +294,3 @@ class _FirstTime(logging.Filter):
         new = record.msg not in self.seen
         self.seen.add(record.msg)
         return new
-
-
-def _placement(device: str) -> dict[str, Any]:
-    if device == "balanced":
-        return {"device_map": "auto"}
-    if device == "auto":
-        device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        return {"device_map": {"": torch.device(device)}}
-    except RuntimeError as error:
-        raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error

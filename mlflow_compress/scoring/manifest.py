@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class Manifest:
     limits: dict[str, int]
     passes: list[dict[str, str]]
     shards: list[dict[str, Any]]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that the manifest says."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def n_rows(self) -> int:

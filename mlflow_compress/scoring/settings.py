@@ -66,6 +66,10 @@ class ScoringReport:
     head : str or None
         Why the whole model had to run instead of its body and, at scored positions, its head; None where it had not.
     seconds : float
+    n_processes : int
+        Processes that had a share.
+    alone : str or None
+        Why it is one process although more were started; None where it is not.
     """
 
     path: str
@@ -81,3 +85,5 @@ class ScoringReport:
     n_splits: int
     head: str | None
     seconds: float
+    n_processes: int
+    alone: str | None

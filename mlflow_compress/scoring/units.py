@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -85,11 +85,14 @@ class Plan:
         Digest of the tokens up to and including each scored position, in the order in which the units yield them.
     sequence_rows : list of ndarray of int64
         Per sequence given, the row of each of its scored positions.
+    before : list of Pack
+        Of a part of a larger plan: packs outside it that make cached prefixes which it reads. They yield no rows.
     """
 
     units: Sequence[Pack | Batch]
     keys: npt.NDArray[np.uint8]
     sequence_rows: list[Rows]
+    before: list[Pack] = field(default_factory=list)
 
     @property
     def n_tokens(self) -> int:

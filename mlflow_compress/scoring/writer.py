@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from dataclasses import asdict
@@ -35,6 +36,9 @@ class StateWriter:
         The baseline.
     shard_bytes : int
         States gathered before a shard is written.
+    part : str
+        Where several processes write one store: what the files of this one are named after; the process that leads has
+        none. It alone writes the head and the manifest, with the others' shards in it (see `adopt`).
 
     Raises
     ------
@@ -42,13 +46,14 @@ class StateWriter:
         When the folder holds a finished store, or cannot be written.
     """
 
-    def __init__(self, folder: Path, loaded: LoadedModel, *, shard_bytes: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, loaded: LoadedModel, *, shard_bytes: int = 64 << 20, part: str = "") -> None:
         self.folder = Path(folder)
         self.loaded = loaded
+        self.shard_bytes = shard_bytes
+        self._part = part
         if (self.folder / MANIFEST).exists():
             raise StoreError("The folder holds a finished store", got=str(folder), fix="Give another, or delete it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._shard_bytes = shard_bytes
         self._pending: list[tuple[torch.Tensor, Keys, npt.NDArray[np.int32]]] = []
         self._pending_bytes = 0
         self.shards: list[dict[str, Any]] = []
@@ -98,7 +103,7 @@ class StateWriter:
         rows = states if self._kind == STATES else torch.log_softmax(logits, dim=1).half()
         self._pending.append((rows.detach().cpu(), keys, targets))
         self._pending_bytes += rows.numel() * rows.element_size()
-        if self._pending_bytes >= self._shard_bytes:
+        if self._pending_bytes >= self.shard_bytes:
             self.flush()
 
     def restore(self, shards: list[dict[str, Any]], *, kind: str, reason: str | None, head: str | None) -> None:
@@ -115,6 +120,28 @@ class StateWriter:
         self.flush()
         return {"shards": self.shards, "kind": self._kind, "reason": self._reason, "head": self._head_hash}
 
+    def part_name(self, share: int) -> str:
+        """Return the `part` of the process that captures a share of the pass begun last."""
+        return f"{len(self._passes)}-{share}"
+
+    def adopt(self, shards: list[dict[str, Any]], *, kind: str, reason: str | None, head: str | None) -> None:
+        """Take in what another process's writer has written of the same pass: the values of its `progress`.
+
+        Raises
+        ------
+        StoreError
+            When it had to store another kind of rows.
+        """
+        self.flush()
+        if (kind, head) != (self._kind, self._head_hash):
+            raise StoreError(
+                f"The processes could not agree on what to store: {self._reason or reason}",
+                allowed=str(self._kind),
+                got=kind,
+                fix="Evaluate the baseline with one process",
+            )
+        self.shards += shards
+
     def flush(self) -> None:
         """Write pending rows as a shard."""
         if not self._pending:
@@ -126,7 +153,7 @@ class StateWriter:
             "targets": torch.from_numpy(np.concatenate(targets)),
         }
         data = save(tensors)
-        name = f"states-{len(self.shards):05d}.safetensors"
+        name = "-".join(["states", *filter(None, [self._part]), f"{len(self.shards):05d}"]) + ".safetensors"
         digest = write_file(self.folder / name, data)
         dtype = str(tensors["rows"].dtype).removeprefix("torch.")
         shard = {"file": name, "rows": len(tensors["rows"]), "bytes": len(data), "sha256": digest, "dtype": dtype}
@@ -178,5 +205,6 @@ class StateWriter:
         if not torch.equal(rebuilt, logits):
             worst = float((rebuilt - logits).abs().max())
             return f"the rebuilt head's logits differ from the model's by up to {worst:.1e}"
-        self._head_hash = write_file(self.folder / HEAD_FILE, save(weights))
+        data = save(weights)
+        self._head_hash = hashlib.sha256(data).hexdigest() if self._part else write_file(self.folder / HEAD_FILE, data)
         return None

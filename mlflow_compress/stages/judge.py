@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,8 +29,9 @@ from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, r
 from mlflow_compress.scoring.sampling import GenerationConfig
 from mlflow_compress.stages.baseline import RECORDS, identity
 from mlflow_compress.stages.evaluate import load
-from mlflow_compress.stages.once import find_or_do
+from mlflow_compress.stages.once import digest, find_or_do
 from mlflow_compress.stages.results import logged, results_json
+from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import model_label, model_path, read_manifest
 from mlflow_compress.tasks.base import TaskSettings
 from mlflow_compress.tasks.instructions import Instruction, find_instructions
@@ -67,13 +69,17 @@ def _graded_tokens(config: JudgeSettings, loaded: LoadedModel) -> int:
     return int(config.judge_max_tokens)
 
 
-def _sample(loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int) -> Generations:
+def _sample(
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int, resume: Path
+) -> Generations:
     """Draw `config.samples` answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
     drawn = GenerationConfig(max_new_tokens=config.max_new_tokens, samples=config.samples, seed=seed)
-    return generate_two_turns(loaded, instructions, drawn, turns=1, system=config.system_prompt)
+    return generate_two_turns(loaded, instructions, drawn, turns=1, system=config.system_prompt, resume=resume)
 
 
-def _answers(loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int) -> Answers:
+def _answers(
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int, resume: Path
+) -> Answers:
     """Let a model answer; `seed` is that of the sampled answers, the graded ones share `config.seed`."""
     graded = GenerationConfig(
         max_new_tokens=_graded_tokens(config, loaded),
@@ -84,9 +90,26 @@ def _answers(loaded: LoadedModel, instructions: list[Instruction], config: Judge
         seed=config.seed,
     )
     return Answers(
-        graded=generate_two_turns(loaded, instructions, graded, temperatures=TEMPERATURES, system=config.system_prompt),
-        samples=_sample(loaded, instructions, config, seed),
+        graded=generate_two_turns(
+            loaded,
+            instructions,
+            graded,
+            temperatures=TEMPERATURES,
+            system=config.system_prompt,
+            resume=resume / RECORDS,
+        ),
+        samples=_sample(loaded, instructions, config, seed, resume / SAMPLES),
     )
+
+
+def _fingerprint(loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings) -> dict[str, object]:
+    """Return what a model's answers depend on."""
+    decides = ("samples", "max_new_tokens", "judge_max_tokens", "seed", "system_prompt")
+    return {
+        **identity(loaded),
+        **{name: getattr(config, name) for name in decides},
+        "instructions": [asdict(item) for item in instructions],
+    }
 
 
 def _baseline(
@@ -95,17 +118,13 @@ def _baseline(
     """Return the baseline's answers and its second sample (the floor of the similarity), generated once."""
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
-        answers = _answers(loaded, instructions, config, config.seed)
+        answers = _answers(loaded, instructions, config, config.seed, resume)
         RunRecords(generations=answers.graded).write(folder / RECORDS)
         answers.samples.write(folder / SAMPLES)
-        _sample(loaded, instructions, config, config.seed + 1).write(folder / SAMPLES_AGAIN)
+        again = _sample(loaded, instructions, config, config.seed + 1, resume / SAMPLES_AGAIN)
+        again.write(folder / SAMPLES_AGAIN)
 
-    decides = ("samples", "max_new_tokens", "judge_max_tokens", "seed", "system_prompt")
-    fingerprint: dict[str, object] = {
-        **identity(loaded),
-        **{name: getattr(config, name) for name in decides},
-        "instructions": [asdict(item) for item in instructions],
-    }
+    fingerprint = _fingerprint(loaded, instructions, config)
     run_id, _ = find_or_do(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
     graded = Generations.read(tracker.fetch(run_id, RECORDS))
     samples, again = (Generations.read(tracker.fetch(run_id, name)) for name in (SAMPLES, SAMPLES_AGAIN))
@@ -134,8 +153,10 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
     return str(folder), authors_layer(name, folder)
 
 
-def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
+def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun, kept: ExitStack) -> Evidence:
     """Let the variant (and once the baseline) answer, embed, grade, and log what came of it.
+
+    The variant's answers, which an interrupted run would resume from, stay until `kept` is closed.
 
     The variant's sampled answers have the seed of the baseline's second sample: with that of the first, both would
     share their random numbers and be more alike than two independent samples of one model are. An unchanged model thus
@@ -148,7 +169,9 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
     variant_model = load(config.checkpoint, config)
     check_same_tokenizer(base_model, variant_model)
     baseline_run, ours, again = _baseline(tracker, base_model, instructions, config)
-    theirs = _answers(variant_model, instructions, config, config.seed + 1)
+    mark = digest({"stage": "judge", "baseline": baseline_run, **_fingerprint(variant_model, instructions, config)})
+    resume = kept.enter_context(unfinished(mark))
+    theirs = _answers(variant_model, instructions, config, config.seed + 1, resume)
     vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
     grades, reason = _grades(config, instructions, {"baseline": ours.graded, "variant": theirs.graded})
     found = Evidence(
@@ -192,10 +215,11 @@ def run_judge(config: JudgeConfig) -> str:
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        found = judge(config, tracker, run)
-        results = compute_all(found)
-        run.log_results(logged(results))
-        run.log_json(results_json(results), "metrics.json")
+        with ExitStack() as kept:
+            found = judge(config, tracker, run, kept)
+            results = compute_all(found)
+            run.log_results(logged(results))
+            run.log_json(results_json(results), "metrics.json")
         run.log_json(unmet(found), "not_computed.json")
         skipped = tracker.client.get_run(run.run_id).data.tags.get(names.SKIPPED)
         lines = [f"{r.name} {r.value:.4f}" for r in results if r.task is None and r.category is None]

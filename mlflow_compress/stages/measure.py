@@ -13,6 +13,8 @@ from mlflow_compress.scoring.requests import Encoder
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.tasks.suite import Suite
 
+GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -29,7 +31,9 @@ class Measured:
     n_truncated: int
 
 
-def _answers(loaded: LoadedModel, encoder: Encoder, suite: Suite) -> tuple[Generations | None, int]:
+def _answers(
+    loaded: LoadedModel, encoder: Encoder, suite: Suite, resume: Path | None
+) -> tuple[Generations | None, int]:
     """Generate what the tasks ask for; None where they ask for nothing, and how many prompts were too long."""
     rows = []
     n_truncated = 0
@@ -39,7 +43,8 @@ def _answers(loaded: LoadedModel, encoder: Encoder, suite: Suite) -> tuple[Gener
         ids, prompts = task.items.column("item_id").tolist(), task.items.column("prompt").tolist()
         length = task.answering.max_new_tokens
         n_truncated += sum(len(tokens) > loaded.max_length - length for tokens in encoder.ids(prompts))
-        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length)
+        folder = resume / GENERATED / task.name if resume else None
+        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length, resume=folder)
         judge = task.answering.judge
         correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
         for item_id, prompt, text in zip(ids, prompts, texts, strict=True):
@@ -88,7 +93,7 @@ def measure(
         tokens.append(found)
         if moved is not None:
             token_distances.append(moved)
-    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite) if generations else (None, 0)
+    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, 0)
     records = RunRecords(
         items=suite.items if len(suite.items) else None,  # corpora have none
         option_scores=scores if len(scores) else None,

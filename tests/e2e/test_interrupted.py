@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.scoring import decode
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.baseline import RECORDS, find_or_evaluate
 from mlflow_compress.stages.evaluate import evidence, load, suite_of
@@ -68,6 +69,42 @@ def test_an_interrupted_baseline_goes_on(
     [run] = tracker.find_finished("baseline")
     tracker.client.delete_run(run.info.run_id)
     assert evaluate(config, tracker) == resumed
+
+
+def test_answers_that_were_generated_are_not_generated_again(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        rows = [
+            {"id": str(i), "category": "c", "prompt": f"{name} {i} plus {i} is", "answers": ["4"]} for i in range(3)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    little(tmp_path)
+    config = EvaluateConfig(tasks=",".join(str(tmp_path / f"{n}.jsonl") for n in ("choice", "first", "second")))
+    whole = decode._grow
+    grown: list[int] = []
+
+    def interrupted(loaded: object, batch: list[object], *rest: object) -> None:
+        if len(grown) == 1:
+            raise KeyboardInterrupt
+        grown.append(len(batch))
+        whole(loaded, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decode, "_grow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config, tracker)
+    assert grown == [3]
+    grown += [0]  # no further interruption
+    with caplog.at_level(logging.INFO):
+        resumed = evaluate(config, tracker)
+    assert "3 of 3 answers were there already" in caplog.text
+    assert grown[2:] == [3]
+
+    [run] = tracker.find_finished("baseline")
+    tracker.client.delete_run(run.info.run_id)
+    assert evaluate(config, tracker) == resumed
+    assert grown[3:] == [3, 3]
 
 
 def test_what_a_variant_answered_stays_until_it_is_stored(

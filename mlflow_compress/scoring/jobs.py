@@ -1,0 +1,183 @@
+"""One share of a pass as a job for another process: what it has to know, how it is done, and what comes back.
+
+Jobs and results are plain data (numbers, strings, paths and arrays). Models and baseline stores do not travel: the
+other process opens them itself, checks that they are the same, and keeps them for the next job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import CheckpointError, StoreError
+from mlflow_compress.scoring.body import separate
+from mlflow_compress.scoring.execute import Lane, Pass
+from mlflow_compress.scoring.journal import Arrays, Journal
+from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.shares import Share
+from mlflow_compress.scoring.store import StateStore
+from mlflow_compress.scoring.writer import StateWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRef:
+    """A model that another process can open.
+
+    Attributes
+    ----------
+    config : LoadConfig
+    weights : str
+        SHA-256 that its folder must have (see `loading.weights_hash`).
+    """
+
+    config: LoadConfig
+    weights: str
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> ModelRef | None:
+        """Return the reference to a loaded model, or None where it was made in memory."""
+        return cls(config=loaded.config, weights=loaded.weights) if loaded.config else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRef:
+    """A baseline store: its folder, which the other process must reach, and the digest of its manifest."""
+
+    folder: Path
+    digest: str
+
+    @classmethod
+    def of(cls, store: StateStore) -> StoreRef:
+        """Return the reference to an open store."""
+        return cls(folder=store.folder.resolve(), digest=store.manifest.digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRef:
+    """Where the states of a share go: folder, name of its part, bytes a shard, and what is known to be stored."""
+
+    folder: Path
+    part: str
+    shard_bytes: int
+    known: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, writer: StateWriter, share: int) -> CaptureRef:
+        """Return where the states of a share go that the leader's writer will take in."""
+        known = {name: value for name, value in writer.progress().items() if name != "shards"}
+        return cls(
+            folder=writer.folder.resolve(),
+            part=writer.part_name(share),
+            shard_bytes=writer.shard_bytes,
+            known=known if known["kind"] is not None else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A share, and everything that `Pass` takes.
+
+    Attributes
+    ----------
+    share : Share
+    model : ModelRef
+    baseline : StoreRef, ModelRef or None
+        A store, or a model to run beside.
+    capture : CaptureRef or None
+    journal : (Path, dict) or None
+        Folder and identity.
+    head_rows, seconds, label, entropy
+        As in `Pass`.
+    """
+
+    share: Share
+    model: ModelRef
+    baseline: StoreRef | ModelRef | None
+    capture: CaptureRef | None
+    journal: tuple[Path, dict[str, str]] | None
+    head_rows: int
+    seconds: float
+    label: str
+    entropy: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a share gave: its arrays, how often memory ran out, and the captured shards (`StateWriter.progress`)."""
+
+    arrays: Arrays
+    n_splits: int
+    captured: Mapping[str, Any] | None
+
+
+class Workshop:
+    """Does jobs, and keeps the models and the store of the last one open for the next."""
+
+    def __init__(self) -> None:
+        self._models: dict[ModelRef, LoadedModel] = {}
+        self._stores: dict[StoreRef, StateStore] = {}
+
+    def do(self, job: Job) -> Done:
+        """Run one share.
+
+        Raises
+        ------
+        CheckpointError
+            When a model cannot be opened here, or is not the one that is meant.
+        StoreError
+            When the baseline store cannot be reached, or is not the one that is meant.
+        """
+        wanted = {job.model, job.baseline}
+        # Before the next is opened: memory may not hold both.
+        self._models = {ref: loaded for ref, loaded in self._models.items() if ref in wanted}
+        self._stores = {ref: store for ref, store in self._stores.items() if ref in wanted}
+        loaded = self._model(job.model)
+        work = Pass(
+            lane=_lane(loaded),
+            head_rows=job.head_rows,
+            capture=_writer(job.capture, loaded) if job.capture else None,
+            baseline=self._baseline(job.baseline),
+            journal=Journal(*job.journal) if job.journal else None,
+            seconds=job.seconds,
+            progress=False,
+            label=job.label,
+            entropy=job.entropy,
+        )
+        arrays = work.run(job.share.plan, job.share.targets)
+        return Done(arrays, work.n_splits, work.capture.progress() if work.capture else None)
+
+    def _model(self, ref: ModelRef) -> LoadedModel:
+        if ref not in self._models:
+            loaded = load_model(ref.config)
+            if loaded.weights != ref.weights:
+                raise CheckpointError(
+                    "The checkpoint holds other weights than the leading process has loaded", got=ref.config.path
+                )
+            self._models[ref] = loaded
+        return self._models[ref]
+
+    def _baseline(self, ref: StoreRef | ModelRef | None) -> StateStore | Lane | None:
+        if isinstance(ref, ModelRef):
+            return _lane(self._model(ref))
+        if ref is not None and ref not in self._stores:
+            store = StateStore.open(ref.folder)
+            if store.manifest.digest != ref.digest:
+                raise StoreError(
+                    "The baseline store is not the one that the leading process reads", got=str(ref.folder)
+                )
+            self._stores[ref] = store
+        return self._stores[ref] if ref is not None else None
+
+
+def _lane(loaded: LoadedModel) -> Lane:
+    body, head, _ = separate(loaded.model)
+    return Lane(body, head)
+
+
+def _writer(ref: CaptureRef, loaded: LoadedModel) -> StateWriter:
+    writer = StateWriter(ref.folder, loaded, shard_bytes=ref.shard_bytes, part=ref.part)
+    if ref.known is not None:
+        writer.restore([], **ref.known)
+    return writer

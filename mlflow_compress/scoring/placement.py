@@ -1,0 +1,44 @@
+"""Where a model is put: on a CPU, a GPU, or all GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from mlflow_compress.errors import ConfigError
+
+
+def placement(device: str) -> dict[str, Any]:
+    """Return what tells `from_pretrained` where to put a model (see `loading.LoadConfig`).
+
+    Raises
+    ------
+    ConfigError
+        For an unknown device, and for one that several processes cannot share.
+    """
+    if device == "balanced":
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("'balanced' spreads one model over all GPUs", fix="Start one process, or use 'auto'")
+        return {"device_map": "auto"}
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = f"cuda:{_own_gpu()}"
+    try:
+        return {"device_map": {"": torch.device(device)}}
+    except RuntimeError as error:
+        raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error
+
+
+def _own_gpu() -> int:
+    """Return the number of this process's GPU, its place among the processes of this machine, and make it current."""
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if number:  # alone, or the first
+        n_gpus = torch.cuda.device_count()
+        if number >= n_gpus:
+            allowed = f"at most {n_gpus} on this machine, one a GPU"
+            raise ConfigError("There are more processes than GPUs", allowed=allowed, got=f"process {number + 1}")
+        torch.cuda.set_device(number)  # kernels that are compiled here run on the current one
+    return number
