@@ -99,7 +99,8 @@ def _published() -> Any:
 
         def _calculate_smoothing_scales(self, balance_layers: Any, activation_scales: torch.Tensor) -> torch.Tensor:
             # The parent doubles the largest weight, to go with the range.
-            own: torch.Tensor = super()._calculate_smoothing_scales(balance_layers, activation_scales)
-            return own * 2 ** (1 - self.smoothing_strength)
+            factor: torch.Tensor = super()._calculate_smoothing_scales(balance_layers, activation_scales)
+            factor *= 2 ** (1 - self.smoothing_strength)
+            return factor
 
     return Published
