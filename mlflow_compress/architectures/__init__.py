@@ -10,6 +10,9 @@ from mlflow_compress.architectures import gptq_awq
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 
+GGUF_NATIVE = "native_gguf"
+"""What the ``config.json`` of a GGUF checkpoint says true of where llama.cpp is to compute it."""
+
 OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
 """What our checkpoints name as ``quant_method`` in their configuration; a module here is behind each."""
 
@@ -23,13 +26,14 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     """Return the arguments of `AutoModelForCausalLM.from_pretrained` that a checkpoint's files ask for.
 
     Our own model classes and formats become known to transformers on the way. A GGUF file takes its configuration from
-    the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats. GPTQ and AWQ
-    files ask for the plain kernel, whose layers `gptq_awq.expand` then replaces.
+    the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats, or, where
+    that says so, llama.cpp itself computes (`native_gguf`). GPTQ and AWQ files ask for the plain kernel, whose layers
+    `gptq_awq.expand` then replaces.
 
     Raises
     ------
     MissingDependencyError
-        The checkpoint is a GPTQ or AWQ file, and the extra that reads them is not installed.
+        The checkpoint is a GPTQ or AWQ file or for llama.cpp to compute, and the extra that does it is not installed.
     """
     folder = Path(folder)
     settings = _settings(folder)
@@ -44,6 +48,10 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     if not files or files[0].suffix != ".gguf":
         packed = gptq_awq.loading_options(folder, quant_method, trust_remote_code=trust_remote_code)
         return {"use_safetensors": True, **packed}
+    if settings.get(GGUF_NATIVE):
+        from mlflow_compress.architectures import native_gguf
+
+        return native_gguf.loading_options(folder)
     from transformers import AutoConfig
 
     return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}

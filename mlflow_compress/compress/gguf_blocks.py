@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compress import gguf_file, gguf_model
-from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
+from mlflow_compress.compress.base import Job, Method, register, require_bits
 from mlflow_compress.compress.source import SourceModel
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(gguf_model.GgufConfig):
     """Settings of `gguf`."""
 
     bits: int = 4
@@ -34,9 +34,10 @@ class Config(MethodConfig):
 class Gguf(Method):
     """Symmetric round-to-nearest in blocks of 32; transformers reads the file and computes with the values it means.
 
-    llama.cpp itself also rounds activations to 8 bits on many devices, which adds to the distance measured here. Its
-    K-quants are the methods `gguf-k` and `gguf-imatrix`. The file carries the vocabulary of a byte-level BPE whose
-    splitting llama.cpp knows; with any other tokenizer it carries none, and llama.cpp then takes token ids only.
+    llama.cpp itself also rounds activations to 8 bits on many devices, which adds to the distance measured here; with
+    `native` it computes itself, and what runs is what is measured. Its K-quants are `gguf-k` and `gguf-imatrix`. The
+    file carries the vocabulary of a byte-level BPE whose splitting llama.cpp knows; with any other tokenizer it carries
+    none, and llama.cpp then takes token ids only.
     """
 
     name = "gguf"
@@ -49,8 +50,14 @@ class Gguf(Method):
     requires = ("gguf",)
 
     def label(self, config: Any) -> str:
-        """Return ``gguf-q4_0``, with ``-all`` where embeddings and head are quantized too."""
-        return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}"
+        """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp itself."""
+        return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return also llama.cpp's, where it is to compute."""
+        if not config.native:
+            return super().packages(config)
+        return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
@@ -70,5 +77,4 @@ class Gguf(Method):
 
         tensors = gguf_model.tensors_of(model, kind_of)
         gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{job.config.bits}_0"], tensors, path)
-        gguf_model.load_values(model, path)
-        return job.probe.logits(model)
+        return gguf_model.measure(job, model, path)

@@ -133,7 +133,9 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     split = pre_tokenizer_name(backend.get("pre_tokenizer"))
     rewritten = (backend.get("normalizer") or {"type": "NFC"})["type"] != "NFC"  # NFC leaves composed text as it is
-    if backend.get("model", {}).get("type") != "BPE" or split is None or rewritten:
+    model = backend.get("model", {})
+    # llama.cpp refuses a vocabulary without merges.
+    if model.get("type") != "BPE" or not model.get("merges") or split is None or rewritten:
         writer.add_tokenizer_model("no_vocab")
         return
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
@@ -148,8 +150,7 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
     writer.add_tokenizer_pre(split)
     writer.add_token_list(names)
     writer.add_token_types(types)
-    merges = backend["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
     if tokenizer.eos_token_id is not None:

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.architectures import GGUF_NATIVE
 from mlflow_compress.compress import gguf_file
+from mlflow_compress.compress.base import MethodConfig
 from mlflow_compress.compress.source import SourceModel
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from mlflow_compress.compress.base import Job
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
 """Model classes whose tensors and settings are known, and what GGUF calls them."""
 
+PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
+
 ROPE_TYPES = ("default", "llama3")
+
+MAX_NATIVE_KL = 0.05
+"""Nats between llama.cpp's own logits and those of the file's values, on random tokens (see `measure`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufConfig(MethodConfig):
+    """What all methods that write GGUF can be told."""
+
+    native: bool = False
+    """Let llama.cpp itself compute wherever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
 
 
 def require_known(source: SourceModel, block: int) -> None:
@@ -132,10 +149,38 @@ def load_values(model: Any, path: Path) -> None:
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
+def measure(job: Job, model: Any, path: Path) -> torch.Tensor:
+    """Return the probe's logits of a written file: of the values that it means, or llama.cpp's own.
+
+    Raises
+    ------
+    ReloadMismatchError
+        llama.cpp's own are further from those of the values than its rounding of activations could bring them.
+    """
+    load_values(model, path)
+    logits = job.probe.logits(model)
+    if not job.config.native:
+        return logits
+    from mlflow_compress.architectures.native_gguf import open_native
+    from mlflow_compress.compress.probe import compare
+
+    native = job.probe.logits(open_native(job.folder))
+    apart = compare(logits, native).kl_mean
+    if apart > MAX_NATIVE_KL:
+        raise ReloadMismatchError(
+            "llama.cpp computes something else than the values in its file mean",
+            allowed=f"a mean KL up to {MAX_NATIVE_KL} nats on random tokens",
+            got=f"{apart:.3g}",
+        )
+    return native
+
+
 def save(job: Job, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
     """Write the file, and the configuration and tokenizer that transformers needs beside a checkpoint's file."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
+    if job.config.native:
+        setattr(model.config, GGUF_NATIVE, True)
     for part in (model.config, model.generation_config, tokenizer):
         part.save_pretrained(job.folder)
     gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compress import gguf_file, gguf_model
-from mlflow_compress.compress.base import Job, Method, MethodConfig, require_bits
+from mlflow_compress.compress.base import Job, Method, require_bits
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import ConfigError, UnsupportedError
 
@@ -25,7 +25,7 @@ MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KQuantConfig(MethodConfig):
+class KQuantConfig(gguf_model.GgufConfig):
     """Settings of the K-quant methods."""
 
     bits: int = 4
@@ -50,18 +50,21 @@ class KQuantConfig(MethodConfig):
 
 
 class KQuantMethod(Method):
-    """A method whose file llama.cpp's own quantizer writes; transformers computes with the values it means."""
+    """A method whose file llama.cpp's own quantizer writes.
+
+    transformers computes with the values it means; with `native`, llama.cpp itself does.
+    """
 
     format = "gguf"
     runs_in = ("llama.cpp",)
     supported_bits = BITS
-    requires = ("llama_cpp",)
-    extra = "llama-cpp"
+    requires = (gguf_model.PACKAGE,)
+    extra = gguf_model.EXTRA
 
     def label(self, config: Any) -> str:
-        """Return ``gguf-q4_k_m``, with ``-all`` where embeddings and head are quantized too."""
-        kind = self.name.removesuffix("-k")
-        return f"{kind}-{config.type_name.lower()}{'-all' if config.embeddings else ''}"
+        """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp itself."""
+        kind = f"{self.name.removesuffix('-k')}-{config.type_name.lower()}"
+        return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse what `gguf` refuses, and rows that are no whole blocks: llama.cpp would take other types for them."""
@@ -84,8 +87,7 @@ class KQuantMethod(Method):
             gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
             kept = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
             quantize_file(full, path, gguf.LlamaFileType[f"MOSTLY_{job.config.type_name}"], kept, importance)
-        gguf_model.load_values(model, path)
-        return job.probe.logits(model)
+        return gguf_model.measure(job, model, path)
 
 
 def quantize_file(

@@ -124,7 +124,15 @@ class Body:
 
 
 class WholeModel(Body):
-    """For a model whose body cannot be told from its head: its rows are log-probabilities, shape (k, vocab_size)."""
+    """For a model whose body cannot be told from its head: its rows are log-probabilities, shape (k, vocab_size).
+
+    A model with a method `logits_at` (`architectures.native_gguf`) gives them at the scored positions only.
+    """
+
+    def _batch(self, unit: Batch) -> Tensor:
+        if not hasattr(self.model, "logits_at"):
+            return super()._batch(unit)
+        return torch.log_softmax(self.model.logits_at(unit.sequences, unit.rows), dim=-1)
 
     def _forward(self, **inputs: Any) -> Tensor:
         return torch.log_softmax(self.model(return_dict=True, **inputs).logits.float(), dim=-1)

@@ -1,0 +1,145 @@
+"""The process in which llama.cpp computes: ``python llama_cpp_worker.py FILE THREADS``, asked on its standard input.
+
+A process of its own, because llama.cpp and torch bring two OpenMP runtimes, and llama.cpp ends its process where it
+meets something unforeseen. Nothing of this package is imported here.
+
+The first line that it writes is ``{"vocabulary": n}``. A question is a line of JSON with `sequences` (token ids),
+`wanted` (positions of each, rising) and `reuse`; the answer a line ``{"rows": k}`` and k * n float32 logits. What goes
+wrong is answered by ``{"error": "..."}``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+BATCH = 2048  # tokens handed over at once
+CELLS = 512  # tokens that a cache holds at first
+SLOTS = 256  # sequences that llama.cpp keeps at once
+ERROR = 4  # of ggml_log_level
+
+
+class LlamaCppError(Exception):
+    """llama.cpp said no."""
+
+
+class Engine:
+    """A GGUF file on the CPU with llama.cpp's defaults: caches of 16-bit floats, attention as it chooses."""
+
+    def __init__(self, file: str, threads: int) -> None:
+        self.messages: list[str] = []
+        self._log = llama_cpp.llama_log_callback(self._listen)  # kept: llama.cpp holds a pointer only
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        settings = llama_cpp.llama_model_default_params()
+        settings.n_gpu_layers = 0
+        self.model = llama_cpp.llama_model_load_from_file(file.encode(), settings)
+        if not self.model:
+            raise LlamaCppError(f"cannot load the file: {self._last_message()}")
+        self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)))
+        self.threads, self.slots, self.cells = threads, 0, CELLS
+        self.context: Any = None
+        self.held: list[list[int]] = []
+
+    def logits(self, sequences: list[list[int]], wanted: list[list[int]], *, reuse: bool) -> Any:
+        """Return logits at the wanted positions, sequence after sequence, float32 of shape (k, vocabulary).
+
+        Each sequence is decoded alone, from an empty cache. With `reuse` they are decoded side by side, and what
+        sequence i begins with is taken from the cache of the last question's sequence i, as in any generation.
+        """
+        at_once = min(len(sequences), SLOTS) if reuse else 1
+        self._make_room(at_once, max(map(len, sequences)))
+        out = []
+        for start in range(0, len(sequences), at_once):
+            entries = []
+            for slot, (ids, places) in enumerate(
+                zip(sequences[start : start + at_once], wanted[start : start + at_once], strict=True)
+            ):
+                known = min(_shared(self.held[slot], ids), len(ids) - 1, *places) if reuse else 0
+                self.held[slot] = ids
+                llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.context), slot, known, -1)
+                flags = set(places)
+                entries += [(ids[i], i, slot, i in flags) for i in range(known, len(ids))]
+            out += [self._decode(entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)]
+        return np.concatenate(out)
+
+    def _make_room(self, slots: int, length: int) -> None:
+        """Make a context whose caches hold so many sequences of such a length; an old one and what it held are lost."""
+        if slots == self.slots and length <= self.cells:
+            return
+        while self.cells < length:
+            self.cells *= 2
+        if self.context:
+            llama_cpp.llama_free(self.context)
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_seq_max, settings.kv_unified = slots * self.cells, slots, False
+        settings.n_batch = BATCH
+        settings.n_threads = settings.n_threads_batch = self.threads
+        self.context = llama_cpp.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise LlamaCppError(f"cannot make a context for {slots} x {self.cells} tokens: {self._last_message()}")
+        self.slots, self.held = slots, [[] for _ in range(slots)]
+
+    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> Any:
+        """Decode (id, position, slot, whether wanted) and return the wanted logits."""
+        batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
+        try:
+            batch.n_tokens = len(entries)
+            for i, (token, position, slot, flag) in enumerate(entries):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, flag
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, slot
+            code = llama_cpp.llama_decode(self.context, batch)
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        if code != 0:
+            raise LlamaCppError(f"cannot decode {len(entries)} tokens (code {code}): {self._last_message()}")
+        shape = (sum(flag for *_, flag in entries), self.vocabulary)
+        if not shape[0]:
+            return np.empty(shape, np.float32)
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.context), shape=shape).copy()
+
+    def _listen(self, level: int, text: bytes, _: Any) -> None:
+        if level == ERROR:
+            self.messages = [*self.messages[-3:], text.decode(errors="replace").strip()]
+
+    def _last_message(self) -> str:
+        return " ".join(self.messages) or "no reason given"
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    """Return how many ids two sequences begin with alike."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
+
+
+def main() -> int:
+    """Answer until the standard input ends."""
+    out = sys.stdout.buffer
+
+    def say(**answer: Any) -> None:
+        out.write(json.dumps(answer).encode() + b"\n")
+        out.flush()
+
+    try:
+        engine = Engine(sys.argv[1], int(sys.argv[2]))
+        say(vocabulary=engine.vocabulary)
+        for line in sys.stdin.buffer:
+            logits = engine.logits(**json.loads(line))
+            say(rows=len(logits))
+            out.write(logits.tobytes())
+            out.flush()
+    except LlamaCppError as error:
+        say(error=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
