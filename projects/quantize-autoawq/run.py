@@ -4,7 +4,6 @@ Writes a folder that ``method=checkpoint`` evaluates in the main environment (wi
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,16 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from awq import AutoAWQForCausalLM
 from awq.quantize.quantizer import AwqQuantizer
-from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from mlflow_compress.compress import calibration
-from mlflow_compress.compress.source import local_folder
-from mlflow_compress.compress.storage import read_headers, total_bytes
-from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
-from mlflow_compress.stages.variant import model_label, model_path
-from mlflow_compress.tasks.calibration import load_calibration
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.store import TrackedRun
+from projects import archived_toolchain as toolchain
+
+METHOD = "autoawq"
 
 
 class ClonedBackUp(AwqQuantizer):
@@ -43,32 +37,12 @@ class ClonedBackUp(AwqQuantizer):
             del module.state_dict
 
 
-def read_base(model: str, group_size: int) -> Path:
-    """Return the base's folder, or refuse what AutoAWQ or its transformers would read wrongly."""
-    folder = local_folder(model_path(model))
-    config = AutoConfig.from_pretrained(folder)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default" or rope.get("rope_theta", config.rope_theta) != config.rope_theta:
-        raise UnsupportedError("transformers 4.51 does not read the rotary settings of this config.json", got=str(rope))
-    for size in (config.hidden_size, config.intermediate_size):
-        if size % group_size:
-            raise UnsupportedError(f"group_size {group_size} does not divide the model's {size} features")
-    return folder
-
-
 def quantize(options: argparse.Namespace, run: TrackedRun) -> Path:
     """Quantize to 4 bits with AutoAWQ, save, and log settings and cost."""
-    out = Path(options.out).resolve() / f"{model_label(options.model)}-autoawq-4bit-g{options.group_size}"
-    if out.exists():
-        raise ConfigError("The output folder exists", got=str(out), fix="Remove it, or give another -P out=...")
-    folder = read_base(options.model, options.group_size)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens={})  # transformers 5 writes a list
-    texts = load_calibration(options.calibration, model=options.model, data_dir=options.data_dir).rendered(tokenizer)
-    tokens = calibration.prepare(
-        tokenizer, texts, samples=options.calibration_samples, length=options.calibration_length, seed=options.seed
-    )
-    stored = json.loads((folder / "config.json").read_text())
-    dtype = getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32")
+    out = toolchain.new_folder(options, f"{METHOD}-4bit-g{options.group_size}")
+    folder = toolchain.read_base(options.model, options.group_size)
+    tokenizer, tokens = toolchain.calibrate(options, folder)
+    dtype = toolchain.read_dtype(folder)
     device = {"device_map": "auto"} if torch.cuda.is_available() else {"device_map": None}
     start = time.perf_counter()
     model = AutoAWQForCausalLM.from_pretrained(str(folder), torch_dtype=dtype, safetensors=True, **device)
@@ -82,34 +56,20 @@ def quantize(options: argparse.Namespace, run: TrackedRun) -> Path:
         quantizer_cls=ClonedBackUp,
     )
     model.save_quantized(str(out))
-    for path in folder.glob("*token*"):  # the tokenizer's files as they came
-        (out / path.name).write_bytes(path.read_bytes())
+    toolchain.copy_tokenizer(folder, out)
     seconds = time.perf_counter() - start
-    run.log_params({"model": options.model, "method": "autoawq", **settings, **tokens.describe()})
-    run.log_values({"speed/compress_seconds": round(seconds, 2), "size/bytes": total_bytes(read_headers(out))})
-    run.set_tags({names.CHECKPOINT: str(out), names.METHOD: "autoawq"})
+    toolchain.log(run, out, seconds, {"model": options.model, "method": METHOD, **settings, **tokens.describe()})
     return out
 
 
 def main() -> int:
-    """Run the project; an error that is the user's to read is one line."""
+    """Run the project."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "calibration", "data_dir", "out"):
+    for name in toolchain.TEXTS:
         parser.add_argument(f"--{name}", required=True)
-    for name in ("calibration_samples", "calibration_length", "group_size", "seed"):
+    for name in toolchain.NUMBERS:
         parser.add_argument(f"--{name}", required=True, type=int)
-    options = parser.parse_args()
-    try:
-        label = model_label(options.model)
-        with Tracker().run(f"quantize autoawq {label}", "quantize", {names.BASE_MODEL: label}) as run:
-            out = quantize(options, run)
-    except MlflowCompressError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return 1
-    sys.stdout.write(
-        f"Checkpoint: {out}\nEvaluate it: -P method=checkpoint -P checkpoint={out} -P model={options.model}\n"
-    )
-    return 0
+    return toolchain.run_project(METHOD, parser.parse_args(), quantize)
 
 
 if __name__ == "__main__":

@@ -61,11 +61,14 @@ def test_the_guard_keeps_the_weights_that_the_search_would_spoil(project: Any) -
     assert torch.equal(after_the_search(project.ClonedBackUp()), weights)
 
 
-def test_the_parameters_are_those_of_the_script() -> None:
+def test_the_parameters_are_those_of_the_script(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = yaml.safe_load((PROJECT / "MLproject").read_text())["entry_points"]["main"]
-    text = (PROJECT / "run.py").read_text()
-    wanted = set(re.findall(r'"(\w+)"', "".join(re.findall(r"for name in \((.*?)\)", text))))
-    assert set(entry["parameters"]) == wanted == set(re.findall(r"--(\w+) \{\1\}", entry["command"]))
+    parsed: list[Any] = []
+    monkeypatch.setattr(project.toolchain, "run_project", lambda method, options, *rest: parsed.append(options) or 0)
+    values = [text for name, given in entry["parameters"].items() for text in (f"--{name}", given["default"])]
+    monkeypatch.setattr(sys, "argv", ["run.py", *values])
+    assert project.main() == 0
+    assert set(vars(parsed[0])) == set(entry["parameters"]) == set(re.findall(r"--(\w+) \{\1\}", entry["command"]))
 
 
 def test_every_version_is_pinned() -> None:

@@ -1,0 +1,104 @@
+"""The project that runs AutoGPTQ: what it refuses, and its parameters.
+
+AutoGPTQ itself needs an environment of its own and a CUDA machine (README, methods).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from mlflow_compress.errors import ConfigError
+
+PROJECT = Path(__file__).parents[2] / "projects" / "quantize-autogptq"
+ENTRY = yaml.safe_load((PROJECT / "MLproject").read_text())["entry_points"]["main"]
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = importlib.util.spec_from_file_location("quantize_autogptq", PROJECT / "run.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(project: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return what runs the project as MLflow does: every parameter given, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(project, "quantize", lambda options, run: pytest.fail("quantize was reached"))
+    monkeypatch.setattr(project.toolchain, "Tracker", lambda: pytest.fail("a run was opened"))
+
+    def main(**given: str) -> int:
+        values = {name: entry["default"] for name, entry in ENTRY["parameters"].items()} | given
+        monkeypatch.setattr(sys, "argv", ["run.py", *(text for k, v in values.items() for text in (f"--{k}", v))])
+        return int(project.main())
+
+    return main
+
+
+def test_a_machine_without_cuda_is_refused_in_one_line_before_any_work(
+    call: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert call(model="no/such/model/anywhere") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Error: AutoGPTQ quantizes on CUDA devices only") and error.count("\n") == 1
+    assert "-P method=gptq" in error and "-P settings=backend=gptqmodel" in error
+    assert not list(tmp_path.iterdir())
+    assert "auto_gptq" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bits": "5"}, "Allowed: 2, 3, 4, 8. Got: 5."),
+        ({"group_size": "0"}, "-1 (one scale a row)"),
+        ({"group_size": "-128"}, "Got: -128."),
+        ({"desc_act": "yes"}, "Allowed: true, false. Got: 'yes'."),
+        ({"damp_percent": "0"}, "above 0, below 1"),
+        ({"damp_percent": "1"}, "Got: 1.0."),
+    ],
+)
+def test_settings_that_autogptq_does_not_have_are_refused(
+    call: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert call(**given) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_defaults_are_accepted_where_there_is_cuda(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    checked: list[Any] = []
+    monkeypatch.setattr(project.toolchain, "run_project", lambda method, options, *rest: checked.append(options) or 0)
+    values = [text for name, entry in ENTRY["parameters"].items() for text in (f"--{name}", entry["default"])]
+    monkeypatch.setattr(sys, "argv", ["run.py", *values])
+    assert project.main() == 0
+    project.check(checked[0])
+    assert set(vars(checked[0])) == set(ENTRY["parameters"]) == set(re.findall(r"--(\w+) \{\1\}", ENTRY["command"]))
+
+
+def test_a_model_with_code_of_its_own_is_refused(project: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "auto_map": {"AutoConfig": "evil.Config"}}')
+    with pytest.raises(ConfigError, match="code of its own"):
+        project.toolchain.read_base(str(tmp_path), 128)
+
+
+def test_every_version_is_pinned() -> None:
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line and not line.startswith("#"))
+    assert (
+        "auto-gptq==0.7.1" in lines
+        and (PROJECT / "python_env.yaml").read_text()
+        == (PROJECT.parent / "quantize-autoawq" / "python_env.yaml").read_text()
+    )
