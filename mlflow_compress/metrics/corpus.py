@@ -121,10 +121,14 @@ _PRODUCTS = (
 
 
 class _Sums:
-    """First and second moments of token batches; only the two columns with percentiles are kept."""
+    """First and second moments of token batches; only the two columns with percentiles are kept.
+
+    Columns that are compared are counted from their first value, so that what varies little keeps its digits.
+    """
 
     def __init__(self) -> None:
         self.n = 0
+        self.origin: dict[str, float] = {}
         self.total: dict[str, float] = dict.fromkeys(
             ("nll_baseline", "nll_variant", "kl", "p_baseline", "p_variant", "dp", "dp2", "same_top"), 0.0
         )
@@ -141,6 +145,8 @@ class _Sums:
                 raise DataError(f"{name} must hold probabilities", got=f"{x[name].min()} to {x[name].max()}")
         x["dp"] = x["p_variant"] - x["p_baseline"]
         x["dp2"] = x["dp"] ** 2
+        for name in ("nll_baseline", "nll_variant", "p_baseline", "p_variant"):
+            x[name] = x[name] - self.origin.setdefault(name, float(x[name][0]))
         for name, values in x.items():
             self.total[name] += float(values.sum())
         self.total["same_top"] += float(top.sum())
@@ -150,7 +156,8 @@ class _Sums:
         self.dp.append(x["dp"])
 
     def mean(self, name: str) -> Estimate:
-        return _from_moments(self.n, self.total[name], self.product[name, name])
+        shifted = _from_moments(self.n, self.total[name], self.product[name, name])
+        return Estimate(self.origin.get(name, 0.0) + shifted.value, shifted.uncertainty)
 
     def covariance(self, a: str, b: str) -> float:
         """Covariance of the two means, llama.cpp's ``(mean(ab) - mean(a) mean(b))/(n - 1)``."""

@@ -146,6 +146,14 @@ def test_corpus_statistics_against_numpy():
     assert s.kl_percentiles[0.999] == pytest.approx(np.percentile(given["kl"], 99.9))
 
 
+def test_what_does_not_vary_has_no_uncertainty():
+    nll = {"nll_baseline": np.full(3, 11.771108204141369), "nll_variant": np.full(3, 1.8984375)}
+    p = {"p_baseline": np.full(3, 1 / 3), "p_variant": np.full(3, 0.1)}
+    s = corpus_statistics(**nll, **p, kl=np.zeros(3), same_top=np.ones(3, dtype=bool))
+    assert s.difference.uncertainty == s.log_ratio.uncertainty == s.perplexity_baseline.uncertainty == 0.0
+    assert s.correlation is s.p_correlation is None
+
+
 tokens = st.lists(st.tuples(*[st.floats(1e-3, 20.0)] * 2, st.floats(0.0, 5.0), st.booleans()), min_size=2, max_size=30)
 
 
@@ -163,7 +171,8 @@ def test_corpus_statistics_hold_together(rows):
     assert s.ratio.value * s.perplexity_baseline.value == pytest.approx(s.perplexity_variant.value)
     assert s.difference.value == pytest.approx(-back.difference.value)
     assert s.log_ratio.value == pytest.approx(-back.log_ratio.value)
-    assert s.difference.uncertainty == pytest.approx(back.difference.uncertainty)
+    both = s.perplexity_baseline.uncertainty + s.perplexity_variant.uncertainty
+    assert s.difference.uncertainty == pytest.approx(back.difference.uncertainty, abs=1e-7 * both)  # they cancel
     assert s.dp_rms.value >= abs(s.dp_mean.value) - 1e-12
     assert s.correlation is None or -1 - 1e-6 <= s.correlation <= 1 + 1e-6
     levels = list(s.kl_percentiles.values())
