@@ -69,7 +69,7 @@ def new_folder(options: argparse.Namespace, label: str) -> Path:
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
     """Copy the tokenizer's files as they came."""
-    for path in folder.glob("*token*"):
+    for path in [*folder.glob("*token*"), *folder.glob("chat_template*")]:
         (out / path.name).write_bytes(path.read_bytes())
 
 
