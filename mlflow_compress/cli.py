@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -121,9 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return _command(argv)
     from mlflow_compress.scoring import team
+
+    if team.n_processes() == 1:
+        return _command(argv)
     from mlflow_compress.scoring.jobs import Workshop
 
     try:

@@ -6,7 +6,7 @@ Imported by their `run.py`, each in an environment of its own; a toolchain itsel
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,16 @@ def log(run: TrackedRun, out: Path, seconds: float, params: dict[str, Any]) -> N
     run.log_params(params)
     run.log_values({"speed/compress_seconds": round(seconds, 2), "size/bytes": total_bytes(read_headers(out))})
     run.set_tags({names.CHECKPOINT: str(out), names.METHOD: params["method"]})
+
+
+def parser(description: str, *, texts: Sequence[str] = (), numbers: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of the parameters that every such project has, and of a project's own."""
+    found = argparse.ArgumentParser(description=description)
+    for name in (*TEXTS, *texts):
+        found.add_argument(f"--{name}", required=True)
+    for name in (*NUMBERS, *numbers):
+        found.add_argument(f"--{name}", required=True, type=int)
+    return found
 
 
 def run_project(

@@ -49,7 +49,7 @@ class Config(CalibratedConfig):
     def _require_gptqmodel(self) -> None:
         if self.bits == 8:
             raise UnsupportedError(
-                "gptqmodel's 8-bit AWQ is wrong: it lies farther from the base than its 4 bit",
+                "gptqmodel's 8-bit AWQ is wrong: the file does not compute what was quantized",
                 allowed="4, 3",
                 got=self.bits,
                 fix="Use backend=llmcompressor",

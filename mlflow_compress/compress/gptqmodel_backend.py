@@ -23,6 +23,8 @@ EXTRA, PACKAGES = gptq_awq.EXTRA, gptq_awq.PACKAGES
 BATCH = 8
 CLIPPED = 64
 """Output features whose clipping AWQ searches at once."""
+WITHOUT_AWQ = ("gpt_neox",)
+"""Architectures on which its AWQ failed our test."""
 
 
 class TwoBackends(Method):
@@ -62,6 +64,12 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
     if source.model_type not in SUPPORTED_MODELS:
         raise UnsupportedError(
             "gptqmodel does not know this architecture", got=source.architecture, fix="Use backend=llmcompressor"
+        )
+    if method == "awq" and source.model_type in WITHOUT_AWQ:
+        raise UnsupportedError(
+            "gptqmodel's AWQ of this architecture gave logits that are not finite",
+            got=source.architecture,
+            fix="Use backend=llmcompressor",
         )
     sizes = kernel.SUPPORTS_GROUP_SIZE
     if settings["group_size"] not in sizes:

@@ -63,7 +63,7 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
-    _decode(loaded, rows, config)
+    decode(loaded, rows, config)
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
 
@@ -167,10 +167,10 @@ def _decode(
     rows: Sequence[Row],
     config: GenerationConfig,
     *,
-    until: Sequence[str] = (),
+    resume: Path | None,
+    until: Sequence[str],
     end_tokens: Collection[int] = (),
     label: str = "generate",
-    resume: Path | None = None,
 ) -> None:
     """Grow every row until it is done, those first read back that lie finished in a folder."""
     if resume is None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.scoring import team
 
 
 def placement(device: str) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def placement(device: str) -> dict[str, Any]:
         For an unknown device, and for one that several processes cannot share.
     """
     if device == "balanced":
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if team.n_processes() > 1:
             raise ConfigError("'balanced' spreads one model over all GPUs", fix="Start one process, or use 'auto'")
         return {"device_map": "auto"}
     if device == "auto":

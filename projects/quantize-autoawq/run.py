@@ -64,12 +64,7 @@ def quantize(options: argparse.Namespace, run: TrackedRun) -> Path:
 
 def main() -> int:
     """Run the project."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in toolchain.TEXTS:
-        parser.add_argument(f"--{name}", required=True)
-    for name in toolchain.NUMBERS:
-        parser.add_argument(f"--{name}", required=True, type=int)
-    return toolchain.run_project(METHOD, parser.parse_args(), quantize)
+    return toolchain.run_project(METHOD, toolchain.parser(__doc__).parse_args(), quantize)
 
 
 if __name__ == "__main__":

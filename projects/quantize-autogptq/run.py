@@ -84,11 +84,7 @@ def quantize(options: argparse.Namespace, run: TrackedRun) -> Path:
 
 def main() -> int:
     """Run the project."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in (*toolchain.TEXTS, "desc_act"):
-        parser.add_argument(f"--{name}", required=True)
-    for name in (*toolchain.NUMBERS, "bits"):
-        parser.add_argument(f"--{name}", required=True, type=int)
+    parser = toolchain.parser(__doc__, texts=["desc_act"], numbers=["bits"])
     parser.add_argument("--damp_percent", required=True, type=float)
     return toolchain.run_project(METHOD, parser.parse_args(), quantize, check)
 

@@ -32,7 +32,7 @@ pytestmark = needs_shared
 TIE = 1e-5  # options whose (normalised) log-likelihoods differ by no more are a tie: either may win, and it is counted
 ALLOWED = 1e-4  # nats
 LONG = {"mmlu 0-shot", "mmlu 5-shot", "arc_easy"}  # among the slow tests only
-FLOAT32_SUMS = 36  # 1 % of PIQA's options: so many may the stock backend's own float32 sums put beyond the bar (22 to 25)
+FLOAT32_SUMS = 25  # options of PIQA that the stock backend's float32 sums put beyond the bar: 22 to 25, by threads
 LONG_SUMS = {"piqa"}  # see the test of float32 sums below
 SAMPLED = {  # documents a leaf in the slow tests, which are to stay below four minutes each; the others whole
     "gsm8k 8-shot": 20,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, reload_check, run
-from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
 
@@ -173,9 +173,6 @@ def test_another_architecture_works_or_is_refused_with_a_reason(name: str, tmp_p
         compress_model(str(make_neox(tmp_path / "neox")), name, method_config(name, **SMALL), TEXT, out)
     except UnsupportedError as error:
         assert "GPTNeoXForCausalLM" in str(error) and not out.exists()
-        return
-    except CheckpointError as error:  # gptqmodel's AWQ of this one
-        assert "logits that are not finite" in str(error) and not out.exists()
         return
     assert Manifest.read(out).method == name
 

@@ -5,7 +5,6 @@ AutoAWQ itself needs an environment of its own, in which the project was run by 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import types
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+
+from tests.project_script import load_script
 
 PROJECT = Path(__file__).parents[2] / "projects" / "quantize-autoawq"
 
@@ -40,12 +41,7 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Any:
     quantizer.AwqQuantizer = Stock  # type: ignore[attr-defined]
     for module in (awq, quantize, quantizer):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("quantize_autoawq", PROJECT / "run.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(PROJECT, monkeypatch)
 
 
 def after_the_search(quantizer: Any) -> torch.Tensor:

@@ -5,7 +5,6 @@ AutoGPTQ itself needs an environment of its own and a CUDA machine (README, meth
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import yaml
 
 from mlflow_compress.errors import ConfigError
+from tests.project_script import load_script
 
 PROJECT = Path(__file__).parents[2] / "projects" / "quantize-autogptq"
 ENTRY = yaml.safe_load((PROJECT / "MLproject").read_text())["entry_points"]["main"]
@@ -23,12 +23,7 @@ ENTRY = yaml.safe_load((PROJECT / "MLproject").read_text())["entry_points"]["mai
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("quantize_autogptq", PROJECT / "run.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(PROJECT, monkeypatch)
 
 
 @pytest.fixture

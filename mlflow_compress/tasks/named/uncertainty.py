@@ -10,6 +10,7 @@ again from the sources. `uncertainty_built` draws others in the same way.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -107,15 +108,14 @@ def placed(published: Published, number: int, question: dict[str, Any]) -> dict[
     }
 
 
-def published_rows(name: str, data_dir: str) -> list[dict[str, Any]]:
-    """Return the file of task `name` as rows of a question file.
+def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
+    """Return the published file of task `name` as rows of a question file.
 
     Raises
     ------
     DataError
         When it is missing, or not as published; with its path and the question's number.
     """
-    published = FILES[name]
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     try:
         records = json.loads(read_text(path))
@@ -138,7 +138,7 @@ def published_rows(name: str, data_dir: str) -> list[dict[str, Any]]:
     return rows
 
 
-def tasks_of(
+def _tasks(
     name: str, published: Published, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None
 ) -> Parts:
     """Return the lettered tasks; prompts and number of examples are the published ones unless the user named others."""
@@ -150,30 +150,57 @@ def tasks_of(
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
 
 
-def _build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
-    return tasks_of(name, FILES[name], published_rows(name, settings.data_dir), settings, shots)
+def register_types(
+    group: str,
+    types: Mapping[str, Published],
+    *,
+    told: Callable[[Published], tuple[str, str, str]],
+    rows: Callable[[str, Published, str], list[dict[str, Any]]],
+) -> None:
+    """Register the five task types and their group.
 
+    Parameters
+    ----------
+    group : str
+    types : mapping
+        By task name.
+    told : callable
+        Returns a type's source, its licence, and what defines its questions.
+    rows : callable
+        Returns a type's rows of a question file, given task name, type and the folder of data sets.
+    """
 
-for _name, _published in FILES.items():
-    TASKS.register(_name)(
+    def build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
+        return _tasks(name, types[name], rows(name, types[name], settings.data_dir), settings, shots)
+
+    for name, published in types.items():
+        source, licence, definition = told(published)
+        TASKS.register(name)(
+            NamedTask(
+                source=source,
+                licence=licence,
+                items="9,995 (with E and F in three prompts, once without)",
+                shots=str(len(published.examples)),
+                rule="argmax of the letter's log-likelihood, on every order",
+                definition=definition.encode,
+                build=partial(build, name),
+            )
+        )
+    TASKS.register(group)(
         NamedTask(
-            source=f"{DATASET}, {_published.file}",
-            licence="MIT (repository)",
-            items="9,995 (with E and F in three prompts, once without)",
-            shots=str(len(_published.examples)),
-            rule="argmax of the letter's log-likelihood, on every order",
-            definition=f"{DATASET} {_published} {PROMPTS} {NEVER_ASKED} lettered".encode,
-            build=partial(_build, _name),
+            source="the five above",
+            licence="theirs",
+            items="all of theirs",
+            shots="QA, RC and CI 5, DRS 3, DS 1",
+            rule="each one's own; UAcc is the mean over prompts and tasks",
+            members=tuple(types),
         )
     )
 
-TASKS.register("uncertainty")(
-    NamedTask(
-        source="the five above",
-        licence="theirs",
-        items="all of theirs",
-        shots="QA, RC and CI 5, DRS 3, DS 1",
-        rule="each one's own; UAcc is the mean over prompts and tasks",
-        members=tuple(FILES),
-    )
-)
+
+def _told(published: Published) -> tuple[str, str, str]:
+    definition = f"{DATASET} {published} {PROMPTS} {NEVER_ASKED} lettered"
+    return f"{DATASET}, {published.file}", "MIT (repository)", definition
+
+
+register_types("uncertainty", FILES, told=_told, rows=published_rows)

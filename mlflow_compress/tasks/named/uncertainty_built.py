@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import FAMILIES, Parts, TaskSettings, seeded
-from mlflow_compress.tasks.catalogue import TASKS, NamedTask
+from mlflow_compress.tasks.base import FAMILIES, TaskSettings, seeded
 from mlflow_compress.tasks.data_dir import load_split
 from mlflow_compress.tasks.named import (
     cosmos_qa_lettered,
@@ -95,11 +94,6 @@ def built_rows(name: str, published: uncertainty.Published, data_dir: str) -> li
     return rows
 
 
-def _build(name: str, published: uncertainty.Published, settings: TaskSettings, shots: int | None) -> Parts:
-    rows = built_rows(name, published, settings.data_dir)
-    return uncertainty.tasks_of(name, published, rows, settings, shots)
-
-
 SOURCES = {
     "QA": ("cais/mmlu", "MIT"),
     "RC": ("allenai/cosmos_qa", "CC BY 4.0"),
@@ -109,27 +103,10 @@ SOURCES = {
 }
 MEMBERS = {name.replace("uncertainty", "uncertainty_built"): file for name, file in uncertainty.FILES.items()}
 
-for _name, _published in MEMBERS.items():
-    _source, _licence = SOURCES[_published.kind]
-    TASKS.register(_name)(
-        NamedTask(
-            source=_source,
-            licence=_licence,
-            items="9,995 (with E and F in three prompts, once without)",
-            shots=str(len(_published.examples)),
-            rule="argmax of the letter's log-likelihood, on every order",
-            definition=f"{_source} {_published} {uncertainty.PROMPTS} {DRAWN} built".encode,
-            build=partial(_build, _name, _published),
-        )
-    )
 
-TASKS.register("uncertainty_built")(
-    NamedTask(
-        source="the five above",
-        licence="theirs",
-        items="all of theirs",
-        shots="QA, RC and CI 5, DRS 3, DS 1",
-        rule="each one's own; UAcc is the mean over prompts and tasks",
-        members=tuple(MEMBERS),
-    )
-)
+def _told(published: uncertainty.Published) -> tuple[str, str, str]:
+    source, licence = SOURCES[published.kind]
+    return source, licence, f"{source} {published} {uncertainty.PROMPTS} {DRAWN} built"
+
+
+uncertainty.register_types("uncertainty_built", MEMBERS, told=_told, rows=built_rows)
