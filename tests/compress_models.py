@@ -9,10 +9,14 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    FalconConfig,
     GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from mlflow_compress import architectures
@@ -56,6 +60,28 @@ def make_qwen2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat
     return _save(Qwen2Config(**settings), folder, seed, dtype)
 
 
+def make_mistral(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+    """Write a random Mistral that sees the whole context."""
+    return _save(MistralConfig(**{**SMALL, "sliding_window": None, **changes}), folder, seed, dtype)
+
+
+def make_qwen3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+    """Write a random Qwen3 (normed queries and keys, heads wider than their share of the stream)."""
+    return _save(Qwen3Config(**{**SMALL, "head_dim": 32, **changes}), folder, seed, dtype)
+
+
+def make_mixture(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a random Qwen3 mixture of four experts."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
+    return _save(Qwen3MoeConfig(**SMALL, **experts), folder, seed, dtype)
+
+
+def make_falcon(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a random Falcon, whose linear layers are of a class of their own."""
+    config = FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    return _save(config, folder, seed, dtype)
+
+
 def make_neox(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random GPT-NeoX (another architecture: fused query-key-value, biases, parallel residual)."""
     config = GPTNeoXConfig(
@@ -84,7 +110,9 @@ def _save(config: Any, folder: Path, seed: int, dtype: torch.dtype) -> Path:
 def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = False) -> ReloadReport:
     """Reload in this process, to save the four seconds that a fresh one takes to start."""
     with quiet():
-        return check(folder, device=device, trust_remote_code=trust_remote_code)
+        report = check(folder, device=device, trust_remote_code=trust_remote_code)
+    report.require_agreement()
+    return report
 
 
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:

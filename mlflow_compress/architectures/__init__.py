@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.architectures import gptq_awq
+from mlflow_compress.errors import CheckpointError
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 
@@ -55,6 +57,24 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     from transformers import AutoConfig
 
     return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}
+
+
+def require_complete(info: Mapping[str, Any], folder: Path) -> None:
+    """Raise `CheckpointError` where a checkpoint leaves parameters without values: transformers makes up random ones.
+
+    Parameters
+    ----------
+    info : mapping
+        What `from_pretrained` says with ``output_loading_info=True``.
+    folder : Path
+        The checkpoint, for the message.
+    """
+    broken = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    if broken:
+        raise CheckpointError(
+            f"The checkpoint leaves {len(broken)} parameters of the model without values",
+            got=f"{', '.join(broken[:3])} in {folder}",
+        )
 
 
 def register_formats() -> None:

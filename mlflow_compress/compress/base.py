@@ -94,6 +94,8 @@ class Method(ABC):
     """Whether calibration text is required."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Import names of optional packages."""
+    linear_only: ClassVar[bool] = True
+    """Whether linear layers are all that changes: weights elsewhere, as of experts in one tensor, would stay."""
     compresses: ClassVar[bool] = True
     """False for a control that leaves the weights as they are and may never be promoted."""
     extra: ClassVar[str | None] = None

@@ -31,6 +31,7 @@ class Cast(Method):
     format = "safetensors"
     Config = Config
     runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a cast that would change nothing."""

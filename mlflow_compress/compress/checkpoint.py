@@ -50,6 +50,7 @@ class Checkpoint(Method):
     description = "A checkpoint compressed elsewhere, in any format that transformers loads: `-P checkpoint=FOLDER`"
     reference = "https://huggingface.co/docs/transformers/quantization/overview"
     format = "as it came"
+    linear_only = False
     Config = Config
 
     def label(self, config: Any) -> str:

@@ -45,6 +45,7 @@ class GaussianNoise(Method):
     format = "safetensors (noisy_logits)"
     Config = Config
     compresses = False
+    linear_only = False
 
     def label(self, config: Any) -> str:
         """Return ``gaussian-noise-0.5``."""

@@ -67,7 +67,7 @@ class Gguf(Method):
         """Quantize, write the file, and measure the values that its blocks mean."""
         import gguf
 
-        model, path = job.source.load(job.device), job.folder / gguf_file.FILE
+        model, path = gguf_model.load(job), job.folder / gguf_file.FILE
         blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
         quantized, plain = gguf.GGMLQuantizationType[f"Q{job.config.bits}_0"], gguf_model.plain_kind(job.source.dtype)
 

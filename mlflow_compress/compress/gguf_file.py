@@ -19,6 +19,8 @@ _LAYER = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -61,7 +63,7 @@ def write(
     config : transformers configuration
         Where the sizes come from.
     architecture : str
-        "llama" or "qwen2".
+        As GGUF names it: "llama", "qwen2" or "qwen3".
     file_type : int
         `gguf.LlamaFileType` of the weights.
     tensors : mapping

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.architectures import GGUF_NATIVE
-from mlflow_compress.compress import gguf_file
+from mlflow_compress.compress import gguf_file, llama_like
 from mlflow_compress.compress.base import MethodConfig
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compress.base import Job
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
-"""Model classes whose tensors and settings are known, and what GGUF calls them."""
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Model classes whose tensors and settings are known, and what GGUF calls them; it knows a Mistral as a Llama."""
 
 PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
 
@@ -53,6 +58,7 @@ def require_known(source: SourceModel, block: int) -> None:
                 allowed=f"multiples of {block}",
                 got=in_features,
             )
+    llama_like.require_whole_context(source)
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
@@ -63,6 +69,12 @@ def require_known(source: SourceModel, block: int) -> None:
             allowed=ROPE_TYPES,
             got=rope,
         )
+
+
+def load(job: Job) -> Any:
+    """Load the base for evaluation in float32, as the architecture by which GGUF knows it."""
+    model = job.source.load(job.device)
+    return llama_like.as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
 
 
 def plain_kind(dtype: str) -> Callable[[Any], Any]:

@@ -116,22 +116,23 @@ def quantize(job: Job, settings: dict[str, Any]) -> torch.Tensor:
     assert job.calibration is not None
     kernel = BACKEND.AWQ_TORCH if settings.get("quant_method") == "awq" else BACKEND.GPTQ_TORCH
     rows = [{"input_ids": row.tolist(), "attention_mask": [1] * row.size} for row in job.calibration.ids]
-    wrapped = GPTQModel.load(
-        str(job.source.folder),
-        QuantizeConfig(**settings, fallback=None, offload_to_disk=False),
-        device=job.device,
-        dtype=job.source.torch_dtype,
-        trust_remote_code=job.source.trust_remote_code,
-    )
     try:
+        wrapped = GPTQModel.load(
+            str(job.source.folder),
+            QuantizeConfig(**settings, fallback=None, offload_to_disk=False),
+            device=job.device,
+            dtype=job.source.torch_dtype,
+            trust_remote_code=job.source.trust_remote_code,
+        )
         with _contained() as failures:
             wrapped.quantize(rows, calibration_sort=None, batch_size=BATCH, backend=kernel)
             if failures:
                 raise RuntimeError(failures[0]) from failures[0]
-    except (ValueError, RuntimeError, AssertionError) as error:
+        _require_solved(wrapped.quant_log, settings.get("damp_percent"))
+        wrapped.save(str(job.folder))
+    except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError, LookupError) as error:
+        # What it raises where its definition of an architecture is not the pinned transformers'.
         raise UnsupportedError(f"gptqmodel cannot compress this model: {error}", got=job.source.architecture) from error
-    _require_solved(wrapped.quant_log, settings.get("damp_percent"))
-    wrapped.save(str(job.folder))
     job.source.tokenizer().save_pretrained(job.folder)  # gptqmodel adds a padding token to its own copy
     model = wrapped.model.eval()
     for parameter in model.parameters():

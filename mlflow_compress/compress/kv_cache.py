@@ -52,6 +52,7 @@ class KvCache(Method):
     format = "safetensors (quantized_cache)"
     Config = Config
     compresses = False
+    linear_only = False
 
     def label(self, config: Any) -> str:
         """Return ``kv-cache-4bit-head``."""

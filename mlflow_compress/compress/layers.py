@@ -32,6 +32,7 @@ class LayerDropMethod(Method):
 
     format = "safetensors"
     runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
 
     def label(self, config: Any) -> str:
         """Return ``layer-drop-2``."""

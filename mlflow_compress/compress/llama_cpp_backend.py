@@ -78,7 +78,7 @@ class KQuantMethod(Method):
         """Write the base as GGUF, let llama.cpp quantize that file, and measure what the new one means."""
         import gguf
 
-        model, path = job.source.load(job.device), job.folder / gguf_file.FILE
+        model, path = gguf_model.load(job), job.folder / gguf_file.FILE
         plain = gguf_model.plain_kind(job.source.dtype)
         tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
         importance = self.importance(job, model)

@@ -90,7 +90,7 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
             trust_remote_code_model=job.source.trust_remote_code,
             **data,
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
         # What it raises where it cannot trace or match an architecture (and where memory runs out).
         raise UnsupportedError(
             f"llm-compressor cannot compress this model: {error}", got=job.source.architecture

@@ -27,6 +27,7 @@ class Uncompressed(Method):
     Config = Config
     runs_in = ("vLLM", "llama.cpp")
     compresses = False
+    linear_only = False
 
     def compress(self, job: Job) -> torch.Tensor:
         """Load the model in its stored type, save it, and measure it in float32."""

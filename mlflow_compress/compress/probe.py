@@ -123,6 +123,15 @@ class ReloadReport:
         """Whether both differences lie within the tolerances."""
         return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
 
+    def require_agreement(self) -> None:
+        """Raise `ReloadMismatchError` where a difference is beyond the tolerances."""
+        if not self.agrees:
+            raise ReloadMismatchError(
+                "The saved checkpoint does not compute what the compressed model in memory computed",
+                allowed=f"logits within {MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",
+                got=f"largest difference {self.max_abs_diff:.3g}, largest KL {self.kl_max:.3g} nats",
+            )
+
     def as_dict(self) -> dict[str, float]:
         """Return the numbers by name."""
         return asdict(self)

@@ -28,19 +28,28 @@ def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.Reload
 
 
 def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
-    """Load a checkpoint of any format in float32 with plain transformers, for evaluation."""
+    """Load a checkpoint of any format in float32 with plain transformers, for evaluation.
+
+    Raises
+    ------
+    CheckpointError
+        It leaves parameters of the model without values.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     placed = {} if device == "cpu" else {"device_map": {"": device}}
-    model = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
+        output_loading_info=True,
         trust_remote_code=trust_remote_code,
         local_files_only=True,
         **architectures.loading_options(folder, trust_remote_code=trust_remote_code),
         **placed,
-    ).eval()
+    )
+    architectures.require_complete(info, folder)
+    model.eval()
     # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
     # model then stops at mixed types. Widening what is stored changes no number.
     for parameter in model.parameters():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.compress import llama_like
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_at_least
 from mlflow_compress.compress.dense import save_and_measure
 from mlflow_compress.compress.source import SourceModel
@@ -14,7 +15,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +62,14 @@ class SliceGpt(Method):
         return f"{self.name}-{100 * config.slicing:g}pct"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse architectures other than Llama, and cuts that leave nothing."""
+        """Refuse other architectures, sliding windows, and cuts that leave nothing."""
         if source.architecture not in ARCHITECTURES:
             raise UnsupportedError(
-                "SliceGPT is implemented for the Llama architecture", allowed=ARCHITECTURES, got=source.architecture
+                "SliceGPT is implemented for Llama and what is one by another name",
+                allowed=ARCHITECTURES,
+                got=source.architecture,
             )
+        llama_like.require_whole_context(source)
         hidden_size = next(iter(source.linear.values()))[1]
         if config.width(hidden_size) < 1:
             raise ConfigError(
@@ -77,7 +81,7 @@ class SliceGpt(Method):
     def compress(self, job: Job) -> torch.Tensor:
         """Rotate and cut layer by layer."""
         assert job.calibration is not None
-        model = job.source.load(job.device)
+        model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]
         return save_and_measure(job, sliced(model, batches, job.config.width(model.config.hidden_size)))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress import architectures
 from mlflow_compress.compress import storage
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 """What a hub download takes: no pickles."""
+
+
+MOST_ELSEWHERE = 0.1
+"""Share of the layers' weights that a method for linear layers may leave as they are (routers, short convolutions)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,9 @@ class SourceModel:
         Linear layers apart from the language-model head: name to (out_features, in_features), in model order.
     head : str or None
         Name of the language-model head, which no method touches.
+    elsewhere : dict
+        Weights of two and more axes outside linear layers, embeddings and head: name to elements. A mixture's experts
+        are among them, which transformers keeps in one tensor a layer.
     layers : int
         Decoder layers.
     vocabulary : int
@@ -55,6 +63,7 @@ class SourceModel:
     dtype: str
     linear: dict[str, tuple[int, int]]
     head: str | None
+    elsewhere: dict[str, int]
     layers: int
     vocabulary: int
     max_length: int
@@ -81,15 +90,18 @@ class SourceModel:
         from transformers import AutoModelForCausalLM
 
         placed = {} if device == "cpu" else {"device_map": {"": device}}
-        return AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             self.folder,
             dtype=dtype or torch.float32,
+            output_loading_info=True,
             trust_remote_code=self.trust_remote_code,
             use_safetensors=True,
             local_files_only=True,
             **placed,
             **options,
-        ).eval()
+        )
+        architectures.require_complete(info, self.folder)
+        return model.eval()
 
     def tokenizer(self) -> Any:
         """Load the tokenizer."""
@@ -114,6 +126,18 @@ class SourceModel:
                     got=group_size,
                 )
 
+    def require_linear(self, method: str) -> None:
+        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are in no linear layer."""
+        reached = sum(rows * columns for rows, columns in self.linear.values())
+        missed = sum(self.elsewhere.values())
+        if missed > MOST_ELSEWHERE * (reached + missed):
+            raise UnsupportedError(
+                f"Method {method!r} changes linear layers alone, and {missed / (reached + missed):.0%} of the weights "
+                f"of this model's layers are elsewhere, as in {next(iter(self.elsewhere))}",
+                got=self.architecture,
+                fix="Use rtn or gptq, which reach the experts of a mixture",
+            )
+
 
 def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     """Find a model (folder or hub id) and describe it.
@@ -135,7 +159,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError("The model is already quantized", got=model, fix="Give the full-precision checkpoint")
     skeleton = _skeleton(config, model, trust_remote_code)
-    linear, head = _linear_layers(skeleton)
+    linear, head, elsewhere = _weights(skeleton)
     if not linear:
         raise UnsupportedError("The model has no linear layers to compress", got=type(skeleton).__name__)
     text_config = config.get_text_config()
@@ -147,6 +171,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         dtype=storage.main_dtype(tensors),
         linear=linear,
         head=head,
+        elsewhere=elsewhere,
         layers=int(text_config.num_hidden_layers),
         vocabulary=int(skeleton.get_input_embeddings().weight.shape[0]),
         max_length=int(getattr(text_config, "max_position_embeddings", None) or 2048),
@@ -196,15 +221,20 @@ def _skeleton(config: Any, model: str, trust_remote_code: bool) -> Any:
         raise CheckpointError(f"The model is not a causal language model that loads: {error}", got=model) from error
 
 
-def _linear_layers(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None]:
+def _weights(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None, dict[str, int]]:
+    """Return the linear layers, the head's name, and what lies elsewhere, as `SourceModel` has them."""
     from torch import nn
 
     output = skeleton.get_output_embeddings()
     linear: dict[str, tuple[int, int]] = {}
-    head = None
+    head, elsewhere = None, {}
     for name, module in skeleton.named_modules():
         if module is output:
             head = name
         elif isinstance(module, nn.Linear):
             linear[name] = (module.out_features, module.in_features)
-    return linear, head
+        elif not isinstance(module, nn.Embedding):
+            for part, parameter in module.named_parameters(prefix=name, recurse=False):
+                if parameter.ndim > 1:
+                    elsewhere[part] = parameter.numel()
+    return linear, head, elsewhere

@@ -60,6 +60,18 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
+def sort_metadata(path: Path) -> None:
+    """Put the metadata in a safetensors file's header in order, so that equal contents are equal bytes."""
+    with path.open("r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the header grew"
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
 def main_dtype(tensors: Mapping[str, StoredTensor]) -> str:
     """Return the floating type that most stored elements have, as torch names it."""
     counts: Counter[str] = Counter()
@@ -90,6 +102,12 @@ def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) 
         if owners & wanted and parts[-1] != "bias":
             total += tensor.n_bytes
     return total
+
+
+def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> list[str]:
+    """Return the layers whose weights are stored as plain floats of 16 bits and more."""
+    weights = {layer: tensors.get(f"{layer}.weight") for layer in layers}
+    return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
 
 
 def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:

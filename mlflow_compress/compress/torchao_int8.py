@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compress import storage
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
+from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +62,14 @@ class TorchAoInt8(Method):
         _cast_plain(model, job.source.torch_dtype)
         model.config.dtype = job.source.torch_dtype
         model.save_pretrained(job.folder)
+        for path in storage.weight_files(job.folder):
+            storage.sort_metadata(path)  # torchao's entries come in another order each time
         job.source.tokenizer().save_pretrained(job.folder)
         _cast_plain(model, torch.float32)
-        return job.probe.logits(model)
+        try:
+            return job.probe.logits(model)
+        except NotImplementedError as error:  # a layer whose own forward asks for more than a product
+            raise UnsupportedError(f"torchao cannot compute this model: {error}", got=job.source.architecture) from None
 
 
 def _cast_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:

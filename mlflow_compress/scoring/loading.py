@@ -139,11 +139,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        broken = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise CheckpointError(
-            f"The checkpoint leaves {len(broken)} parameters of the model without values", got=", ".join(broken[:3])
-        )
+    architectures.require_complete(info, folder)
     with _bars_on_terminals_only():
         _decompress(model)
     if config.dtype != "auto":

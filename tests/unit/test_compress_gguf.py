@@ -16,7 +16,16 @@ from mlflow_compress.compress.gguf_file import from_gguf_name, pre_tokenizer_nam
 from mlflow_compress.compress.gguf_model import interleave_heads, part_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.scoring.loading import weights_hash
-from tests.compress_models import TEXT, check_here, logits, make_llama, make_qwen2, token_rows
+from tests.compress_models import (
+    TEXT,
+    check_here,
+    logits,
+    make_llama,
+    make_mistral,
+    make_qwen2,
+    make_qwen3,
+    token_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -36,7 +45,7 @@ def nearest_in_blocks(weight: torch.Tensor, half_steps: int) -> torch.Tensor:
     return (whole * step.half().float()).reshape(weight.shape)
 
 
-@pytest.mark.parametrize("make", [make_llama, make_qwen2])
+@pytest.mark.parametrize("make", [make_llama, make_mistral, make_qwen2, make_qwen3])
 def test_the_file_means_rounded_weights(make: Any, tmp_path: Path) -> None:
     base = make(tmp_path / "base")
     for bits, half_steps in ((5, 16), (4, 8)):
@@ -121,6 +130,9 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     scaled = make_llama(tmp_path / "scaled", rope_parameters=linear)
     with pytest.raises(UnsupportedError, match=r"scaled in this way.*Allowed: default, llama3\. Got: 'linear'"):
         compress_model(str(scaled), "gguf", None, [], tmp_path / "out")
+    windows = make_mistral(tmp_path / "windows", sliding_window=32)
+    with pytest.raises(UnsupportedError, match=r"sliding windows.*128 tokens\. Got: 'sliding_window=32'"):
+        compress_model(str(windows), "gguf", None, [], tmp_path / "out")
     compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
     with pytest.raises(UnsupportedError, match="The model is a GGUF file"):
         compress_model(str(tmp_path / "made"), "rtn", None, [], tmp_path / "out")

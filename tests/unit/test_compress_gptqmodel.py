@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, reload_check, run
-from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
 
@@ -143,7 +143,8 @@ def test_a_wrong_scale_in_the_file_is_seen(tmp_path: Path) -> None:
     tensors = load_file(path)
     tensors["model.layers.1.mlp.down_proj.scales"][0] *= 1.05
     save_file(tensors, path, metadata={"format": "pt"})
-    assert not check_here(out).agrees
+    with pytest.raises(ReloadMismatchError):
+        check_here(out)
 
 
 @needs_extra

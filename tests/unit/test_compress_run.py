@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
+from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config, run
 from mlflow_compress.compress.reload_check import main as reload_check
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
-from tests.compress_models import TEXT, make_llama, make_neox
+from tests.compress_models import (
+    TEXT,
+    check_here,
+    logits,
+    make_falcon,
+    make_llama,
+    make_mixture,
+    make_neox,
+    mean_kl,
+    token_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and bitsandbytes warn while loading
 
@@ -22,6 +33,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and bitsandbyt
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("base") / "llama")
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixture(tmp_path_factory.mktemp("mixture") / "experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,3 +196,45 @@ def test_a_model_is_described_without_its_head(base: Path, tmp_path: Path) -> No
     assert len(source.linear) == 14 and source.linear["model.layers.1.mlp.down_proj"] == (64, 128)
     neox = resolve(str(make_neox(tmp_path / "neox")))
     assert neox.head == "lm_head" and "lm_head" not in neox.linear and len(neox.linear) == 8
+
+
+LINEAR_ONLY = [name for name, method in METHODS.items() if method.linear_only and not method.extra]
+
+
+@pytest.mark.parametrize("method", LINEAR_ONLY)
+def test_experts_that_a_method_would_pass_over_are_refused(method: str, mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"linear layers alone, and 8\d% .*experts.gate_up_proj.*Use rtn or gptq"
+    ):
+        compress_model(str(mixture), method, None, TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_experts_are_quantized_by_methods_that_reach_them(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    manifest = compress_model(str(mixture), "rtn", method_config("rtn", group_size=32), [], tmp_path / "out")
+    assert manifest.bits_per_weight_model < 6.0  # 4.5 in the layers and experts, 16 in the embeddings and the head
+    ids = token_rows(mixture, TEXT[0], rows=2, length=64)
+    assert 0 < mean_kl(logits(mixture, ids), logits(tmp_path / "out", ids)) < 0.5
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8", "bnb-nf4", "bnb-int8"])
+def test_layers_that_a_library_passes_over_in_silence_are_an_error(method: str, tmp_path: Path) -> None:
+    falcon = make_falcon(tmp_path / "falcon")
+    settings = {"group_size": 32} if method == "rtn" else {}
+    with pytest.raises(UnsupportedError, match=f"'{method}' left 8 of 8 linear layers as they were.*FalconForCausalLM"):
+        compress_model(str(falcon), method, method_config(method, **settings), [], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["falcon"]
+
+
+def test_a_model_without_some_of_its_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(base, broken)
+    tensors = load_file(base / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"leaves 1 parameters .*layers\.1\.mlp\.up_proj\.weight"):
+        compress_model(str(broken), "rtn", method_config("rtn", group_size=32), [], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]

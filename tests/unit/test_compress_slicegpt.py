@@ -10,10 +10,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import compress_model, method_config, run
+from mlflow_compress.compress.llama_like import as_llama
 from mlflow_compress.compress.slicegpt import principal_components, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
-from tests.compress_models import TEXT, check_here, logits, make_llama, make_qwen2, mean_kl, token_rows
+from tests.compress_models import (
+    TEXT,
+    check_here,
+    logits,
+    make_llama,
+    make_mistral,
+    make_qwen2,
+    make_qwen3,
+    mean_kl,
+    token_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -60,6 +71,22 @@ def test_rotation_alone_changes_nothing(base: Path, tmp_path: Path) -> None:
     assert mean_kl(logits(base, ids), logits(tmp_path / "out", ids)) < 1e-10
 
 
+@pytest.mark.parametrize("make", [make_mistral, make_qwen2])
+def test_relatives_of_llama_rotate_without_change(make: Any, tmp_path: Path) -> None:
+    folder = make(tmp_path / "base", dtype=torch.float32)
+    model = load(folder)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    ids = token_rows(folder, TEXT[0], rows=4, length=64)
+    before = outputs(model, ids)
+    llama = as_llama(model)
+    assert type(llama).__name__ == "LlamaForCausalLM" and torch.equal(outputs(llama, ids), before)
+    assert torch.allclose(before, outputs(sliced(llama, [ids], 64), ids), atol=1e-5, rtol=0)
+    compress_model(str(folder), "slicegpt", method_config("slicegpt", slicing=0, **SETTINGS), TEXT, tmp_path / "out")
+    assert mean_kl(logits(folder, ids), logits(tmp_path / "out", ids)) < 1e-10
+
+
 def test_what_carries_nothing_is_cut_without_loss(base: Path) -> None:
     model = load(base)
     generator = torch.Generator().manual_seed(2)
@@ -98,9 +125,12 @@ def test_deeper_cuts_move_farther_and_weigh_less_and_the_model_generates(base: P
 
 
 def test_what_cannot_be_sliced_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"Allowed: LlamaForCausalLM\. Got: 'Qwen2ForCausalLM'"):
-        qwen = make_qwen2(tmp_path / "qwen2")
+    with pytest.raises(UnsupportedError, match=r"Allowed: LlamaForCausalLM, .*Got: 'Qwen3ForCausalLM'"):
+        qwen = make_qwen3(tmp_path / "qwen3")
         compress_model(str(qwen), "slicegpt", method_config("slicegpt", **SETTINGS), TEXT, tmp_path / "out")
+    with pytest.raises(UnsupportedError, match="sliding windows"):
+        windows = make_mistral(tmp_path / "windows", sliding_window=32)
+        compress_model(str(windows), "slicegpt", method_config("slicegpt", **SETTINGS), TEXT, tmp_path / "out")
     for slicing in (1, -0.1):
         with pytest.raises(ConfigError, match="slicing is not a share"):
             method_config("slicegpt", slicing=slicing)

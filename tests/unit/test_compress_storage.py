@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mlflow_compress.compress import storage
@@ -48,6 +49,28 @@ def test_sparsity_counts_zeros_of_dense_weights_only(tmp_path: Path) -> None:
     )
     assert storage.sparsity_of_layers(tmp_path, ["a"]) == 0.75
     assert storage.sparsity_of_layers(tmp_path, ["c"]) is None
+
+
+def test_layers_left_as_plain_floats_are_found(checkpoint: Path) -> None:
+    tensors = storage.read_headers(checkpoint)
+    assert storage.plain_layers(tensors, ["layers.0.up", "layers.0.upper", "layers.0.none"]) == ["layers.0.upper"]
+
+
+def test_metadata_is_put_in_order_and_nothing_else_changes(tmp_path: Path) -> None:
+    contents = []
+    for order in ("abc", "cab"):
+        header = {
+            "__metadata__": dict.fromkeys(order, "größe"),
+            "w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        }
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode() + b"  "
+        path = tmp_path / f"{order}.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + b"xyz")
+        storage.sort_metadata(path)
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == dict.fromkeys("abc", "größe") and bytes(file.get_tensor("w").tolist()) == b"xyz"
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
 
 
 def test_a_truncated_file_is_refused(checkpoint: Path) -> None:

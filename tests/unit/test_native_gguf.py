@@ -19,7 +19,16 @@ from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generate import generate_until
 from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model, weights_hash
-from tests.compress_models import check_here, logits, make_llama, make_qwen2, mean_kl, token_rows
+from tests.compress_models import (
+    check_here,
+    logits,
+    make_llama,
+    make_mistral,
+    make_qwen2,
+    make_qwen3,
+    mean_kl,
+    token_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_llama_cpp = pytest.mark.skipif(
@@ -139,7 +148,9 @@ def test_generation_with_caches_is_generation_without(loaded: LoadedModel) -> No
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize(("make", "method"), [(make_qwen2, "gguf"), (make_llama, "gguf-k")])
+@pytest.mark.parametrize(
+    ("make", "method"), [(make_qwen2, "gguf"), (make_qwen3, "gguf"), (make_mistral, "gguf"), (make_llama, "gguf-k")]
+)
 def test_other_models_and_methods(make: Any, method: str, tmp_path: Path) -> None:
     base = make(tmp_path / "base", hidden_size=256, intermediate_size=256, num_attention_heads=4)
     manifest = compress_model(str(base), method, method_config(method, native="true"), [], tmp_path / "out")
