@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig, JudgeSettings
@@ -168,6 +168,8 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun, kept: ExitStac
     base_model = load(model_path(config.model), config)
     variant_model = load(config.checkpoint, config)
     check_same_tokenizer(base_model, variant_model)
+    # Both are asked in the baseline's chat template: tools often save a checkpoint without it.
+    variant_model = replace(variant_model, tokenizer=base_model.tokenizer)
     baseline_run, ours, again = _baseline(tracker, base_model, instructions, config)
     mark = digest({"stage": "judge", "baseline": baseline_run, **_fingerprint(variant_model, instructions, config)})
     resume = kept.enter_context(unfinished(mark))

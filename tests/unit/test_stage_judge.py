@@ -1,0 +1,28 @@
+"""The judge stage on a checkpoint as other tools save them: without the chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.compress import compress_model, run
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.stages.judge import run_judge
+from mlflow_compress.tracking.store import Tracker
+from tests.compress_models import check_here
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_both_models_are_asked_in_the_baselines_chat_template(
+    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
+    (workdir / "out" / "chat_template.jinja").unlink()
+    run_judge(JudgeConfig(checkpoint=str(workdir / "out"), limit=1, samples=2, max_new_tokens=8, judge_max_tokens="8"))
+    [judged] = tracker.find_finished("judge")
+    # The same model under the same prompts: its sampled answers are exactly the baseline's second sample.
+    assert judged.data.metrics["judge/similarity"] == judged.data.metrics["judge/similarity_floor"]
