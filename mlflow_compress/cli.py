@@ -120,11 +120,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
     """
-    from mlflow_compress.scoring import team
+    from mlflow_compress.scoring.processes import team
 
     if team.n_processes() == 1:
         return _command(argv)
-    from mlflow_compress.scoring.jobs import Workshop
+    from mlflow_compress.scoring.processes.jobs import Workshop
 
     try:
         if team.serves():

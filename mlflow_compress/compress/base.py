@@ -159,7 +159,7 @@ class Method(ABC):
         """
 
 
-METHODS: Registry[Method] = Registry("compression method", "mlflow_compress.compress")
+METHODS: Registry[Method] = Registry("compression method", "mlflow_compress.compress.methods")
 
 M = TypeVar("M", bound=type[Method])
 

@@ -20,9 +20,9 @@ from mlflow_compress.scoring.execute import Lane, Pass, Targets
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.scoring.plan import plan_batches, plan_packs
+from mlflow_compress.scoring.processes.spread import Spread, run_spread
 from mlflow_compress.scoring.requests import Encoded, Encoder
 from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
-from mlflow_compress.scoring.spread import Spread, run_spread
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.scoring.units import Plan
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.scoring import team
+from mlflow_compress.scoring.processes import team
 
 
 def placement(device: str) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def _fingerprint(loaded: LoadedModel, instructions: list[Instruction], config: J
     decides = ("samples", "max_new_tokens", "judge_max_tokens", "seed", "system_prompt")
     return {
         **identity(loaded),
+        "chat_template": loaded.tokenizer.chat_template,
         **{name: getattr(config, name) for name in decides},
         "instructions": [asdict(item) for item in instructions],
     }

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import calibration, compress_model, method_config, run
-from mlflow_compress.compress.gguf_imatrix import mean_squares
+from mlflow_compress.compress.methods.gguf_imatrix import mean_squares
 from mlflow_compress.compress.source import resolve
 from tests.compress_models import TEXT, check_here, make_llama
 

@@ -18,10 +18,10 @@ import torch
 
 from mlflow_compress.errors import DataError, MlflowCompressError
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring import team
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.jobs import Workshop
 from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.scoring.processes import team
+from mlflow_compress.scoring.processes.jobs import Workshop
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress.architectures.hqq_packed import pack, unpack
 from mlflow_compress.compress import compress_model, method_config, run
-from mlflow_compress.compress.hqq import BITS, half_quadratic
+from mlflow_compress.compress.methods.hqq import BITS, half_quadratic
 from mlflow_compress.errors import UnsupportedError
 from tests.compress_models import check_here, make_llama
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlflow_compress import architectures, demo
 from mlflow_compress.compress import calibration, compress_model, method_config, run
-from mlflow_compress.compress.gguf_imatrix import mean_squares
+from mlflow_compress.compress.methods.gguf_imatrix import mean_squares
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from tests.compress_models import check_here, logits, make_llama, mean_kl, token_rows

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import compress_model, method_config, run
 from mlflow_compress.compress.llama_like import as_llama
-from mlflow_compress.compress.slicegpt import principal_components, sliced
+from mlflow_compress.compress.methods.slicegpt import principal_components, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.compress_models import (

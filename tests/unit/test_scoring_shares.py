@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlflow_compress.scoring.body import separate
 from mlflow_compress.scoring.execute import Lane, Pass, Targets
 from mlflow_compress.scoring.plan import plan_batches, plan_packs
-from mlflow_compress.scoring.shares import Share, shares
+from mlflow_compress.scoring.processes.shares import Share, shares
 from mlflow_compress.scoring.units import NO_PREFIX, Pack, Plan, groups
 from tests.unit.scoring_models import VOCAB, load_random
 from tests.unit.test_scoring_plan import tries

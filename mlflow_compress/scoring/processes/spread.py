@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mlflow_compress.scoring import team
 from mlflow_compress.scoring.execute import Pass, Targets
-from mlflow_compress.scoring.jobs import CaptureRef, Done, Job, ModelRef, StoreRef
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.loading import LoadedModel
-from mlflow_compress.scoring.shares import Share, shares
+from mlflow_compress.scoring.processes import team
+from mlflow_compress.scoring.processes.jobs import CaptureRef, Done, Job, ModelRef, StoreRef
+from mlflow_compress.scoring.processes.shares import Share, shares
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.units import Plan
 

@@ -16,7 +16,7 @@ from mlflow_compress.scoring.body import separate
 from mlflow_compress.scoring.execute import Lane, Pass
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.shares import Share
+from mlflow_compress.scoring.processes.shares import Share
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
 
