@@ -8,6 +8,7 @@ import torch
 
 Tensor = torch.Tensor
 KINDS = ("kl", "kl_reverse", "js", "tv")
+LARGEST = (math.inf, math.inf, math.log(2), 1.0)  # of each kind, in its order
 FARTHEST = 60.0  # a larger ln(q/p) belongs to a p near the smallest float32
 
 
@@ -54,8 +55,9 @@ def finish(kl: Tensor, kl_reverse: Tensor, js: Tensor, apart: Tensor, far: Tenso
     ``m = (p+q)/2``; and ``tv = sum |p-q| / 2``. Rows for which the sums are not exact (impossible tokens, or `far` is
     not 0: a token has an ln(q/p) above `FARTHEST`) are NaN: they take `careful_divergences`.
     """
-    found = torch.stack([kl, kl_reverse, 0.5 * js, 0.5 * apart]).clamp_min_(0.0)
-    return found.masked_fill_(~((far == 0) & found.isfinite().all(dim=0)), math.nan)
+    found = torch.stack([kl, kl_reverse, 0.5 * js, 0.5 * apart])
+    exact = (far == 0) & found.isfinite().all(dim=0)
+    return _possible(found).masked_fill_(~exact, math.nan)
 
 
 def careful_divergences(logp: Tensor, logq: Tensor) -> Tensor:
@@ -71,7 +73,12 @@ def careful_divergences(logp: Tensor, logq: Tensor) -> Tensor:
     # ln(m/p) = max(d, 0) + s and ln(m/q) = max(-d, 0) + s, with s = ln((1 + e^-|d|) / 2)
     s = torch.expm1(-d.abs()).mul_(0.5).log1p_()
     js = -0.5 * (p * (d.clamp_min(0) + s) + q * ((-d).clamp_min(0) + s)).sum(dim=1)
-    return torch.stack([kl, kl_reverse, js.clamp_min_(0.0), 0.5 * diff.abs().sum(dim=1)])
+    return _possible(torch.stack([kl, kl_reverse, js, 0.5 * diff.abs().sum(dim=1)]))
+
+
+def _possible(found: Tensor) -> Tensor:
+    """Cut off what rounding adds beyond the distances' ranges; NaN remains NaN."""
+    return found.clamp_(found.new_zeros(4, 1), found.new_tensor(LARGEST)[:, None])
 
 
 def _positive(p: Tensor, d: Tensor, diff: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
@@ -93,14 +93,15 @@ def test_equal_rows_are_exactly_zero() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.floats(0, 60), st.floats(0, 60), st.integers(0, 100))
+@example(37, 60.0, 59.0, 97)  # rounded, its tv is 1.2e-6 above 1
 def test_identities(vocab: int, scale: float, distance: float, seed: int) -> None:
     p, q = (torch.log_softmax(x, 1) for x in pair(3, vocab, distance, scale=scale, seed=seed))
     there, back = divergences(p, q), divergences(q, p)
     assert torch.allclose(there.kl, back.kl_reverse, rtol=1e-5, atol=1e-9)
     assert torch.allclose(there.js, back.js, rtol=1e-4, atol=1e-7)
     assert (there.kl >= 0).all()
-    assert (there.js <= math.log(2) + 1e-6).all()
-    assert ((there.tv >= 0) & (there.tv <= 1 + 1e-6)).all()
+    assert ((there.js >= 0) & (there.js <= float(np.float32(math.log(2))))).all()
+    assert ((there.tv >= 0) & (there.tv <= 1)).all()
     assert (there.tv <= (there.kl / 2).sqrt() + 1e-4).all()  # Pinsker
 
 
