@@ -12,7 +12,8 @@ import mlflow
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import names
@@ -21,6 +22,12 @@ from mlflow_compress.tracking.store import Tracker
 PREVIOUS = "previous"  # where the alias stood before it moved
 _MODEL_FILE = Path(__file__).with_name("variant_model.py")
 RESERVED_ALIASES = ("latest", "v1", PREVIOUS)
+
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
+    params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
+)
+"""What `VariantModel.predict` takes; parameters that no signature names do not reach it. What it returns varies."""
 
 
 def registered_name(base_model: str) -> str:
@@ -50,6 +57,8 @@ def log_variant_model(run_id: str, reference: Mapping[str, Any]) -> None:
             run_id=run_id,  # mlflow.pyfunc.log_model, which calls this, cannot name a run
             python_model=str(_MODEL_FILE),
             artifacts={"variant": str(path)},
+            signature=SIGNATURE,
+            input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
             # Given, so that MLflow does not load the model to guess them.
             pip_requirements=["mlflow-compress"],
         )

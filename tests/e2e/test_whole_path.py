@@ -129,6 +129,8 @@ def test_the_champion_loads_by_alias_generates_and_scores(world: World) -> None:
     model = mlflow.pyfunc.load_model("models:/compressed-demo@champion")
     texts = model.predict(pd.DataFrame({"prompt": ["Answer:", "Once"]}))["text"].tolist()
     assert len(texts) == 2 and all(isinstance(text, str) and text for text in texts)
+    shorter = model.predict(pd.DataFrame({"prompt": ["Answer:", "Once"]}), params={"max_new_tokens": 2})["text"]
+    assert all(long.startswith(short) and len(short) < len(long) for long, short in zip(texts, shorter, strict=True))
     scores = model.predict(pd.DataFrame({"prompt": ["Answer:", "Answer:"], "continuation": [" A", " A B"]}))
     assert (scores["loglik"] < 0).all() and scores["n_tokens"].tolist() == [1, 2]
     assert scores["loglik"][1] < scores["loglik"][0]
