@@ -161,7 +161,7 @@ def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: fl
         apart = (result.value if result.high is None else result.high) < (
             floor.value if floor.low is None else floor.low
         )
-    return "yes" if apart else "no: within the noise floor"
+    return "yes" if apart else "no: overlaps the noise floor"
 
 
 def noise_floor(pooled: Pooled, name: str) -> MetricResult | None:
@@ -178,7 +178,7 @@ def _distance_row(spec: _Distance, pooled: Pooled) -> Row | None:
         label=spec.label,
         meaning=key(spec.name).meaning,
         difference=interval_text(result, spec.scale, difference=False),
-        noise=None if floor is None else value_text(floor, spec.scale),
+        noise=None if floor is None else interval_text(floor, spec.scale, difference=False),
         distinguishable=_above_floor(result, floor, spec.unchanged),
     )
 

@@ -150,12 +150,12 @@ def test_a_distance_is_held_against_its_noise_floor():
     # The floor's upper end decides: 0.018 > 0.002, but 0.018 < 0.019.
     assert rows_of(kl, result("noise/kl_mean", 0.001, 0.0005, 0.002))["KL, items (nats)"].distinguishable == "yes"
     within = rows_of(kl, result("noise/kl_mean", 0.015, 0.012, 0.019))["KL, items (nats)"]
-    assert within.distinguishable == "no: within the noise floor"
-    assert within.noise == "0.0150"
+    assert within.distinguishable == "no: overlaps the noise floor"
+    assert within.noise == "0.015 [0.012, 0.019]"
     # Agreement falls with distance: its upper end must lie below the floor's lower end.
     top = result("distance/top1_agreement", 0.90, 0.88, 0.92)
     floor = result("noise/top1_agreement", 0.95, 0.91, 0.97)
-    assert rows_of(top, floor)["Same top token, items"].distinguishable == "no: within the noise floor"
+    assert rows_of(top, floor)["Same top token, items"].distinguishable == "no: overlaps the noise floor"
 
 
 def test_a_difference_is_held_against_its_interval_and_direction():
