@@ -52,7 +52,7 @@ class QuantizeConfig(ModelConfig):
     calibration_samples: str = option("auto", "calibration samples; 'auto' takes the method's default")
     calibration_length: int = option(256, "tokens a calibration sample", low=8)
     settings: str = option("none", "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
-    checkpoint: str = option("none", "for method=checkpoint: folder or hub id of what was compressed elsewhere")
+    checkpoint: str = option("none", "for method=checkpoint: folder, hub id or GGUF file of what others compressed")
     out: str = option("compressed", "folder that receives one sub-folder a variant")
 
 

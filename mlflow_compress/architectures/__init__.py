@@ -20,7 +20,12 @@ OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files at the top of a checkpoint, sorted: safetensors, or GGUF where there are none."""
+    """Return the weight files at the top of a checkpoint, sorted: safetensors, or GGUF where there are none.
+
+    A GGUF file by itself is a checkpoint too.
+    """
+    if folder.suffix == ".gguf" and folder.is_file():
+        return [folder]
     return sorted(folder.glob(SAFETENSORS)) or sorted(folder.glob(GGUF))
 
 

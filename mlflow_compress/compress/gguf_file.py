@@ -162,6 +162,16 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
     writer.add_add_bos_token(tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id])
 
 
+def architecture(path: Path) -> str:
+    """Return what a GGUF file calls its architecture; a broken file is a `CheckpointError`."""
+    import gguf
+
+    try:
+        return str(gguf.GGUFReader(path).fields["general.architecture"].contents())
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error
+
+
 def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`."""
     import gguf

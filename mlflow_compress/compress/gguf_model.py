@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.architectures import GGUF_NATIVE
-from mlflow_compress.compress import gguf_file, llama_like
+from mlflow_compress.compress import gguf_file, llama_like, storage
 from mlflow_compress.compress.base import MethodConfig
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
@@ -28,6 +29,9 @@ ARCHITECTURES = {
 """Model classes whose tensors and settings are known, and what GGUF calls them; it knows a Mistral as a Llama."""
 
 PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""A tensor of the file only: by what llama.cpp divides the rotary frequencies."""
 
 ROPE_TYPES = ("default", "llama3")
 
@@ -134,7 +138,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
         tensors[gguf_file.to_gguf_name(name)] = (data if heads is None else interleave_heads(data, heads), kind)
     factors = rope_factors(model)
     if not np.allclose(factors, 1.0):
-        tensors["rope_freqs.weight"] = (factors, gguf.GGMLQuantizationType.F32)
+        tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
     return tensors
 
 
@@ -187,12 +191,49 @@ def measure(job: Job, model: Any, path: Path) -> torch.Tensor:
     return native
 
 
-def save(job: Job, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
-    """Write the file, and the configuration and tokenizer that transformers needs beside a checkpoint's file."""
+def describe(job: Job, model: Any) -> Any:
+    """Write what transformers needs beside a checkpoint's file, configuration and tokenizer; return the tokenizer."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
         setattr(model.config, GGUF_NATIVE, True)
     for part in (model.config, model.generation_config, tokenizer):
         part.save_pretrained(job.folder)
+    return tokenizer
+
+
+def save(job: Job, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
+    """Write the file and what stands beside it."""
+    tokenizer = describe(job, model)
     gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
+
+
+def adopt(job: Job, file: Path) -> torch.Tensor:
+    """Copy a file that another tool wrote, put the base's configuration and tokenizer beside it, and measure it."""
+    model, path = load(job), job.folder / gguf_file.FILE
+    shutil.copyfile(file, path)
+    describe(job, model)
+    return measure(job, model, path)
+
+
+def require_version(source: SourceModel, file: Path) -> None:
+    """Refuse a file that does not hold a version of the base: another architecture, other tensors, other shapes."""
+    from transformers import AutoConfig
+
+    require_known(source, block=1)
+    kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
+    if kind != wanted:
+        raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
+    theirs = {name: t.shape for name, t in storage.read_headers(file).items() if name != ROPE_FACTORS}
+    ours = {name: t.shape for name, t in storage.read_headers(source.folder).items() if not name.endswith("inv_freq")}
+    if AutoConfig.from_pretrained(source.folder, local_files_only=True).tie_word_embeddings:
+        ours.pop("lm_head.weight", None)  # some stores hold it twice
+    differ = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if differ:
+        first = differ[0]
+        raise UnsupportedError(
+            f"The GGUF file and the base differ in {len(differ)} tensors, the first of them {first}",
+            allowed=str(ours.get(first, "none")),
+            got=str(theirs.get(first, "none")),
+            fix="Give the base that it was made from as -P model=...",
+        )

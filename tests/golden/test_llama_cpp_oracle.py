@@ -13,7 +13,9 @@ import re
 import numpy as np
 import pytest
 
+from mlflow_compress.compress import compress_model, method_config
 from mlflow_compress.metrics.corpus import CorpusStatistics, Estimate, corpus_statistics
+from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.shared_data import SHARED, needs_shared
 
 ORACLE = SHARED / "data" / "llama_cpp_oracle"
@@ -29,11 +31,15 @@ def _log_probs(folder, **options):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    return _scored(torch, model)
+
+
+def _scored(torch, model):
     tokens = torch.from_numpy(np.load(ORACLE / "tokens.npy")).long()
     out = []
     with torch.inference_mode():
         for start in range(0, len(tokens), BATCH):
-            logits = model(tokens[start : start + BATCH]).logits[:, 256:511].double()
+            logits = model(input_ids=tokens[start : start + BATCH]).logits[:, 256:511].double()
             out.append(torch.log_softmax(logits, dim=-1).float().flatten(0, 1).numpy())
     return np.concatenate(out)
 
@@ -137,3 +143,18 @@ def test_the_base_against_itself_is_exactly_nothing(base):
     assert found.kl == (0.0, 0.0) and found.log_ratio == (0.0, 0.0)
     assert found.dp_rms == (0.0, 0.0) and found.same_top == (1.0, 0.0)
     assert found.perplexity_baseline.value == pytest.approx(126.8374, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_K_M"])
+def test_a_file_by_itself_is_as_far_away_as_llama_perplexity_prints(base, quantization, native, tmp_path):
+    torch = pytest.importorskip("torch")
+    if native:
+        pytest.importorskip("llama_cpp", reason="needs the extra 'llama-cpp'")
+    config = method_config("checkpoint", checkpoint=str(ORACLE / f"{quantization}.gguf"), native=str(native).lower())
+    compress_model(str(ORACLE / "model"), "checkpoint", config, [], tmp_path / "out")
+    variant = _scored(torch, load_model(LoadConfig(path=str(tmp_path / "out"), device="cpu")).model)
+    printed = json.loads((ORACLE / "results.json").read_text())["runs"][quantization]
+    kl = printed["native_int8_activations" if native else "dequantized_f32"]["Mean KLD"]["value"]
+    assert _statistics(base, variant).kl.value == pytest.approx(kl, abs=2e-6)

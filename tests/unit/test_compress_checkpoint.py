@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mlflow_compress.compress import Manifest, compress_model, method_config, run
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.stages.quantize import checkpoint_folder, method_settings
-from tests.compress_models import check_here, make_llama
+from tests.compress_models import (
+    TEXT,
+    check_here,
+    logits,
+    make_falcon,
+    make_llama,
+    make_mistral,
+    make_qwen2,
+    token_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,8 +38,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("base") / "llama")
 
 
+def config(checkpoint: Path) -> Any:
+    return method_config("checkpoint", checkpoint=str(checkpoint))
+
+
 def take(base: Path, checkpoint: Path, out: Path) -> Manifest:
-    return compress_model(str(base), "checkpoint", method_config("checkpoint", checkpoint=str(checkpoint)), [], out)
+    return compress_model(str(base), "checkpoint", config(checkpoint), [], out)
 
 
 @pytest.mark.parametrize("method", ["gguf", "bnb-nf4", "w8a8"])
@@ -52,6 +67,42 @@ def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp
     assert folder() == first
     make_llama(theirs, seed=2)
     assert folder() != first
+
+
+@pytest.mark.parametrize("make", [make_llama, make_mistral, make_qwen2])
+def test_a_gguf_file_by_itself_takes_configuration_and_tokenizer_from_the_base(make: Any, tmp_path: Path) -> None:
+    base = make(tmp_path / "base")
+    original = compress_model(str(base), "gguf", method_config("gguf", bits=4), [], tmp_path / "theirs")
+    file = (tmp_path / "theirs" / "model.gguf").rename(tmp_path / "tiny.Q4_0.gguf")
+    manifest = take(base, file, tmp_path / "ours")
+    assert manifest.label == "checkpoint-tiny.Q4-0"
+    assert manifest.size_bytes == original.size_bytes and manifest.bits_per_weight == 4.5
+    file.rename(tmp_path / "theirs" / "model.gguf")
+    ids = token_rows(base, TEXT[0], rows=2, length=64)
+    assert torch.equal(logits(tmp_path / "ours", ids), logits(tmp_path / "theirs", ids))
+
+
+def test_a_gguf_file_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
+    def written(make: Any, **changes: Any) -> Path:
+        other = make(tmp_path / make.__name__, **changes)
+        compress_model(str(other), "gguf", None, [], tmp_path / f"{make.__name__}-gguf")
+        return tmp_path / f"{make.__name__}-gguf" / "model.gguf"
+
+    with pytest.raises(UnsupportedError, match=r"another architecture than the base\. Allowed: llama\. Got: 'qwen2'"):
+        take(base, written(make_qwen2), tmp_path / "out")
+    deeper = written(make_llama, num_hidden_layers=3)
+    with pytest.raises(
+        UnsupportedError, match=r"differ in 9 tensors, the first of them model\.layers\.2.*Allowed: none"
+    ):
+        take(base, deeper, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="GGUF file does not exist"):
+        take(base, tmp_path / "none.gguf", tmp_path / "out")
+    (tmp_path / "broken.gguf").write_bytes(deeper.read_bytes()[:300])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        take(base, tmp_path / "broken.gguf", tmp_path / "out")
+    with pytest.raises(UnsupportedError, match="GGUF"):
+        compress_model(str(make_falcon(tmp_path / "falcon")), "checkpoint", config(deeper), [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress import architectures
-from mlflow_compress.compress import reload_check, storage
+from mlflow_compress.compress import gguf_model, reload_check, storage
 from mlflow_compress.compress import source as source_module
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register
 from mlflow_compress.compress.source import SourceModel
@@ -18,7 +18,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependen
 if TYPE_CHECKING:
     import torch
 
-CODE = "*.py"
+CODE, GGUF = "*.py", ".gguf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,24 @@ class Config(MethodConfig):
     """Settings of `checkpoint`."""
 
     checkpoint: str = ""
-    """Folder or hub id of a compressed version of the base, in any format that transformers loads."""
+    """Folder or hub id of a compressed version of the base, in any format that transformers loads, or a GGUF file."""
+    native: bool = False
+    """Let llama.cpp itself compute a GGUF file wherever it is evaluated, on the CPU (extra `llama-cpp`)."""
 
     @property
-    def folder(self) -> Path:
-        """Where it lies; a hub id is downloaded."""
+    def path(self) -> Path:
+        """Where it lies: a folder, or a GGUF file by itself; a hub id is downloaded."""
         if not self.checkpoint:
             raise ConfigError(
-                "Method 'checkpoint' needs a checkpoint", allowed="a folder or a hub id", fix="Give -P checkpoint=..."
+                "Method 'checkpoint' needs a checkpoint",
+                allowed="a folder, a hub id or a GGUF file",
+                fix="Give -P checkpoint=...",
             )
+        file = Path(self.checkpoint).expanduser()
+        if file.suffix == GGUF and not file.is_dir():
+            if not file.is_file():
+                raise CheckpointError("The GGUF file does not exist", got=self.checkpoint)
+            return file.resolve()
         return source_module.local_folder(self.checkpoint)
 
 
@@ -47,25 +56,38 @@ class Checkpoint(Method):
     """
 
     name = "checkpoint"
-    description = "A checkpoint compressed elsewhere, in any format that transformers loads: `-P checkpoint=FOLDER`"
+    description = (
+        "A checkpoint compressed elsewhere, in any format that transformers loads, or a GGUF file: "
+        "`-P checkpoint=FOLDER`"
+    )
     reference = "https://huggingface.co/docs/transformers/quantization/overview"
     format = "as it came"
     linear_only = False
     Config = Config
 
     def label(self, config: Any) -> str:
-        """Return ``checkpoint-NAME``, with the folder's or the hub id's last part."""
-        return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.checkpoint).name) or 'none'}"
+        """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
+        return f"{self.name}-{name}{'-native' if config.native else ''}"
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return llama.cpp's, where it is to compute."""
+        return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
     def fingerprint(self, config: Any) -> str:
         """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
-        return storage.hash_weights(config.folder)[1]
+        return storage.hash_weights(config.path)[1]
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a missing extra, a folder without a model, another vocabulary, and other layers than the base has."""
         from transformers import AutoConfig
 
-        folder = config.folder
+        folder = config.path
+        if folder.suffix == GGUF:
+            gguf_model.require_version(source, folder)
+            return
+        if config.native:
+            raise UnsupportedError("llama.cpp computes GGUF files only", allowed="a .gguf file", got=config.checkpoint)
         # A missing extra is said here, before any work.
         architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = storage.read_headers(folder)
@@ -92,7 +114,9 @@ class Checkpoint(Method):
 
     def compress(self, job: Job) -> torch.Tensor:
         """Copy the files and measure the original."""
-        folder = job.config.folder
+        folder = job.config.path
+        if folder.suffix == GGUF:
+            return gguf_model.adopt(job, folder)
         patterns = [*source_module.FILES, architectures.GGUF]
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
             if path.name != "compression.json" and (job.source.trust_remote_code or not path.match(CODE)):
