@@ -65,9 +65,11 @@ def make(architecture: str, folder: Path, dtype: Any) -> Path:
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # the usual start would give nearly uniform predictions
+    for parameter in model.parameters():  # the usual start would give nearly uniform predictions, and norms of ones
+        if parameter.ndim > 1:
             parameter.data.normal_(0.0, 0.06)
+        else:
+            parameter.data += 0.3 * torch.randn_like(parameter)
     model.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

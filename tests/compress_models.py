@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     FalconConfig,
+    Gemma2Config,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -68,6 +69,11 @@ def make_mistral(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bflo
 def make_qwen3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen3 (normed queries and keys, heads wider than their share of the stream)."""
     return _save(Qwen3Config(**{**SMALL, "head_dim": 32, **changes}), folder, seed, dtype)
+
+
+def make_gemma2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a random Gemma 2 (norms of 1 + weight, two of them around each block)."""
+    return _save(Gemma2Config(**SMALL, head_dim=32, sliding_window=64), folder, seed, dtype)
 
 
 def make_mixture(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:

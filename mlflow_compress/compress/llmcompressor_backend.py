@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compress import probe
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, in
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
-def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
+def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]], *, rescales: bool = False) -> torch.Tensor:
     """Apply modifiers to the source model, measure it on the probe and save it.
 
     Everything is computed in float32 and stored in the base's own element type. What is stored in less than float32
@@ -61,11 +62,18 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
         What to compress and where to write it.
     recipe : callable
         Returns the modifiers; called after llm-compressor has been imported.
+    rescales : bool
+        Whether they scale channels between layers, after which the unrounded model must compute what it did before.
 
     Returns
     -------
     torch.Tensor
         Logits of the in-memory model on the probe, shape (n_positions, vocabulary).
+
+    Raises
+    ------
+    UnsupportedError
+        llm-compressor cannot take the model, or scaled channels that are not the same ones.
     """
     load()
     _require_device(job.device)
@@ -73,6 +81,7 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
     from llmcompressor import oneshot
 
     model, tokenizer = job.source.load(job.device), job.source.tokenizer()
+    before = job.probe.logits(model) if rescales else None
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
         samples, length = job.calibration.ids.shape
@@ -97,10 +106,28 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]]) -> torch.Tensor:
         ) from error
     remove_dispatch(model, onload_tensors=True)
     model.to(job.device).eval()
+    if before is not None:
+        _require_same_function(job, model, before)
     _round_floats(model, job.source.torch_dtype)
     logits = job.probe.logits(model)
     _save(model, tokenizer, job)
     return logits
+
+
+def _require_same_function(job: Job, model: Any, before: torch.Tensor) -> None:
+    """Refuse a model that computes something else than before although nothing is rounded yet."""
+    from compressed_tensors.quantization import disable_quantization, enable_quantization
+
+    model.apply(disable_quantization)
+    report = probe.compare(before, job.probe.logits(model))
+    model.apply(enable_quantization)
+    if not report.agrees:
+        raise UnsupportedError(
+            "llm-compressor's scaling changes what this model computes: its channels belong to other layers",
+            allowed="logits as before, nothing being rounded",
+            got=f"{job.source.architecture}, KL up to {report.kl_max:.3g} nats",
+            fix="Use a method that does not rescale",
+        )
 
 
 def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:

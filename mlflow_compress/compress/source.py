@@ -135,7 +135,7 @@ class SourceModel:
                 f"Method {method!r} changes linear layers alone, and {missed / (reached + missed):.0%} of the weights "
                 f"of this model's layers are elsewhere, as in {next(iter(self.elsewhere))}",
                 got=self.architecture,
-                fix="Use rtn or gptq, which reach the experts of a mixture",
+                fix="Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
             )
 
 

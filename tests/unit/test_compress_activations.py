@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import calibration, compress_model, method_config, run
+from mlflow_compress.compress.methods import smoothquant
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -97,6 +98,20 @@ def test_smoothing_pays_where_channels_are_loud(base: Path, tmp_path: Path) -> N
     for method, settings in (("w8a8", {}), ("smoothquant", SETTINGS)):
         compress_model(str(base), method, method_config(method, **settings), TEXT, tmp_path / method)
     assert mean_kl(before, logits(tmp_path / "smoothquant", ids)) < mean_kl(before, logits(tmp_path / "w8a8", ids))
+
+
+def test_smoothing_leaves_the_function_of_gemma_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_gemma2(tmp_path / "gemma2")
+    ids, config = token_rows(base, TEXT[0], rows=4, length=64), method_config("smoothquant", **SETTINGS)
+    compress_model(str(base), "w8a8", None, [], tmp_path / "w8a8")
+    compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "smoothquant")
+    plain, smooth = (mean_kl(logits(base, ids), logits(tmp_path / name, ids)) for name in ("w8a8", "smoothquant"))
+    assert 0 < smooth < 2 * plain
+    # llm-compressor's own mapping takes the norm behind the attention for the one before the feed-forward part.
+    monkeypatch.setattr(smoothquant, "MAPPINGS", {})
+    with pytest.raises(UnsupportedError, match=r"scaling changes what this model computes.*Gemma2ForCausalLM"):
+        compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_smoothquant_cannot_do_is_refused(tmp_path: Path) -> None:

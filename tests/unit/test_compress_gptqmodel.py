@@ -16,7 +16,7 @@ from mlflow_compress import demo
 from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, reload_check, run
 from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
-from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_extra = pytest.mark.skipif(importlib.util.find_spec("gptqmodel") is None, reason="needs the extra 'gptqmodel'")
@@ -162,6 +162,15 @@ def test_what_has_no_kernel_is_refused_before_any_work(
     with pytest.raises(UnsupportedError, match=message):
         config = method_config(method, **{**SMALL, **settings})
         compress_model(str(make_llama(tmp_path / "base")), method, config, TEXT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@needs_extra
+def test_awq_of_an_architecture_that_it_gets_wrong_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"not proved right.*Allowed: llama.*'Gemma2ForCausalLM'.*llmcompressor"):
+        compress_model(
+            str(make_gemma2(tmp_path / "gemma")), "awq", method_config("awq", **SMALL), TEXT, tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 

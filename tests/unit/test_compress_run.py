@@ -11,20 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config, run
+from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
 from mlflow_compress.compress.reload_check import main as reload_check
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
 from tests.compress_models import (
     TEXT,
-    check_here,
-    logits,
     make_falcon,
     make_llama,
     make_mixture,
     make_neox,
-    mean_kl,
-    token_rows,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and bitsandbytes warn while loading
@@ -204,20 +200,10 @@ LINEAR_ONLY = [name for name, method in METHODS.items() if method.linear_only an
 @pytest.mark.parametrize("method", LINEAR_ONLY)
 def test_experts_that_a_method_would_pass_over_are_refused(method: str, mixture: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedError, match=r"linear layers alone, and 8\d% .*experts.gate_up_proj.*Use rtn or gptq"
+        UnsupportedError, match=r"linear layers alone, and 8\d% .*experts.gate_up_proj.*method=checkpoint"
     ):
         compress_model(str(mixture), method, None, TEXT, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_experts_are_quantized_by_methods_that_reach_them(
-    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
-    manifest = compress_model(str(mixture), "rtn", method_config("rtn", group_size=32), [], tmp_path / "out")
-    assert manifest.bits_per_weight_model < 6.0  # 4.5 in the layers and experts, 16 in the embeddings and the head
-    ids = token_rows(mixture, TEXT[0], rows=2, length=64)
-    assert 0 < mean_kl(logits(mixture, ids), logits(tmp_path / "out", ids)) < 0.5
 
 
 @pytest.mark.parametrize("method", ["rtn", "fp8", "bnb-nf4", "bnb-int8"])

@@ -112,7 +112,7 @@ class Awq(gptqmodel_backend.TwoBackends):
 
         backend.load()
         with backend.unpinned_cache():
-            return backend.run_oneshot(job, recipe)
+            return backend.run_oneshot(job, recipe, rescales=True)
 
 
 def _gptqmodel_settings(config: Config) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class Gptq(gptqmodel_backend.TwoBackends):
     Config = Config
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
-    linear_only = False
     needs_calibration = True
     requires = ("llmcompressor",)
     other_format = "gptq"

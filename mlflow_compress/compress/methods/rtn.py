@@ -44,7 +44,6 @@ class RoundToNearest(Method):
     Config = Config
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
-    linear_only = False
     requires = ("llmcompressor",)
 
     def check(self, config: Any, source: SourceModel) -> None:

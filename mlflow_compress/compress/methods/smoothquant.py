@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 BITS = (8,)
+_GEMMA = [
+    [["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"], "re:.*input_layernorm"],
+    [["re:.*gate_proj", "re:.*up_proj"], "re:.*pre_feedforward_layernorm"],
+]
+MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
+"""Layers and the norm that feeds them, where llm-compressor names another norm (that behind the attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +82,11 @@ class SmoothQuant(Method):
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
             return [
-                _published()(smoothing_strength=job.config.alpha),
+                _published()(smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)),
                 QuantizationModifier(config_groups=backend.activation_scheme("int"), ignore=job.source.ignored),
             ]
 
-        return backend.run_oneshot(job, recipe)
+        return backend.run_oneshot(job, recipe, rescales=True)
 
 
 def _published() -> Any:
