@@ -23,7 +23,7 @@ from mlflow_compress.compress import METHODS, Manifest, compress_model, method_c
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.scoring.loading import LoadConfig, load_model
-from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
@@ -52,7 +52,7 @@ def small_config(name: str, **settings: Any) -> Any:
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Return the random base of an architecture, in the type that a method starts from."""
     folder = tmp_path_factory.mktemp("models")
-    makers = {"llama": make_llama, "neox": make_neox}
+    makers = {"llama": make_llama, "neox": make_neox, "gemma2": make_gemma2}
 
     def base(architecture: str, method: str) -> Path:
         dtype = torch.float32 if method in CASTS else torch.bfloat16
@@ -126,20 +126,32 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "model"), [("neox", "GPTNeoXForCausalLM"), ("gemma2", "Gemma2ForCausalLM")], ids=["neox", "gemma2"]
+)
 @pytest.mark.parametrize("name", METHODS.names())
 def test_another_architecture_works_or_is_refused_with_a_reason(
-    name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    architecture: str,
+    model: str,
+    bases: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     need_extra(name)
     monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
-    out = tmp_path / "out"
+    out, base = tmp_path / "out", bases(architecture, name)
     try:
-        compress_model(str(bases("neox", name)), name, settings_of(name, "neox", bases), TEXT, out)
+        compress_model(str(base), name, settings_of(name, architecture, bases), TEXT, out)
     except UnsupportedError as error:
-        assert "GPTNeoXForCausalLM" in str(error)
+        assert model in str(error)
         assert not out.exists()
         return
     assert Manifest.read(out).method == name  # published, so its reload check agreed
+    ids = token_rows(base, TEXT[0], rows=4, length=64)
+    before, after = (load_model(LoadConfig(path=str(f), device="cpu", dtype="float32")).model for f in (base, out))
+    with torch.inference_mode():
+        assert mean_kl(before(input_ids=ids).logits, after(input_ids=ids).logits) < 1.0
 
 
 def reload_in_one_fresh_process(folders: list[Path]) -> list[dict[str, Any]]:
