@@ -161,7 +161,8 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     skeleton = _skeleton(config, model, trust_remote_code)
     linear, head, elsewhere = _weights(skeleton)
     if not linear:
-        raise UnsupportedError("The model has no linear layers to compress", got=type(skeleton).__name__)
+        where = f": its weights lie elsewhere, as in {next(iter(elsewhere))}" if elsewhere else ""
+        raise UnsupportedError(f"The model has no linear layers to compress{where}", got=type(skeleton).__name__)
     text_config = config.get_text_config()
     return SourceModel(
         name=model,
