@@ -128,6 +128,10 @@ class Method(ABC):
         """Return the format of the checkpoint that these settings make: `format`, unless they choose another."""
         return self.format
 
+    def rounds_activations(self, config: Any) -> bool:
+        """Return whether the checkpoint that these settings make rounds activations as it computes."""
+        return False
+
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
         """Return the import names of the packages that these settings need, and the extra that installs them."""
         return self.requires, self.extra

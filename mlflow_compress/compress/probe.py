@@ -29,6 +29,15 @@ sums taken in another order, which for float32 models lies around 1e-5. Saved ch
 0.01 nats and more.
 """
 
+MAX_MEAN_KL_ROUNDED = 0.02
+"""Tolerance, in nats, for models that round activations as they compute.
+
+Mostly they agree to the bit too. But where a sum comes out one unit in the last place apart, as it did once in about
+forty runs, a value at the edge of a step goes to the neighbour, and all that follows with it. Embeddings changed by
+1e-7 of themselves moved the demo's `w8a8`, dynamic `torchao-int8` and `fp8` by up to 0.0013, 0.0017 and 0.0053 nats on
+average.
+"""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -72,18 +81,22 @@ class Probe:
         return logits
 
 
-def write(folder: Path, probe: Probe, logits: torch.Tensor) -> Path:
-    """Store the probe and the logits of the in-memory model beside the checkpoint; return the file."""
+def write(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bool = False) -> Path:
+    """Store the probe and the logits of the in-memory model beside the checkpoint; return the file.
+
+    `rounded` says that the model rounds activations as it computes.
+    """
     import torch
     from safetensors.torch import save_file
 
     path = folder / PROBE_FILE
     path.parent.mkdir(exist_ok=True)
-    save_file({"input_ids": torch.from_numpy(probe.ids), "logits": logits.contiguous()}, path)
+    tensors = {"input_ids": torch.from_numpy(probe.ids), "logits": logits.contiguous()}
+    save_file({**tensors, "rounded": torch.tensor(rounded)}, path)
     return path
 
 
-def read(folder: Path) -> tuple[Probe, torch.Tensor]:
+def read(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
     """Read what `write` stored."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -91,7 +104,7 @@ def read(folder: Path) -> tuple[Probe, torch.Tensor]:
     path = folder / PROBE_FILE
     try:
         stored = load_file(path)
-        return Probe(stored["input_ids"].numpy()), stored["logits"]
+        return Probe(stored["input_ids"].numpy()), stored["logits"], bool(stored["rounded"])
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"The reload probe cannot be read: {error}", got=str(path)) from error
 
@@ -110,6 +123,8 @@ class ReloadReport:
         Root mean square of the in-memory logits, after taking the mean off each row.
     kl_mean, kl_max : float
         KL(in-memory || reloaded) in nats, over the positions.
+    rounded : bool
+        Whether the model rounds activations, and `MAX_MEAN_KL_ROUNDED` is the tolerance.
     """
 
     positions: int
@@ -117,10 +132,13 @@ class ReloadReport:
     logit_rms: float
     kl_mean: float
     kl_max: float
+    rounded: bool = False
 
     @property
     def agrees(self) -> bool:
-        """Whether both differences lie within the tolerances."""
+        """Whether the differences lie within the tolerances."""
+        if self.rounded:
+            return self.kl_mean <= MAX_MEAN_KL_ROUNDED
         return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
 
     def require_agreement(self) -> None:
@@ -128,8 +146,11 @@ class ReloadReport:
         if not self.agrees:
             raise ReloadMismatchError(
                 "The saved checkpoint does not compute what the compressed model in memory computed",
-                allowed=f"logits within {MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",
-                got=f"largest difference {self.max_abs_diff:.3g}, largest KL {self.kl_max:.3g} nats",
+                allowed=f"a mean KL up to {MAX_MEAN_KL_ROUNDED:g} nats"
+                if self.rounded
+                else f"logits within {MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",
+                got=f"largest difference {self.max_abs_diff:.3g}, "
+                f"KL {self.kl_mean:.3g} nats on average, {self.kl_max:.3g} at most",
             )
 
     def as_dict(self) -> dict[str, float]:
@@ -137,7 +158,7 @@ class ReloadReport:
         return asdict(self)
 
 
-def compare(saved: torch.Tensor, reloaded: torch.Tensor) -> ReloadReport:
+def compare(saved: torch.Tensor, reloaded: torch.Tensor, *, rounded: bool = False) -> ReloadReport:
     """Compare logits of shape (n_positions, vocabulary); other shapes or values that are not finite are a mismatch."""
     import torch
 
@@ -154,4 +175,5 @@ def compare(saved: torch.Tensor, reloaded: torch.Tensor) -> ReloadReport:
         logit_rms=float(centred.square().mean().sqrt()),
         kl_mean=float(kl.mean()),
         kl_max=float(kl.max()),
+        rounded=rounded,
     )

@@ -23,8 +23,9 @@ from mlflow_compress.errors import MlflowCompressError
 
 def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
     """Load `folder` in float32 and compare it with its stored probe logits."""
-    stored_probe, logits = probe.read(folder)
-    return probe.compare(logits, stored_probe.logits(load(folder, device=device, trust_remote_code=trust_remote_code)))
+    stored, logits, rounded = probe.read(folder)
+    model = load(folder, device=device, trust_remote_code=trust_remote_code)
+    return probe.compare(logits, stored.logits(model), rounded=rounded)
 
 
 def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:

@@ -37,6 +37,16 @@ def test_rounding_noise_passes_and_one_wrong_logit_does_not(logits: torch.Tensor
     assert not probe.compare(logits, wrong).agrees
 
 
+def test_models_that_round_activations_may_differ_by_a_step_and_no_further(logits: torch.Tensor) -> None:
+    near, far = logits + 0.1 * torch.randn_like(logits), logits + torch.randn_like(logits)
+    report = probe.compare(logits, near, rounded=True)
+    assert 1e-4 < report.kl_mean < 0.02 and report.agrees and not probe.compare(logits, near).agrees
+    with pytest.raises(ReloadMismatchError, match=r"a mean KL up to 0\.02 nats"):
+        probe.compare(logits, far, rounded=True).require_agreement()
+    nan = torch.full_like(logits, torch.nan)
+    assert not probe.compare(logits, nan, rounded=True).agrees
+
+
 def test_logits_that_are_not_numbers_do_not_agree(logits: torch.Tensor) -> None:
     wrong = logits.clone()
     wrong[0, 0] = torch.nan
@@ -50,9 +60,10 @@ def test_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
 
 def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:
     ids = np.arange(12, dtype=np.int64).reshape(3, 4)
-    probe.write(tmp_path, probe.Probe(ids), logits)
-    stored, same = probe.read(tmp_path)
-    assert np.array_equal(stored.ids, ids) and torch.equal(same, logits)
+    for rounded in (False, True):
+        probe.write(tmp_path, probe.Probe(ids), logits, rounded=rounded)
+        stored, same, told = probe.read(tmp_path)
+        assert np.array_equal(stored.ids, ids) and torch.equal(same, logits) and told is rounded
     assert not list(tmp_path.glob("*.safetensors"))  # not among the weights
 
 

@@ -62,6 +62,10 @@ class SmoothQuant(Method):
         """Return ``smoothquant-a0.5``."""
         return f"{self.name}-a{config.alpha:g}"
 
+    def rounds_activations(self, config: Any) -> bool:
+        """Return True: to 8 bits."""
+        return True
+
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse an architecture whose norms and layers are not known: nothing would be smoothed, without a word."""
         backend.load()
