@@ -33,6 +33,7 @@ class EightBitMethod(Method):
     grid: ClassVar[Literal["int", "float"]]
     runs_in = ("vLLM",)
     supported_bits = BITS
+    by_class = True
     requires = ("llmcompressor",)
 
     def rounds_activations(self, config: Any) -> bool:

@@ -96,6 +96,8 @@ class Method(ABC):
     """Import names of optional packages."""
     linear_only: ClassVar[bool] = True
     """Whether linear layers are all that changes: weights elsewhere, as of experts in one tensor, would stay."""
+    by_class: ClassVar[bool] = False
+    """Whether its library knows linear layers by their exact class, and passes over those of another."""
     compresses: ClassVar[bool] = True
     """False for a control that leaves the weights as they are and may never be promoted."""
     extra: ClassVar[str | None] = None

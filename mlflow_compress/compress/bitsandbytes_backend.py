@@ -32,6 +32,7 @@ class FourBit(Method):
 
     runs_in = ("vLLM",)
     supported_bits = (4,)
+    by_class = True
     requires = ("bitsandbytes", "accelerate")
 
     def label(self, config: Any) -> str:

@@ -28,6 +28,8 @@ WITH_AWQ = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 
 Gemma 2 and OPT ended four to six times as far away, GPT-NeoX gave NaN; others it does not take, or were not tried.
 """
+WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
+"""Architectures whose GPTQ it does not save, or saves without some of the parameters."""
 
 
 class TwoBackends(Method):
@@ -67,6 +69,12 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
     if source.model_type not in SUPPORTED_MODELS:
         raise UnsupportedError(
             "gptqmodel does not know this architecture", got=source.architecture, fix="Use backend=llmcompressor"
+        )
+    if method == "gptq" and source.model_type in WITHOUT_GPTQ:
+        raise UnsupportedError(
+            "gptqmodel's GPTQ of this architecture is not saved whole",
+            got=source.architecture,
+            fix="Use backend=llmcompressor",
         )
     if method == "awq" and source.model_type not in WITH_AWQ:
         raise UnsupportedError(

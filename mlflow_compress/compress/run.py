@@ -105,6 +105,8 @@ def compress_model(
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
         source.require_linear(method)
+    if chosen.by_class:
+        source.require_plain(method)
     with quiet():
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)

@@ -44,6 +44,8 @@ class SourceModel:
     elsewhere : dict
         Weights of two and more axes outside linear layers, embeddings and head: name to elements. A mixture's experts
         are among them, which transformers keeps in one tensor a layer.
+    subclassed : str or None
+        The first linear layer of a class of its own, as in Falcon.
     layers : int
         Decoder layers.
     vocabulary : int
@@ -64,6 +66,7 @@ class SourceModel:
     linear: dict[str, tuple[int, int]]
     head: str | None
     elsewhere: dict[str, int]
+    subclassed: str | None
     layers: int
     vocabulary: int
     max_length: int
@@ -138,6 +141,15 @@ class SourceModel:
                 fix="Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
             )
 
+    def require_plain(self, method: str) -> None:
+        """Raise `UnsupportedError` where a linear layer is of a class of its own."""
+        if self.subclassed is not None:
+            raise UnsupportedError(
+                f"What makes {method!r} passes over linear layers of a class of their own, as {self.subclassed}",
+                got=self.architecture,
+                fix="Use hqq, which takes them",
+            )
+
 
 def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     """Find a model (folder or hub id) and describe it.
@@ -149,6 +161,8 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     UnsupportedError
         It is already quantized, or has no linear layers that a method could compress.
     """
+    from torch import nn
+
     folder = local_folder(model)
     if storage.weight_files(folder)[0].suffix != ".safetensors":
         raise UnsupportedError(
@@ -173,6 +187,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         linear=linear,
         head=head,
         elsewhere=elsewhere,
+        subclassed=next((name for name in linear if type(skeleton.get_submodule(name)) is not nn.Linear), None),
         layers=int(text_config.num_hidden_layers),
         vocabulary=int(skeleton.get_input_embeddings().weight.shape[0]),
         max_length=int(getattr(text_config, "max_position_embeddings", None) or 2048),

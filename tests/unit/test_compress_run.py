@@ -36,6 +36,17 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mixture(tmp_path_factory.mktemp("mixture") / "experts")
 
 
+@pytest.fixture(scope="module")
+def falcon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_falcon(tmp_path_factory.mktemp("falcon") / "own-class")
+
+
+def small_settings(method: str) -> dict[str, int]:
+    known = METHODS.get(method).Config.__dataclass_fields__
+    small = {"group_size": 32, "calibration_samples": 2, "calibration_length": 32}
+    return {name: value for name, value in small.items() if name in known}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
     """No settings."""
@@ -206,13 +217,24 @@ def test_experts_that_a_method_would_pass_over_are_refused(method: str, mixture:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.by_class and not method.extra])
+def test_layers_that_a_library_would_pass_over_are_refused(method: str, falcon: Path, tmp_path: Path) -> None:
+    settings = small_settings(method)
+    with pytest.raises(
+        UnsupportedError, match=r"passes over linear layers of a class of their own, as .*FalconForC.*Use hqq"
+    ):
+        compress_model(str(falcon), method, method_config(method, **settings), TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("method", ["rtn", "fp8", "bnb-nf4", "bnb-int8"])
-def test_layers_that_a_library_passes_over_in_silence_are_an_error(method: str, tmp_path: Path) -> None:
-    falcon = make_falcon(tmp_path / "falcon")
-    settings = {"group_size": 32} if method == "rtn" else {}
+def test_layers_that_a_library_has_passed_over_are_an_error(
+    method: str, falcon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(METHODS.get(method)), "by_class", False)  # as if that were not known of it
     with pytest.raises(UnsupportedError, match=f"'{method}' left 8 of 8 linear layers as they were.*FalconForCausalLM"):
-        compress_model(str(falcon), method, method_config(method, **settings), [], tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["falcon"]
+        compress_model(str(falcon), method, method_config(method, **small_settings(method)), [], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_without_some_of_its_weights_is_refused(base: Path, tmp_path: Path) -> None:

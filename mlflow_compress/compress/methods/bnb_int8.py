@@ -42,6 +42,7 @@ class BnbInt8(Method):
     Config = Config
     runs_in = ("vLLM",)
     supported_bits = BITS
+    by_class = True
     requires = ("bitsandbytes", "accelerate")
 
     def rounds_activations(self, config: Any) -> bool:

@@ -44,6 +44,7 @@ class RoundToNearest(Method):
     Config = Config
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
+    by_class = True
     requires = ("llmcompressor",)
 
     def check(self, config: Any, source: SourceModel) -> None:

@@ -55,6 +55,7 @@ class SmoothQuant(Method):
     Config = Config
     runs_in = ("vLLM",)
     supported_bits = BITS
+    by_class = True
     needs_calibration = True
     requires = ("llmcompressor",)
 

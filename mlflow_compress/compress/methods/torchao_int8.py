@@ -40,6 +40,7 @@ class TorchAoInt8(Method):
     Config = Config
     runs_in = ("vLLM",)
     supported_bits = BITS
+    by_class = True
     requires = ("torchao",)
     extra = "torchao"
 
