@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mlflow_compress.compress import llmcompressor_backend as backend
 from mlflow_compress.compress.base import Job, Method, MethodConfig, require_bits
@@ -34,11 +34,8 @@ class EightBitMethod(Method):
     runs_in = ("vLLM",)
     supported_bits = BITS
     by_class = True
+    rounds_activations = True
     requires = ("llmcompressor",)
-
-    def rounds_activations(self, config: Any) -> bool:
-        """Return True: to 8 bits."""
-        return True
 
     def compress(self, job: Job) -> torch.Tensor:
         """Quantize without data: the activations' scales are found anew for every token."""

@@ -98,6 +98,8 @@ class Method(ABC):
     """Whether linear layers are all that changes: weights elsewhere, as of experts in one tensor, would stay."""
     by_class: ClassVar[bool] = False
     """Whether its library knows linear layers by their exact class, and passes over those of another."""
+    rounds_activations: ClassVar[bool] = False
+    """Whether the reload check allows that activations land on neighbouring steps: see `probe.MAX_MEAN_KL_ROUNDED`."""
     compresses: ClassVar[bool] = True
     """False for a control that leaves the weights as they are and may never be promoted."""
     extra: ClassVar[str | None] = None
@@ -129,10 +131,6 @@ class Method(ABC):
     def format_of(self, config: Any) -> str:
         """Return the format of the checkpoint that these settings make: `format`, unless they choose another."""
         return self.format
-
-    def rounds_activations(self, config: Any) -> bool:
-        """Return whether the checkpoint that these settings make rounds activations as it computes."""
-        return False
 
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
         """Return the import names of the packages that these settings need, and the extra that installs them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,6 +51,32 @@ class TwoBackends(Method):
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
         """Return what the chosen backend needs."""
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide a layer, and what the chosen backend cannot do."""
+        source.require_group_size(config.group_size)
+        if config.backend == NAME:
+            check(source, self.name, self.quantize_config(config))
+        else:
+            self.check_llmcompressor(source)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize layer by layer on the calibration set, with the chosen backend."""
+        if job.config.backend == NAME:
+            return quantize(job, self.quantize_config(job.config))
+        return self.run_llmcompressor(job)
+
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return the arguments of `gptqmodel.QuantizeConfig`."""
+        grouped = not isinstance(config.group_size, str)
+        return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
+
+    def check_llmcompressor(self, source: SourceModel) -> None:
+        """Refuse what llm-compressor cannot do with this model; the default accepts everything."""
+
+    @abstractmethod
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+        """Do with llm-compressor what `compress` does."""
 
 
 def load() -> None:

@@ -66,10 +66,6 @@ class KQuantMethod(Method):
         kind = f"{self.name.removesuffix('-k')}-{config.type_name.lower()}"
         return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
-    def rounds_activations(self, config: Any) -> bool:
-        """Return whether llama.cpp computes, which does."""
-        return bool(config.native)
-
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse what `gguf` refuses, and rows that are no whole blocks: llama.cpp would take other types for them."""
         gguf_model.require_known(source, BLOCK)

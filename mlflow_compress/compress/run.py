@@ -133,7 +133,7 @@ def _make(method: Method, job: Job) -> Manifest:
         logits = method.compress(job)
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
-    probe_file = probe_module.write(job.folder, job.probe, logits, rounded=method.rounds_activations(job.config))
+    probe_file = probe_module.write(job.folder, job.probe, logits, rounded=method.rounds_activations)
     report = reload_in_fresh_process(job.folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
     tensors, base = storage.read_headers(job.folder), storage.read_headers(job.source.folder)
     size, base_size = storage.total_bytes(tensors), storage.total_bytes(base)

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import calibration, compress_model, method_config, run
+from mlflow_compress import demo
+from mlflow_compress.compress import calibration, compress_model, method_config, probe, run
 from mlflow_compress.compress.methods import smoothquant
+from mlflow_compress.compress.reload_check import load
 from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
@@ -72,6 +74,18 @@ def test_weights_and_activations_both_lie_on_the_grid(base: Path, tmp_path: Path
     distance = mean_kl(before, found)
     assert mean_kl(by_hand, found) < 0.02 * distance  # a value halfway between two steps may go either way
     assert mean_kl(weights_only, found) > 0.1 * distance
+
+
+@pytest.mark.parametrize("method", ["w8a8", "fp8"])
+def test_what_moves_a_sum_in_its_last_place_moves_rounded_activations_by_steps(method: str, tmp_path: Path) -> None:
+    compress_model(str(demo.MODEL_DIR), method, None, [], tmp_path / "out")
+    stored, before, rounded = probe.read(tmp_path / "out")
+    model = load(tmp_path / "out", device="cpu", trust_remote_code=False)
+    embeddings = model.get_input_embeddings().weight.data
+    embeddings *= 1 + 1e-7 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))
+    report = probe.compare(before, stored.logits(model), rounded=rounded)
+    assert report.kl_max > probe.MAX_KL  # beyond the tolerance of every other method
+    assert rounded and report.agrees
 
 
 def test_smoothquant_divides_the_norms_by_its_factor(base: Path, tmp_path: Path) -> None:

@@ -78,12 +78,12 @@ class Awq(gptqmodel_backend.TwoBackends):
     requires = ("llmcompressor",)
     other_format = "awq (gemm)"
 
-    def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group size that does not divide, and an architecture without known scaling pairs."""
-        source.require_group_size(config.group_size)
-        if config.backend == gptqmodel_backend.NAME:
-            gptqmodel_backend.check(source, "awq", _gptqmodel_settings(config))
-            return
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return AutoAWQ's settings."""
+        return {**super().quantize_config(config), "quant_method": "awq", "format": "gemm", "sym": False}
+
+    def check_llmcompressor(self, source: SourceModel) -> None:
+        """Refuse an architecture without known scaling pairs."""
         backend.load()
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
@@ -95,10 +95,8 @@ class Awq(gptqmodel_backend.TwoBackends):
             instead="gptq or rtn",
         )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
         """Search scales layer by layer on the calibration set, then round."""
-        if job.config.backend == gptqmodel_backend.NAME:
-            return gptqmodel_backend.quantize(job, _gptqmodel_settings(job.config))
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -114,13 +112,3 @@ class Awq(gptqmodel_backend.TwoBackends):
         backend.load()
         with backend.unpinned_cache():
             return backend.run_oneshot(job, recipe, rescales=True)
-
-
-def _gptqmodel_settings(config: Config) -> dict[str, Any]:
-    return {
-        "quant_method": "awq",
-        "format": "gemm",
-        "bits": config.bits,
-        "group_size": -1 if isinstance(config.group_size, str) else config.group_size,
-        "sym": False,
-    }

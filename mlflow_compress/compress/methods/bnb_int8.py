@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
 from mlflow_compress.compress.bitsandbytes_backend import quantize_and_save
@@ -44,10 +44,6 @@ class BnbInt8(Method):
     supported_bits = BITS
     by_class = True
     requires = ("bitsandbytes", "accelerate")
-
-    def rounds_activations(self, config: Any) -> bool:
-        """Return True: to 8 bits."""
-        return True
 
     def compress(self, job: Job) -> torch.Tensor:
         """Quantize while loading."""

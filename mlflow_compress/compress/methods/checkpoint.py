@@ -74,10 +74,6 @@ class Checkpoint(Method):
         """Return llama.cpp's, where it is to compute."""
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
-    def rounds_activations(self, config: Any) -> bool:
-        """Return True: nothing is known of it."""
-        return True
-
     def fingerprint(self, config: Any) -> str:
         """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
         return storage.hash_weights(config.path)[1]

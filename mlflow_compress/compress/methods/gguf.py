@@ -59,10 +59,6 @@ class Gguf(Method):
             return super().packages(config)
         return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
-    def rounds_activations(self, config: Any) -> bool:
-        """Return whether llama.cpp computes, which does."""
-        return bool(config.native)
-
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
         gguf_model.require_known(source, BLOCK)

@@ -17,7 +17,6 @@ from mlflow_compress.compress.base import (
     require_between,
     require_bits,
 )
-from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -74,16 +73,22 @@ class Gptq(gptqmodel_backend.TwoBackends):
     requires = ("llmcompressor",)
     other_format = "gptq"
 
-    def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group size that does not divide a layer."""
-        source.require_group_size(config.group_size)
-        if config.backend == gptqmodel_backend.NAME:
-            gptqmodel_backend.check(source, "gptq", _gptqmodel_settings(config))
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return AutoGPTQ's settings."""
+        grouped = not isinstance(config.group_size, str)
+        return {
+            **super().quantize_config(config),
+            "sym": True,
+            "format": "gptq",
+            "desc_act": config.act_order,
+            "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
+            "act_group_aware": False,
+            "damp_percent": config.damping,
+            "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
+        }
 
-    def compress(self, job: Job) -> torch.Tensor:
-        """Quantize layer by layer on the calibration set."""
-        if job.config.backend == gptqmodel_backend.NAME:
-            return gptqmodel_backend.quantize(job, _gptqmodel_settings(job.config))
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+        """Repair errors layer by layer on the calibration set."""
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.gptq import GPTQModifier
@@ -101,21 +106,6 @@ class Gptq(gptqmodel_backend.TwoBackends):
 
         with _refuse_fallback():
             return backend.run_oneshot(job, recipe)
-
-
-def _gptqmodel_settings(config: Config) -> dict[str, Any]:
-    grouped = not isinstance(config.group_size, str)
-    return {
-        "bits": config.bits,
-        "group_size": config.group_size if grouped else -1,
-        "sym": True,
-        "format": "gptq",
-        "desc_act": config.act_order,
-        "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
-        "act_group_aware": False,
-        "damp_percent": config.damping,
-        "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
-    }
 
 
 @contextlib.contextmanager

@@ -56,16 +56,13 @@ class SmoothQuant(Method):
     runs_in = ("vLLM",)
     supported_bits = BITS
     by_class = True
+    rounds_activations = True
     needs_calibration = True
     requires = ("llmcompressor",)
 
     def label(self, config: Any) -> str:
         """Return ``smoothquant-a0.5``."""
         return f"{self.name}-a{config.alpha:g}"
-
-    def rounds_activations(self, config: Any) -> bool:
-        """Return True: to 8 bits."""
-        return True
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse an architecture whose norms and layers are not known: nothing would be smoothed, without a word."""

@@ -48,10 +48,6 @@ class TorchAoInt8(Method):
         """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def rounds_activations(self, config: Any) -> bool:
-        """Return whether they are to be rounded."""
-        return bool(config.activations == "dynamic")
-
     def compress(self, job: Job) -> torch.Tensor:
         """Quantize while loading in float32; what stays unquantized is stored in the base's own type."""
         import torch
