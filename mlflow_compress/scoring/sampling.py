@@ -99,10 +99,10 @@ def draw(logits: torch.Tensor, u: torch.Tensor, temperature: torch.Tensor, *, to
     """
     logits = logits.float()
     greedy = logits.argmax(dim=-1)
-    scaled = logits / torch.where(temperature > 0, temperature, torch.ones_like(temperature))[:, None]
     kept = min(top_k, logits.shape[-1]) if top_k else logits.shape[-1]
-    values, tokens = scaled.topk(kept, dim=-1, sorted=True)
-    p = torch.softmax(values, dim=-1).double()
+    values, tokens = logits.topk(kept, dim=-1, sorted=True)  # before the division, which may round two to a tie
+    scaled = values / torch.where(temperature > 0, temperature, torch.ones_like(temperature))[:, None]
+    p = torch.softmax(scaled, dim=-1).double()
     before = p.cumsum(dim=-1) - p
     p = torch.where(before < top_p, p, torch.zeros_like(p))  # the first token always stays: nothing is before it
     cumulative = p.cumsum(dim=-1)

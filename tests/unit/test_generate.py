@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.demo import MODEL_DIR
@@ -259,6 +259,7 @@ def test_draws_follow_the_truncated_distribution() -> None:
     top_k=st.integers(0, 15),
     top_p=st.floats(0.01, 1.0),
 )
+@example([0.0, 0.0, 0.0, 0.0, 0.0, -1.401298464324817e-45, 0.0], 0.0, 2.0, 1, 1.0)  # divided by 2 it is 0 too
 def test_a_draw_is_always_a_token_that_may_be_drawn(
     logits: list[float], u: float, temperature: float, top_k: int, top_p: float
 ) -> None:
