@@ -7,6 +7,7 @@ VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
+EVALUATION = "evaluation"  # id of what was asked and how: only runs that share it may be compared
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"
 METHOD = "method"
