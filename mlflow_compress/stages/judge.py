@@ -27,27 +27,22 @@ from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.scoring.generate import generate_two_turns
 from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, resolve_folder
 from mlflow_compress.scoring.sampling import GenerationConfig
-from mlflow_compress.stages.baseline import RECORDS, identity
+from mlflow_compress.stages.baseline import identity
 from mlflow_compress.stages.evaluate import load
+from mlflow_compress.stages.inputs import instructions_of
 from mlflow_compress.stages.once import digest, find_or_do
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import model_label, model_path, read_manifest
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.instructions import Instruction, find_instructions
+from mlflow_compress.tasks.instructions import Instruction
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
 JUDGMENT_CACHE = Path(".mlflow_compress") / "judgments.jsonl"
-
-
-def instructions_of(config: JudgeSettings) -> list[Instruction]:
-    """Read and check the instructions, before any model is loaded."""
-    settings = TaskSettings(seed=config.seed, limit=config.limit, data_dir=config.data_dir)
-    return find_instructions(config.instructions, model=config.model, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)

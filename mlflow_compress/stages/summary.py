@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from mlflow_compress.report.figures import draw_all
 from mlflow_compress.report.html import render_report
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
-from mlflow_compress.stages.baseline import NOISE, RECORDS
 from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import NOISE, RECORDS
 from mlflow_compress.tracking.registry import log_variant_model
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -45,6 +45,8 @@ class Outcome:
         In which both models were evaluated.
     seed : int
         Of bootstrap and splits.
+    failed : mapping of str to str
+        Error message of every stage that failed.
     """
 
     label: str
@@ -56,6 +58,7 @@ class Outcome:
     children: Mapping[str, str]
     dtype: str
     seed: int
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -161,7 +164,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
     run.log_results(first)
     run.log_values({**size_values(outcome.manifest), **gate_values(outcome.pooled)})
-    run.log_params({"model": outcome.label, "method": outcome.manifest.method, **outcome.manifest.settings})
+    run.log_params(outcome.manifest.settings)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")
     if changed:

@@ -14,6 +14,12 @@ METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluation it was held against
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
+FAILED_STAGE = "failed_stage"  # of a main run that shows what the other stages found
+N_ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
+
+# Artifact folders and files of the stages' runs.
+RECORDS, NOISE = "records", "noise"
+PARAMETERS = "parameters.json"  # of a main run: what `resume` goes on with
 
 # The order in which a person should read them; metrics that a run does not have are left out.
 HEADLINE = (
