@@ -122,7 +122,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
             fix="Check the path",
         )
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placed = placement(config.device)
+    placed, kernel = placement(config.device), architectures.attention(folder)
     try:
         with _bars_on_terminals_only():
             tokenizer = AutoTokenizer.from_pretrained(folder, **common)
@@ -131,7 +131,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
                 dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
                 output_loading_info=True,
                 **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
-                **_attention(folder),
+                **({"attn_implementation": kernel} if kernel else {}),
                 **placed,
                 **common,
             )
@@ -266,13 +266,6 @@ def _unify(model: Any, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
             parameter.data = parameter.data.to(dtype)
-
-
-def _attention(folder: Path) -> dict[str, str]:
-    """Soft-capped attention is silently dropped by sdpa (transformers 5.17): such models run eager."""
-    config = json.loads((folder / "config.json").read_text())
-    nested = [config, config.get("text_config") or {}]
-    return {"attn_implementation": "eager"} if any(c.get("attn_logit_softcapping") for c in nested) else {}
 
 
 def _once(logger: logging.Logger) -> None:
