@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote
+PARENT = "mlflow.parentRunId"  # MLflow's own: shows a run below another
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # id of what was asked and how: only runs that share it may be compared
+ITEMS = "items/n"  # run metric: number of items with a prediction that the headline values are pooled over
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"
 METHOD = "method"
