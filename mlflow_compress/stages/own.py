@@ -11,6 +11,7 @@ from mlflow_compress.tracking.store import TrackedRun
 
 SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
 TABLE = "harness.json"
+TRUNCATED = "items/truncated_prompts"
 
 
 def log_own_metrics(run: TrackedRun, suite: Suite, measured: Measured, *, baseline: RunRecords | None = None) -> None:
@@ -26,7 +27,7 @@ def log_own_metrics(run: TrackedRun, suite: Suite, measured: Measured, *, baseli
     baseline : RunRecords, optional
         The baseline's answers, for the table.
     """
-    run.log_values({"items/truncated_prompts": measured.n_truncated})
+    run.log_values({TRUNCATED: measured.n_truncated})
     found = suite.own_metrics(measured.records)
     if not found:
         return
