@@ -21,11 +21,11 @@ from mlflow_compress.scoring.identity import ReadsText, check_same_tokenizer
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, settings_of, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.measure import Measured, measure
 from mlflow_compress.stages.models import light, load
 from mlflow_compress.stages.once import digest
 from mlflow_compress.stages.own import TRUNCATED, log_own_metrics
-from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest

@@ -99,8 +99,9 @@ def run_main(config: MainConfig) -> str:
             children=children,
             dtype=config.dtype,
             seed=config.seed,
+            log_weights=config.log_weights,
         )
         with tempfile.TemporaryDirectory() as folder:
             publish(outcome, tracker, run, Path(folder))
-        save_leaderboard(tracker)
+        save_leaderboard(tracker, run.run_id)
     return f"{table(outcome)}\n\n{how_to_open(tracker, run.run_id)}"

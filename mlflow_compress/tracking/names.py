@@ -11,11 +11,15 @@ FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # id of what was asked and how: only runs that share it may be compared
 ITEMS = "items/n"  # run metric: number of items with a prediction that the headline values are pooled over
 CHECKPOINT = "checkpoint"
-CHECKPOINT_SHA256 = "checkpoint_sha256"
+CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files: tells apart variants of one name
+BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files: folders of one name may hold several models
+WEIGHTS = "weights"  # of a logged model: "logged" with it, or by "reference" to a folder
 METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluation it was held against
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
+
+ITEMS = "items/n"  # metric: items with a prediction that the headline pools
 
 # The order in which a person should read them; metrics that a run does not have are left out.
 HEADLINE = (

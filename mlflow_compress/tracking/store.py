@@ -69,10 +69,14 @@ class TrackedRun:
         self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log parameters that the run does not have yet (`mlflow run` has logged its own, shell-quoted)."""
+        """Log parameters that the run does not have yet (`mlflow run` has logged its own, shell-quoted).
+
+        MLflow's parameters cannot be changed: the value behind a logged "auto" is logged as `resolved/<name>`.
+        """
         there = self._client.get_run(self.run_id).data.params
-        new = [Param(key, str(value)) for key, value in params.items() if key not in there]
-        self._client.log_batch(self.run_id, params=new)
+        new = {key: str(value) for key, value in params.items() if key not in there}
+        new |= {f"resolved/{key}": str(params[key]) for key in params if there.get(key) == "auto" != str(params[key])}
+        self._client.log_batch(self.run_id, params=[Param(k, v) for k, v in new.items() if k not in there])
 
     def log_values(self, values: Mapping[str, float]) -> None:
         """Log plain numbers in one batch."""
