@@ -121,7 +121,9 @@ def run_evaluate(config: EvaluateConfig) -> str:
             found, baseline = evidence(config, tracker, run, kept)
             results = compute_all(found)
             log_evaluation(run, found, results, baseline.about)
-        sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
+        sentence = verdict(
+            manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
+        )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})
         run.set_note(sentence)

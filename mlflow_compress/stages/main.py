@@ -99,6 +99,7 @@ def run_main(config: MainConfig) -> str:
             children=children,
             dtype=config.dtype,
             seed=config.seed,
+            n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
         )
         with tempfile.TemporaryDirectory() as folder:
             publish(outcome, tracker, run, Path(folder))

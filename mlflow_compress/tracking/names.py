@@ -14,6 +14,7 @@ METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluation it was held against
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
+TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
 
 # The order in which a person should read them; metrics that a run does not have are left out.
 HEADLINE = (
