@@ -25,7 +25,7 @@ from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.measure import Measured, measure
 from mlflow_compress.stages.models import light, load
 from mlflow_compress.stages.once import digest
-from mlflow_compress.stages.own import TRUNCATED, log_own_metrics
+from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
@@ -91,7 +91,7 @@ def evaluate_variant(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, 
     before = tracker.find_finished("evaluate", **{names.FINGERPRINT: fingerprint})
     if before:
         records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
-        measured = Measured(records, int(before[0].data.metrics[TRUNCATED]))
+        measured = Measured(records, int(before[0].data.metrics[names.TRUNCATED]))
     else:
         store = StateStore.open(baseline.states, baseline=base)
         measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
@@ -148,7 +148,9 @@ def run_evaluate(config: EvaluateConfig) -> str:
         baseline = found.baseline
         results = compute_all(found.evidence)
         log_evaluation(run, found.evidence, results, baseline.about)
-        sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
+        sentence = verdict(
+            manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
+        )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})
         if found.found_in is not None:

@@ -18,6 +18,7 @@ METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluation it was held against
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
+TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
 
 ITEMS = "items/n"  # metric: items with a prediction that the headline pools
 
