@@ -81,6 +81,9 @@ class EvaluateSettings(ModelConfig):
     )
     system_prompt: str = option("", SYSTEM_PROMPT)
     dtype: str = option("float32", "dtype in which both models are evaluated", choices=DTYPES)
+    noise_items: int = option(
+        200, "items per task, and windows per corpus, that the baseline is scored on twice; 0 takes all", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,7 @@ def run_main(config: MainConfig) -> str:
             dtype=config.dtype,
             seed=config.seed,
             log_weights=config.log_weights,
+            n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
         )
         with tempfile.TemporaryDirectory() as folder:
             publish(outcome, tracker, run, Path(folder))

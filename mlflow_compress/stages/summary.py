@@ -17,6 +17,7 @@ from mlflow_compress.promotion import KL
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.figures import draw_all
 from mlflow_compress.report.html import render_report
+from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.stages.about import read_about
@@ -61,6 +62,8 @@ class Outcome:
         Of bootstrap and splits.
     log_weights : str
         Whether the checkpoint is stored with the registered model: see `VariantEntry`.
+    n_truncated : int
+        Prompts of which the variant read the end only.
     """
 
     label: str
@@ -72,6 +75,7 @@ class Outcome:
     children: Mapping[str, str]
     dtype: str
     seed: int
+    n_truncated: int
     log_weights: str = "auto"
 
     @property
@@ -83,12 +87,25 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """The verdict in plain words."""
-        return verdict(self.variant, self.pooled, size_ratio=self.manifest.size_ratio)
+        manifest = self.manifest
+        return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
 
 
 def table(outcome: Outcome) -> str:
     """Return the verdict and the headline table as text."""
-    return f"{outcome.verdict}\n\n{headline_table(outcome.pooled, outcome.manifest)}"
+    return f"{outcome.verdict}\n\n{headline_table(outcome.pooled, outcome.manifest, **_beside(outcome))}"
+
+
+def _beside(outcome: Outcome) -> dict[str, Any]:
+    """Return what table, note and page say beside the results."""
+    return {"gates": gate_values(outcome.pooled), "n_truncated": outcome.n_truncated}
+
+
+def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
+    """Return what neither the evaluation nor the judge has computed, and why."""
+    judge = outcome.children.get("judge")
+    judged = tracker.fetch_json(judge, "not_computed.json") if judge else "the judge stage was not run"
+    return not_computed(outcome.results, evaluated=evaluated, judged=judged)
 
 
 def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[Evidence, str]:
@@ -243,8 +260,9 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         figures=figures,
         flips=changed,
         setup=_setup(outcome, baseline_run, run),
-        not_computed=unmet(evidence),
+        not_computed=_not_computed(outcome, tracker, unmet(evidence)),
         manifest=outcome.manifest,
+        **_beside(outcome),
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
@@ -259,4 +277,4 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         run.log_table(_columns(changed), "flips.json")
     _log_answers(outcome, tracker, run)
     run.set_tags({names.VERDICT: outcome.verdict, names.CHECKPOINT: outcome.checkpoint})
-    run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest))
+    run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest, **_beside(outcome)))
