@@ -171,6 +171,24 @@ def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
     assert less.token_scores is not None and len(less.token_scores) == 2 * 255
 
 
+@pytest.mark.parametrize("noise_items", [0, 2])
+def test_a_suite_whose_answers_are_all_generated_is_evaluated(
+    noise_items: int, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
+) -> None:
+    rows = [{"id": str(i), "category": "c", "prompt": f"{i} plus {i} is", "answers": ["4"]} for i in range(3)]
+    (workdir / "exact.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = EvaluateConfig(tasks=str(workdir / "exact.jsonl"), noise_items=noise_items)
+    for name in ("none", "none", "rtn"):
+        run_evaluate(replace(asked, checkpoint=str(checkpoints[name])))
+    baseline = only(tracker, "baseline")
+    assert "states" not in {file.path for file in tracker.client.list_artifacts(baseline.info.run_id)}
+    runs = tracker.find_finished("evaluate")
+    assert len(runs) == 3
+    for run in runs:
+        results = {(r["name"], r["task"]): r for r in tracker.fetch_json(run.info.run_id, "metrics.json")}
+        assert results["quality/accuracy", "exact"]["n"] == 3
+
+
 def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     workdir: Path,
     tracker: Tracker,
