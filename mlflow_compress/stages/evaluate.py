@@ -93,7 +93,7 @@ def evaluate_variant(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, 
         records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
         measured = Measured(records, int(before[0].data.metrics[names.TRUNCATED]))
     else:
-        store = StateStore.open(baseline.states, baseline=base)
+        store = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
         measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
     log_own_metrics(run, suite, measured, baseline=baseline.records)
     return Evaluated(
