@@ -22,10 +22,10 @@ from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, settings_of, write_about
 from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
+from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.measure import measure
 from mlflow_compress.stages.once import digest
 from mlflow_compress.stages.own import log_own_metrics
-from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import model_label, model_path, read_manifest

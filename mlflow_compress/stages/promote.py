@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from mlflow_compress.compress.base import METHODS
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.promotion import Candidate, Decision, Gate, decide
-from mlflow_compress.records import MetricResult
+from mlflow_compress.stages.gate_values import GATE_DROP, GATE_FLIPS, GATE_KL
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.registry import (
@@ -21,25 +20,6 @@ from mlflow_compress.tracking.registry import (
 )
 from mlflow_compress.tracking.store import Tracker
 from mlflow_compress.tracking.views import how_to_open
-
-# Keys under which a variant's run holds the upper ends of its 95 % intervals.
-DELTA = "quality/accuracy_delta"
-GATE_KL = "gate/kl_upper"
-GATE_FLIPS = "gate/flips_pct_upper"
-GATE_DROP = "gate/accuracy_drop_pct_upper"
-
-
-def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
-    """Return the upper ends that gates read, unrounded; an interval that is not there leaves its key out."""
-    found: dict[str, float] = {}
-    kl, flips, delta = (pooled.get(f"{name}") for name in ("distance/kl_mean", "distance/flips_pct", DELTA))
-    if kl is not None and kl.high is not None:
-        found[GATE_KL] = kl.high
-    if flips is not None and flips.high is not None:
-        found[GATE_FLIPS] = flips.high
-    if delta is not None and delta.low is not None:
-        found[GATE_DROP] = -100.0 * delta.low
-    return found
 
 
 def gates(config: PromoteConfig) -> list[Gate]:

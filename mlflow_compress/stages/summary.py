@@ -18,7 +18,7 @@ from mlflow_compress.report.html import render_report
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.stages.baseline import NOISE, RECORDS
-from mlflow_compress.stages.promote import gate_values
+from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.registry import log_variant_model
