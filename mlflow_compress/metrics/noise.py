@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
+from mlflow_compress.metrics.kl_tail import kl_clipped
 from mlflow_compress.metrics.perplexity import corpus_distance
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
 from mlflow_compress.metrics.view import row_keys
@@ -64,7 +65,7 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
-        for distance in (flips, divergence, corpus_distance)
+        for distance in (flips, divergence, kl_clipped, corpus_distance)
         if all(itself.missing(need) is None for need in distance.needs)
         for result in distance.compute(itself)
     ]

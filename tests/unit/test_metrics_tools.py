@@ -68,8 +68,9 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     results = compute_all(FULL)
     labels = noise_labels(FULL, results)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
-    # Every distance has a label.
-    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")}
+    # Every distance has a label; how the KL is spread over the items is none.
+    spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
+    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
     assert set(noise_labels(again, compute_all(again)).values()) == {"not distinguishable from the noise floor"}
     alone = Evidence(FULL.baseline, FULL.variant)
@@ -337,9 +338,12 @@ def test_pairwise_by_hand():
 
 
 def test_mean_by_bin_by_hand():
-    found = mean_by_bin([0.1, 0.2, 0.9], [1.0, 3.0, 5.0], edges=[0, 0.5, 1.0])
-    assert found.n.tolist() == [2, 1] and found.mean.tolist() == [2.0, 5.0]
-    assert found.low[0] <= 2.0 <= found.high[0] and math.isnan(found.low[1])
+    values = [1.0, 3.0, 2.0, 1.5, 2.5, 2.0, 5.0, 6.0, 7.0]
+    found = mean_by_bin([0.1] * 6 + [0.6, 0.7] + [0.9], values, edges=[0, 0.5, 0.8, 1.0])
+    assert found.n.tolist() == [6, 2, 1] and found.mean.tolist() == [2.0, 5.5, 7.0]
+    assert found.low[0] < 2.0 < found.high[0]
+    # Half of the resamples of two values hold one of them only, and one value has none at all.
+    assert np.isnan(found.low[1:]).all() and np.isnan(found.high[1:]).all()
     with pytest.raises(ConfigError):
         mean_by_bin([2.0], [1.0])
     with pytest.raises(DataError):
@@ -426,7 +430,7 @@ def test_one_word_answers_are_not_texts():
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.evidence.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.needs.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 
