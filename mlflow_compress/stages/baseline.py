@@ -31,9 +31,10 @@ from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import NOISE, RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
-RECORDS, NOISE, STATES = "records", "noise", "states"  # artifact folders of a baseline run
+STATES = "states"  # artifact folder of a baseline run, beside RECORDS and NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
