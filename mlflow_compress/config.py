@@ -8,6 +8,7 @@ value is converted to the field's type or refused with what would have been acce
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,7 @@ C = TypeVar("C")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 SYSTEM_PROMPT = "system prompt of judged answers and of tasks in the chat template; empty: none"
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # longest name of a file or folder, longest path
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
 
 
@@ -199,6 +201,32 @@ def _convert(name: str, text: str, wanted: type) -> Any:
     return text
 
 
+def check_text(name: str, text: str) -> None:
+    """Refuse what no file system and no hub has a name for, before something is looked up by it.
+
+    Parameters
+    ----------
+    name : str
+        The parameter.
+    text : str
+        Its value: names, paths, or several of them separated by commas.
+
+    Raises
+    ------
+    ConfigError
+        For a NUL character, and for a path, or a name in it, that is longer than file systems allow.
+    """
+    if "\0" in text:
+        raise ConfigError(f"Parameter '{name}' holds a NUL character", got=text[:_NAME_BYTES])
+    for most, separators in ((_NAME_BYTES, "[/,]"), (_PATH_BYTES, ",")):
+        n_bytes = max(len(part.encode()) for part in re.split(separators, text))
+        if n_bytes > most:
+            what = "name" if most == _NAME_BYTES else "path"
+            raise ConfigError(
+                f"Parameter '{name}' holds a {what} that is too long", allowed=f"{most} bytes", got=f"{n_bytes:,} bytes"
+            )
+
+
 def parse(cls: type[C], values: Mapping[str, str]) -> C:
     """Build a configuration from strings, strictly.
 
@@ -212,7 +240,8 @@ def parse(cls: type[C], values: Mapping[str, str]) -> C:
     Raises
     ------
     ConfigError
-        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound.
+        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound, or
+        one that can be no name.
     """
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     kinds = typing.get_type_hints(cls)
@@ -223,6 +252,8 @@ def parse(cls: type[C], values: Mapping[str, str]) -> C:
             raise ConfigError(
                 "Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None
             )
+        if name != "system_prompt":  # the one parameter that is prose
+            check_text(name, text)
         value = _convert(name, text, kinds[name])
         meta = known[name].metadata
         if meta.get("choices") and value not in meta["choices"]:
