@@ -14,10 +14,10 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
+from scipy.special import softmax
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import AnswerEmbeddings, Evidence, compute_all, headline, unmet
-from mlflow_compress.metrics.arrays import softmax
 from mlflow_compress.metrics.association import correlate, flips_against_kl, pearson, spearman
 from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.gaussian_control import gaussian_control
@@ -33,7 +33,7 @@ from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
 from mlflow_compress.metrics.significance import mcnemar_exact
 from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
 from mlflow_compress.metrics.symmetry import difference_shape
-from mlflow_compress.metrics.text import bleu, lcs_length, rouge_l, shared_samples
+from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -155,7 +155,7 @@ def test_asymmetry_is_the_kolmogorov_distance():
 
 def test_noise_keeps_the_tables_perplexity_and_raises_the_renormalised_one():
     rng = np.random.default_rng(1)
-    log_p = np.log(softmax(rng.normal(size=(4000, 50))))
+    log_p = np.log(softmax(rng.normal(size=(4000, 50)), axis=-1))
     targets = np.array([rng.choice(50, p=p) for p in np.exp(log_p)])
     c = gaussian_control(log_p, targets, scale=0.5, seed=2)
     # The table's: unchanged but for the mean of 4,000 noises, whose standard error is 0.5/sqrt(4000) = 0.008.
@@ -167,7 +167,7 @@ def test_noise_keeps_the_tables_perplexity_and_raises_the_renormalised_one():
 
 
 def test_no_noise_changes_nothing_and_chunks_do_not_matter():
-    log_p, targets = np.log(softmax(np.random.default_rng(0).normal(size=(10, 4)))), np.arange(10) % 4
+    log_p, targets = np.log(softmax(np.random.default_rng(0).normal(size=(10, 4)), axis=-1)), np.arange(10) % 4
     c = gaussian_control(log_p, targets, scale=0.0)
     assert c.kl_mean == pytest.approx(0.0, abs=1e-12) and c.top1_agreement == 1.0
     assert c.perplexity_table == pytest.approx(c.perplexity_baseline)
@@ -375,16 +375,18 @@ def test_rouge_equals_rouge_score(reference, text):
     assert rouge_l([reference], [text])[0] == pytest.approx(expected)
 
 
-def test_longest_common_subsequence_by_hand_and_by_force():
-    assert lcs_length("ABCBDAB", "BDCABA") == 4  # BCBA, the textbook example
-    assert lcs_length("", "A") == 0
+def test_rouge_counts_the_longest_common_subsequence_of_words():
+    # The textbook example: BCBA of 7 and 6 words. "97" is a word of its own, though the code of "a" is 97.
+    assert rouge_l(["A B C B D A B"], ["B D C A B A"])[0] == 2 * 4 / (7 + 6)
+    assert rouge_l(["a ab 97"], ["97 ab a"])[0] == 2 * 1 / (3 + 3)
+    assert rouge_l(["", "", "x"], ["A", "?!", "x"]).tolist() == [0.0, 1.0, 1.0]
     rng = np.random.default_rng(0)
     for _ in range(20):
-        a, b = ("".join(rng.choice(list("xyz"), size=6)) for _ in range(2))
+        a, b = (list(rng.choice(["x", "xy", "yx"], size=6)) for _ in range(2))
         best = max(
-            n for n in range(7) for c in itertools.combinations(a, n) if all(ch in it for it in [iter(b)] for ch in c)
+            n for n in range(7) for c in itertools.combinations(a, n) if all(w in it for it in [iter(b)] for w in c)
         )
-        assert lcs_length(a, b) == best
+        assert rouge_l([" ".join(a)], [" ".join(b)])[0] == 2 * best / 12
 
 
 def test_bleu_is_sacrebleus_and_equal_texts_have_all():
@@ -431,8 +433,8 @@ def test_a_missing_package_is_a_reason(monkeypatch):
 
 
 def test_long_answers_are_quick():
-    words = [str(i % 97) for i in range(3000)]
-    assert lcs_length(words, words[::-1]) > 0
+    words = [str(i % 97) for i in range(3000)]  # shifted by one word: all but one are common
+    assert rouge_l([" ".join(words)], [" ".join([*words[1:], "end"])])[0] == 2 * 2999 / 6000
 
 
 def test_runs_without_any_records_have_nothing():
