@@ -6,30 +6,13 @@ import json
 import struct
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from huggingface_hub import parse_local_safetensors_file_metadata
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import storage
-from mlflow_compress.compress.gguf_file import from_gguf_name, to_gguf_name
-from tests.compress_models import make_llama, make_qwen2, make_qwen3
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [make_llama, make_qwen2, make_qwen3])
-def test_names_in_gguf_files_are_ggufs(make, tmp_path: Path):
-    model = AutoModelForCausalLM.from_pretrained(make(tmp_path), dtype=torch.float32)
-    kind, layers = model.config.model_type, model.config.num_hidden_layers
-    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[kind]
-    names = gguf.get_tensor_name_map(architecture, layers)
-    for name, _ in model.named_parameters():
-        assert names.get_name(name, (".weight", ".bias")) == to_gguf_name(name)
-        assert from_gguf_name(to_gguf_name(name)) == name
-
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.uint8, torch.bool)
 
