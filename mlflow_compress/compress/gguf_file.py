@@ -35,9 +35,8 @@ def _name_map(architecture: str, n_layers: int) -> Any:
     """Return gguf's map from modules of any known source to its own names; an unknown architecture is a KeyError."""
     import gguf
 
-    return gguf.get_tensor_name_map(
-        {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], n_layers
-    )
+    known = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], n_layers)
 
 
 def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
@@ -195,9 +194,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
     try:
         modules = from_gguf_names(kind, int(reader.fields[f"{kind}.block_count"].contents()))
     except KeyError as error:
-        raise CheckpointError(
-            f"The weight file's tensors cannot be named: {error} is unknown", got=str(path)
-        ) from error
+        raise CheckpointError(f"The file's tensors cannot be named: {error} is unknown", got=str(path)) from error
     tensors = {}
     for tensor in reader.tensors:
         module, _, part = tensor.name.rpartition(".")

@@ -40,9 +40,8 @@ class GgufImatrix(KQuantMethod):
         """Return the mean square of every linear layer's inputs."""
         assert job.calibration is not None
         found = mean_squares(model, list(job.source.linear), job.calibration)
-        return {
-            gguf_model.gguf_name(f"{n}.weight", model.config): values.float().numpy() for n, values in found.items()
-        }
+        names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in found}
+        return {names[name]: values.float().numpy() for name, values in found.items()}
 
 
 def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> dict[str, torch.Tensor]:
