@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -15,9 +15,6 @@ from mlflow_compress import architectures
 from mlflow_compress.compress import gguf_file
 from mlflow_compress.compress.stored import StoredTensor
 from mlflow_compress.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from huggingface_hub.utils import TensorInfo
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating types of safetensors as torch names them."""
@@ -46,7 +43,8 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _header(path: Path) -> Mapping[str, TensorInfo]:
+def _header(path: Path) -> Mapping[str, Any]:
+    """Return huggingface_hub's `TensorInfo` of every tensor."""
     from huggingface_hub import parse_local_safetensors_file_metadata
     from huggingface_hub.errors import SafetensorsParsingError
 
