@@ -215,7 +215,7 @@ def test_distances_average_options_and_refuse_nan():
 
 def test_evidence_says_what_is_missing():
     empty = Evidence(RunRecords())
-    for part in ("view", "variant_predictions", "noise_predictions"):
+    for part in ("view", "variant_predictions"):
         with pytest.raises(DataError):
             getattr(empty, part)
     with pytest.raises(DataError, match="no option distances"):
