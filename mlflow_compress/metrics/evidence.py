@@ -165,12 +165,6 @@ class Evidence:
         self._check_same_shuffles(found[1])
         return found
 
-    @cached_property
-    def _noise(self) -> tuple[Predictions, OptionGrid | None]:
-        if self.noise is None:
-            raise DataError("There is no second run of the baseline")
-        return self._predict(self.noise)
-
     def _check_same_shuffles(self, grid: OptionGrid | None) -> None:
         ours = self._baseline[1]
         if ours is None or grid is None:
@@ -194,11 +188,6 @@ class Evidence:
     def variant_predictions(self) -> Predictions:
         """The variant's answers."""
         return self._variant[0]
-
-    @property
-    def noise_predictions(self) -> Predictions:
-        """The answers of the baseline's second run."""
-        return self._noise[0]
 
     @property
     def subject_predictions(self) -> Predictions:

@@ -143,8 +143,3 @@ def noise_table(evidence: Evidence, results: Iterable[MetricResult]) -> list[dic
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
         rows.append({**row, **ends})
     return rows
-
-
-def noise_labels(evidence: Evidence, results: Iterable[MetricResult]) -> dict[str, str]:
-    """Return, for every pooled distance that has a floor, whether it can be told from noise."""
-    return {row["name"]: row["label"] for row in noise_table(evidence, results) if row["label"] is not None}
