@@ -81,6 +81,9 @@ class EvaluateSettings(ModelConfig):
     )
     system_prompt: str = option("", SYSTEM_PROMPT)
     dtype: str = option("float32", "dtype in which both models are evaluated", choices=DTYPES)
+    noise_items: int = option(
+        200, "items per task, and windows per corpus, that the baseline is scored on twice; 0 takes all", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +130,16 @@ class JudgeConfig(JudgeSettings):
 class PromoteConfig:
     """The promote stage: gates on interval bounds, rank by size, move the alias."""
 
-    model: str = option(EMBEDDED, "baseline whose variants compete")
+    model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
+    evaluation: str = option(
+        "auto", "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
+    )
     max_kl: float = option(0.05, "largest KL (nats): upper end of its 95 % interval", low=0)
+    max_kl_outliers_pct: float = option(
+        1.0,
+        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval",
+        low=0,
+    )
     max_flips_pct: float = option(5.0, "largest share of flipped answers in percent: upper end of its interval", low=0)
     max_accuracy_drop_pct: float = option(2.0, "largest accuracy drop in points: upper end of its interval", low=0)
     alias: str = option("champion", "registry alias that moves to the winner")
@@ -139,6 +150,11 @@ class MainConfig(JudgeSettings, EvaluateSettings, QuantizeConfig):
     """quantize -> evaluate -> judge for one variant, under one parent run."""
 
     judge: bool = option(True, "run the judge stage")
+    log_weights: str = option(
+        "auto",
+        "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
+        choices=("auto", "true", "false"),
+    )
 
 
 def _convert(name: str, text: str, wanted: type) -> Any:

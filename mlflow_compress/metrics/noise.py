@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow.compute as pc
 
 from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
 from mlflow_compress.metrics.perplexity import corpus_distance
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
-from mlflow_compress.records import MetricResult
+from mlflow_compress.metrics.view import row_keys
+from mlflow_compress.records import MetricResult, Records, RunRecords
 
 # The floors that are metrics of their own; `noise_table` has that of every distance.
 _FLOORS: tuple[tuple[str, float, str], ...] = (
@@ -25,6 +27,10 @@ _FLOORS: tuple[tuple[str, float, str], ...] = (
     ("corpus_top1_agreement", 1.0, "share"),
     ("corpus_dp_rms_pct", 100.0, "percent"),
 )
+
+
+_BY_ITEM = ("items", "option_scores", "generations")
+R = TypeVar("R", bound=Records)
 
 
 @METRICS.register("noise_floor")
@@ -53,15 +59,35 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
     if evidence.noise is None:
         return []
-    # The second run may cover fewer items: only its own rows are compared.
     settings = replace(evidence.settings, pooled_only=True)
-    itself = Evidence(evidence.baseline, replace(evidence.noise, items=None), settings=settings)
+    first = _of_the_sample(evidence.baseline, evidence.noise)
+    itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
         for distance in (flips, divergence, corpus_distance)
         if all(itself.missing(need) is None for need in distance.needs)
         for result in distance.compute(itself)
     ]
+
+
+def _of_the_sample(baseline: RunRecords, noise: RunRecords) -> RunRecords:
+    """Return the baseline's records of what the second run covers: its items, and its windows of each corpus.
+
+    What was not drawn is thus neither compared nor counted as unscored.
+    """
+    kept: dict[str, Any] = {}
+    if noise.items is not None:
+        kept |= {name: _among(getattr(baseline, name), noise.items) for name in _BY_ITEM}
+    if noise.token_scores is not None:
+        kept["token_scores"] = _among(baseline.token_scores, noise.token_scores)
+    return replace(baseline, **kept)
+
+
+def _among(records: R | None, sample: Records) -> R | None:
+    """Return the rows whose (task, item_id) the sample has."""
+    if records is None:
+        return None
+    return type(records)(records.table.filter(pc.is_in(row_keys(records), value_set=row_keys(sample))))
 
 
 def distinguishable(distance: MetricResult, floor: MetricResult, *, direction: Direction = "lower") -> bool:

@@ -99,8 +99,10 @@ def run_main(config: MainConfig) -> str:
             children=children,
             dtype=config.dtype,
             seed=config.seed,
+            log_weights=config.log_weights,
+            n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
         )
         with tempfile.TemporaryDirectory() as folder:
             publish(outcome, tracker, run, Path(folder))
-        save_leaderboard(tracker)
+        save_leaderboard(tracker, run.run_id)
     return f"{table(outcome)}\n\n{how_to_open(tracker, run.run_id)}"
