@@ -48,3 +48,11 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
         assert file.is_file(), f"{page.name}: {target}"
         headings = [heading.lower() for heading in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)]
         assert not anchor or anchor in [re.sub(r"[^\w\s-]", "", h).strip().replace(" ", "-") for h in headings]
+
+
+def test_the_report_s_sections_are_those_of_the_page() -> None:
+    files = [file for file in (ROOT / "mlflow_compress").rglob("*") if file.suffix in (".py", ".html", ".jinja", ".j2")]
+    code = "".join(file.read_text() for file in files)
+    sections = set(re.findall(r"<h2>([^<{]+)</h2>", code)) - {"Not computed"}  # "and why" where something is missing
+    page = (DOCS / "how-to" / "reading-a-report.md").read_text()
+    assert sections and all(f"| {section} |" in page for section in sections), sections
