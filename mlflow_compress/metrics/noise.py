@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
+from mlflow_compress.metrics.kl_tail import kl_clipped
 from mlflow_compress.metrics.perplexity import corpus_distance
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
 from mlflow_compress.metrics.view import row_keys
@@ -64,7 +65,7 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
-        for distance in (flips, divergence, corpus_distance)
+        for distance in (flips, divergence, kl_clipped, corpus_distance)
         if all(itself.missing(need) is None for need in distance.needs)
         for result in distance.compute(itself)
     ]
@@ -142,8 +143,3 @@ def noise_table(evidence: Evidence, results: Iterable[MetricResult]) -> list[dic
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
         rows.append({**row, **ends})
     return rows
-
-
-def noise_labels(evidence: Evidence, results: Iterable[MetricResult]) -> dict[str, str]:
-    """Return, for every pooled distance that has a floor, whether it can be told from noise."""
-    return {row["name"]: row["label"] for row in noise_table(evidence, results) if row["label"] is not None}

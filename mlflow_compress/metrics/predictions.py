@@ -7,9 +7,10 @@ import string
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import softmax
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.arrays import Bool, Float, Int, softmax
+from mlflow_compress.metrics.arrays import Bool, Float, Int
 from mlflow_compress.metrics.view import ItemView
 from mlflow_compress.records import Generations, OptionDistances, OptionScores, RunRecords
 
@@ -150,7 +151,7 @@ def top_margin(values: Float) -> Float:
     possible = np.isfinite(values).sum(axis=-1) >= 2
     margin = np.full(values.shape[:-1], np.nan)
     if possible.any():
-        p = np.sort(softmax(values[possible]), axis=-1)
+        p = np.sort(softmax(values[possible], axis=-1), axis=-1)
         margin[possible] = p[..., -1] - p[..., -2]
     return margin
 

@@ -96,14 +96,15 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     for output in run.outputs.model_outputs:
         if identity.items() <= client.get_logged_model(output.model_id).tags.items():
             return str(output.model_id)
-    note = "The weights are stored with this model."
+    note, place = "The weights are stored with this model.", {}
     if kept == "reference":
         note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
+        place = {names.CHECKPOINT: str(entry.checkpoint)}
     model = client.create_logged_model(
         run.info.experiment_id,
         name="".join("-" if c in _RESERVED else c for c in entry.name),
         source_run_id=run_id,
-        tags={**entry.tags, **identity, MLFLOW_RUN_NOTE: note},
+        tags={**entry.tags, **identity, **place, MLFLOW_RUN_NOTE: note},
         params={key: str(value) for key, value in entry.params.items()},
     )
     try:

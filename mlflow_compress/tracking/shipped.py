@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # Distributions that loading and scoring import, whatever the checkpoint's format; a test compares them with what a
 # fresh process really imports.
 ALWAYS = (
-    "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy",
-    "pyarrow", "numba", "llvmlite", "scipy", "tqdm", "filelock",
+    "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "pyarrow",
+    "numba", "llvmlite", "tqdm", "jinja2",
 )  # fmt: skip
 # What reads a quantization method, by the `quant_method` of its configuration.
 BY_METHOD = {
