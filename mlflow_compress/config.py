@@ -8,6 +8,7 @@ value is converted to the field's type or refused with what would have been acce
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,7 @@ C = TypeVar("C")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 SYSTEM_PROMPT = "system prompt of judged answers and of tasks in the chat template; empty: none"
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # longest name of a file or folder, longest path
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
 
 
@@ -103,6 +105,9 @@ class EvaluateSettings(ModelConfig):
     )
     system_prompt: str = option("", SYSTEM_PROMPT)
     dtype: str = option("float32", "dtype in which both models are evaluated", choices=DTYPES)
+    noise_items: int = option(
+        200, "items per task, and windows per corpus, that the baseline is scored on twice; 0 takes all", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +158,16 @@ class JudgeConfig(JudgeSettings):
 class PromoteConfig:
     """The promote stage: gates on interval bounds, rank by size, move the alias."""
 
-    model: str = option(EMBEDDED, "baseline whose variants compete")
+    model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
+    evaluation: str = option(
+        "auto", "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
+    )
     max_kl: float = option(0.05, "largest KL (nats): upper end of its 95 % interval", low=0)
+    max_kl_outliers_pct: float = option(
+        1.0,
+        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval",
+        low=0,
+    )
     max_flips_pct: float = option(5.0, "largest share of flipped answers in percent: upper end of its interval", low=0)
     max_accuracy_drop_pct: float = option(2.0, "largest accuracy drop in points: upper end of its interval", low=0)
     alias: str = option("champion", "registry alias that moves to the winner")
@@ -165,6 +178,11 @@ class MainConfig(JudgeSettings, EvaluateSettings, QuantizeConfig):
     """quantize -> evaluate -> judge for one variant, under one parent run."""
 
     judge: bool = option(True, "run the judge stage")
+    log_weights: str = option(
+        "auto",
+        "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
+        choices=("auto", "true", "false"),
+    )
     resume: str = option("none", "id of a main run that failed: run only the stages that it lacks, then publish")
 
 
@@ -183,6 +201,32 @@ def _convert(name: str, text: str, wanted: type) -> Any:
     return text
 
 
+def check_text(name: str, text: str) -> None:
+    """Refuse what no file system and no hub has a name for, before something is looked up by it.
+
+    Parameters
+    ----------
+    name : str
+        The parameter.
+    text : str
+        Its value: names, paths, or several of them separated by commas.
+
+    Raises
+    ------
+    ConfigError
+        For a NUL character, and for a path, or a name in it, that is longer than file systems allow.
+    """
+    if "\0" in text:
+        raise ConfigError(f"Parameter '{name}' holds a NUL character", got=text[:_NAME_BYTES])
+    for most, separators in ((_NAME_BYTES, "[/,]"), (_PATH_BYTES, ",")):
+        n_bytes = max(len(part.encode()) for part in re.split(separators, text))
+        if n_bytes > most:
+            what = "name" if most == _NAME_BYTES else "path"
+            raise ConfigError(
+                f"Parameter '{name}' holds a {what} that is too long", allowed=f"{most} bytes", got=f"{n_bytes:,} bytes"
+            )
+
+
 def parse(cls: type[C], values: Mapping[str, str]) -> C:
     """Build a configuration from strings, strictly.
 
@@ -196,7 +240,8 @@ def parse(cls: type[C], values: Mapping[str, str]) -> C:
     Raises
     ------
     ConfigError
-        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound.
+        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound, or
+        one that can be no name.
     """
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     kinds = typing.get_type_hints(cls)
@@ -207,6 +252,8 @@ def parse(cls: type[C], values: Mapping[str, str]) -> C:
             raise ConfigError(
                 "Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None
             )
+        if name != "system_prompt":  # the one parameter that is prose
+            check_text(name, text)
         value = _convert(name, text, kinds[name])
         meta = known[name].metadata
         if meta.get("choices") and value not in meta["choices"]:

@@ -103,8 +103,8 @@ def _copy_from_children(stages: Stages) -> None:
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
     run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
-    if names.N_ITEMS in evaluated.metrics:
-        run.log_values({names.N_ITEMS: evaluated.metrics[names.N_ITEMS]})
+    if names.ITEMS in evaluated.metrics:
+        run.log_values({names.ITEMS: evaluated.metrics[names.ITEMS]})
     unknown = [name for name, value in as_strings(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
@@ -133,11 +133,13 @@ def _publish(stages: Stages, label: str, variant: str) -> str:
         children=children,
         dtype=config.dtype,
         seed=config.seed,
+        n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
+        log_weights=config.log_weights,
         failed=stages.failed,
     )
     with tempfile.TemporaryDirectory() as folder:
         publish(outcome, tracker, stages.run, Path(folder))
-    save_leaderboard(tracker)
+    save_leaderboard(tracker, stages.run.run_id)
     run = stages.run
     return f"{table(outcome)}\n\nArtifacts:     {run.info.artifact_uri}\n{how_to_open(tracker, run.run_id)}"
 

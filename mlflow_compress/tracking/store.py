@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import mlflow
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
@@ -18,8 +22,10 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, TrackingError
+from mlflow_compress.home import home
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.downloads import Downloads, limit_bytes
 from mlflow_compress.tracking.experiment import choose_experiment, create_database
 from mlflow_compress.tracking.filters import has_tags, tags_filter
 from mlflow_compress.tracking.rounding import rounded
@@ -263,14 +269,35 @@ class Tracker:
         return {run.data.tags[names.STAGE]: run for run in runs if names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return a local path of an artifact folder of a run (a copy only when the store is remote)."""
+        """Return a local path of an artifact folder of a run.
+
+        Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`, while
+        those of a run that is not finished, which may still change, go into a folder that this process deletes.
+        """
         try:
-            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri))
+            info = self.client.get_run(run_id).info
+            if urlparse(info.artifact_uri).scheme in ("", "file"):
+                path = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri)
+                return Path(path)
+            if info.status != "FINISHED":
+                scratch = Path(tempfile.mkdtemp())
+                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+                self._download(run_id, folder, scratch)
+                return scratch / folder
+            cache = Downloads(home(self.uri) / "downloads", limit_bytes())
+            key = f"{run_id}.{folder.replace('/', '.')}"
+            return cache.get(key, lambda target: self._download(run_id, folder, target)) / folder
         except (MlflowException, OSError) as error:
             raise TrackingError(
                 f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
                 fix="Delete that run, so that it is made again",
             ) from error
+
+    def _download(self, run_id: str, folder: str, target: Path) -> None:
+        """Download an artifact folder into a folder, where it keeps its path."""
+        mlflow.artifacts.download_artifacts(
+            run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=self.uri
+        )
 
     def fetch_json(self, run_id: str, name: str) -> Any:
         """Return a JSON artifact of a run."""
