@@ -1,7 +1,7 @@
 """The one step of the build that pyproject.toml cannot say: the MLflow projects of the stages go into the wheel.
 
-In a checkout they lie beside the package, where `mlflow run` looks for them. `mlflow_compress/_projects/` in a wheel has
-the checkout's layout, so that the paths inside the MLproject files stay true.
+In a checkout they lie beside the package, where `mlflow run` looks for them. In a wheel, `mlflow_compress/_projects/`
+has the checkout's layout, so that the paths inside the MLproject files stay true.
 """
 
 from pathlib import Path

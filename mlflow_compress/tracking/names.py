@@ -20,7 +20,6 @@ ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
 
-ITEMS = "items/n"  # metric: items with a prediction that the headline pools
 FAILED_STAGE = "failed_stage"  # of a main run that shows what the other stages found
 
 # Artifact folders and files of the stages' runs.

@@ -3,9 +3,7 @@
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-if (ROOT / "mlflow_compress").is_dir():  # in an installed package this folder is inside it
-    sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mlflow_compress.cli import main
 
