@@ -39,6 +39,8 @@ from mlflow_compress.tracking.logged_model import (
 from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
+ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -226,9 +228,10 @@ def _log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: 
     by_task, whole = _data_sets(outcome, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
     first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
-    measured = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled)
-    log_model_values(tracker, run.run_id, model, measured, whole)
-    log_model_values(tracker, run.run_id, model, size_values(manifest))
+    values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
+    apart = {name for name in values if name.startswith(ITEMLESS)}
+    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
+    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
     # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
     for name, data_set in by_task.items():
         values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
