@@ -113,7 +113,7 @@ def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricRes
     pooled = headline(list(results))
     run.log_results(logged(results))
     compared = pooled.get("distance/flips_pct")
-    run.log_values({**gate_values(pooled), names.ITEMS: compared.n if compared is not None else 0})
+    run.log_values({**gate_values(pooled), names.N_ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
     run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")

@@ -272,7 +272,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     run.set_tags(
         {names.BASE_WEIGHTS: outcome.manifest.base_weights_hash, names.CHECKPOINT_SHA256: outcome.checkpoint_sha256}
     )
-    run.log_params(_params(outcome))
+    run.log_params(outcome.manifest.settings)
     _log_model(outcome, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")

@@ -9,7 +9,7 @@ BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # id of what was asked and how: only runs that share it may be compared
-ITEMS = "items/n"  # run metric: number of items with a prediction that the headline values are pooled over
+N_ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files: tells apart variants of one name
 BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files: folders of one name may hold several models
@@ -20,7 +20,6 @@ ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
 
-ITEMS = "items/n"  # metric: items with a prediction that the headline pools
 
 # The order in which a person should read them; metrics that a run does not have are left out.
 HEADLINE = (
