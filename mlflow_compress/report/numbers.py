@@ -112,9 +112,13 @@ def ratio_text(ratio: float) -> str:
     return f"{1 / ratio:.2f}x larger" if ratio > 1 / 1.1 else f"{1 / ratio:.1f}x larger"
 
 
+def saved_dense(ratio: float, sparsity: float | None) -> bool:
+    """Return whether a model is pruned (a share of its weights is 0) but stored with its zeros, as large as before."""
+    return ratio_text(ratio) == _SAME_SIZE and sparsity is not None and sparsity >= _SPARSE
+
+
 def size_text(ratio: float, sparsity: float | None = None) -> str:
     """Return a size ratio in words; a pruned model that is as large as before is said to be stored with its zeros."""
-    words = ratio_text(ratio)
-    if words == _SAME_SIZE and sparsity is not None and sparsity >= _SPARSE:
+    if sparsity is not None and saved_dense(ratio, sparsity):
         return f"same size on disk (saved dense), {100 * sparsity:.0f} % zeros"
-    return words
+    return ratio_text(ratio)

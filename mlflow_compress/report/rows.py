@@ -17,7 +17,8 @@ from mlflow_compress.report.numbers import (
     Scale,
     bytes_text,
     interval_text,
-    size_text,
+    ratio_text,
+    saved_dense,
     value_text,
 )
 
@@ -235,24 +236,29 @@ def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Row]:
 
 
 def _size_rows(sizes: Sizes) -> list[Row]:
-    return [
-        Row(
-            label="Size",
-            meaning="Bytes of the stored tensors.",
-            baseline=bytes_text(sizes.base_size_bytes),
-            variant=bytes_text(sizes.size_bytes),
-            difference=size_text(sizes.size_ratio, sizes.sparsity),
-        ),
-        Row(
-            label="Bits per weight",
-            meaning="Stored bits per weight of the linear layers, scales and zero points included.",
-            variant=f"{sizes.bits_per_weight:.2f}",
-        ),
-    ]
+    size = Row(
+        label="Size",
+        meaning="Bytes of the stored tensors.",
+        baseline=bytes_text(sizes.base_size_bytes),
+        variant=bytes_text(sizes.size_bytes),
+        difference=ratio_text(sizes.size_ratio),
+    )
+    zeros = Row(
+        label="Zeros in linear weights",
+        meaning="Share of the linear layers' weights that are exactly 0.",
+        variant=f"{100 * (sizes.sparsity or 0.0):.0f} %",
+        difference="saved dense: no smaller on disk",
+    )
+    bits = Row(
+        label="Bits per weight",
+        meaning="Stored bits per weight of the linear layers, scales and zero points included.",
+        variant=f"{sizes.bits_per_weight:.2f}",
+    )
+    return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
 
 
 def headline_rows(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None) -> list[Row]:
-    """Return the headline table's rows in reading order, at most 19; a metric that was not computed has no row.
+    """Return the headline table's rows in reading order, at most 20; a metric that was not computed has no row.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+from mlflow_compress import atomic
 from mlflow_compress.config import EvaluateSettings
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.scoring.identity import ReadsText, tokenizer_hash
@@ -35,7 +36,7 @@ def settings_of(config: EvaluateSettings) -> dict[str, object]:
 
 def write_about(folder: Path, content: About) -> None:
     """Write it beside the records."""
-    (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    atomic.write(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_about(folder: Path) -> About:

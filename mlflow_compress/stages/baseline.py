@@ -16,12 +16,13 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.scoring.identity import KnownModel, tokenizer_hash
 from mlflow_compress.scoring.light import LightModel
+from mlflow_compress.scoring.loading import LoadedModel
 from mlflow_compress.scoring.manifest import MANIFEST
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
 from mlflow_compress.stages import measure as measuring
 from mlflow_compress.stages.about import IN_PROMPTS, About, about, read_about, settings_of, write_about
-from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.measure import Measured, measure
 from mlflow_compress.stages.models import load
 from mlflow_compress.stages.noise_sample import noise_sample
 from mlflow_compress.stages.once import digest, find_or_do
@@ -30,9 +31,10 @@ from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import model_label
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import NOISE, RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
-RECORDS, NOISE, STATES = "records", "noise", "states"  # artifact folders of a baseline run
+STATES = "states"  # artifact folder of a baseline run, beside RECORDS and NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,8 @@ class Baseline:
         What the baseline answered, and what is known beside it.
     noise : RunRecords
         Of the second run, on a sample of the items.
-    states : Path
-        What variants are compared with, see `StateStore`.
+    states : Path or None
+        What variants are compared with, see `StateStore`; None where every answer is generated.
     fresh : bool
         Whether it was evaluated now, not found in the store.
     """
@@ -59,7 +61,7 @@ class Baseline:
     records: RunRecords
     about: About
     noise: RunRecords
-    states: Path
+    states: Path | None
     fresh: bool
 
 
@@ -78,6 +80,28 @@ def identity(model: KnownModel) -> dict[str, object]:
     }
 
 
+def _measure_twice(
+    loaded: LoadedModel, suite: Suite, config: EvaluateSettings, resume: Path
+) -> tuple[Measured, RunRecords, Path | None]:
+    """Return what the baseline answered, the records of its second run on a sample, and the folder of its states.
+
+    Where every answer is generated no token is scored: there are no states then, and nothing for a noise floor.
+    """
+    sample = noise_sample(suite, config.noise_items, seed=config.seed)
+    if not suite.is_scored:
+        measured = measure(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
+        return measured, RunRecords(items=sample.items), None
+    states = resume / STATES
+    (states / MANIFEST).unlink(missing_ok=True)  # of a run that was interrupted after its first pass: it is resumed
+    with StateWriter(states, loaded) as writer:
+        measured = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
+    store = StateStore.open(states, baseline=loaded)
+    other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
+    scorer = Scorer(loaded, other_batches)
+    noise = measure(scorer, sample, baseline=store, generations=False, resume=resume / NOISE).records
+    return measured, noise, states
+
+
 def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: EvaluateSettings) -> Baseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a run of its own.
 
@@ -92,18 +116,10 @@ def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         run.set_tags({names.EVALUATION: evaluation})
         run.log_params({**identity(model), **settings, "noise_items": config.noise_items})
-        loaded = load(model)
-        states = resume / STATES
-        (states / MANIFEST).unlink(missing_ok=True)  # of a run that was interrupted after its first pass: it is resumed
-        with StateWriter(states, loaded) as writer:
-            measured = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
+        measured, noise, states = _measure_twice(load(model), suite, config, resume)
+        if states is not None:
+            run.log_folder(states, STATES)
         records = measured.records
-        store = StateStore.open(states, baseline=loaded)
-        other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
-        sample = noise_sample(suite, config.noise_items, seed=config.seed)
-        scorer = Scorer(loaded, other_batches)
-        noise = measure(scorer, sample, baseline=store, generations=False, resume=resume / NOISE).records
-        run.log_folder(states, STATES)
         records.write(folder / RECORDS)
         write_about(folder / RECORDS, about(model, config, suite))
         noise.write(folder / NOISE)
@@ -123,6 +139,6 @@ def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: 
         records=RunRecords.read(stored),
         about=read_about(stored),
         noise=RunRecords.read(tracker.fetch(run_id, NOISE)),
-        states=tracker.fetch(run_id, STATES),
+        states=tracker.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
     )

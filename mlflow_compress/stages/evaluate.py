@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress.config import EvaluateConfig, EvaluateSettings
+from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.metrics.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.details import details
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
@@ -20,8 +20,9 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.identity import ReadsText, check_same_tokenizer
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, settings_of, write_about
-from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.baseline import Baseline, find_or_evaluate, identity
 from mlflow_compress.stages.gate_values import gate_values
+from mlflow_compress.stages.inputs import suite_of
 from mlflow_compress.stages.measure import Measured, measure
 from mlflow_compress.stages.models import light, load
 from mlflow_compress.stages.once import digest
@@ -29,17 +30,11 @@ from mlflow_compress.stages.own import log_own_metrics
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
-
-
-def suite_of(config: EvaluateSettings) -> Suite:
-    """Read and check the tasks of a configuration, before any model is loaded."""
-    settings = TaskSettings(**{f.name: getattr(config, f.name) for f in fields(TaskSettings)})
-    return load_suite(config.tasks, model=config.model, settings=settings)
 
 
 def as_read_by(model: ReadsText, suite: Suite, system: str = "") -> Suite:
@@ -93,7 +88,7 @@ def evaluate_variant(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, 
         records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
         measured = Measured(records, int(before[0].data.metrics[names.TRUNCATED]))
     else:
-        store = StateStore.open(baseline.states, baseline=base)
+        store = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
         measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
     log_own_metrics(run, suite, measured, baseline=baseline.records)
     return Evaluated(
@@ -113,7 +108,7 @@ def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricRes
     pooled = headline(list(results))
     run.log_results(logged(results))
     compared = pooled.get("distance/flips_pct")
-    run.log_values({**gate_values(pooled), names.N_ITEMS: compared.n if compared is not None else 0})
+    run.log_values({**gate_values(pooled), names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
     run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")

@@ -30,26 +30,21 @@ from mlflow_compress.scoring.identity import KnownModel, check_same_tokenizer
 from mlflow_compress.scoring.light import LightModel
 from mlflow_compress.scoring.loading import LoadedModel, resolve_folder
 from mlflow_compress.scoring.sampling import GenerationConfig
-from mlflow_compress.stages.baseline import RECORDS, identity
+from mlflow_compress.stages.baseline import identity
+from mlflow_compress.stages.inputs import instructions_of
 from mlflow_compress.stages.models import light, load
 from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.instructions import Instruction, find_instructions
+from mlflow_compress.tasks.instructions import Instruction
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
 JUDGMENTS = "judgments.jsonl"  # grades that were paid for, below `home`
-
-
-def instructions_of(config: JudgeSettings) -> list[Instruction]:
-    """Read and check the instructions, before any model is loaded."""
-    settings = TaskSettings(seed=config.seed, limit=config.limit, data_dir=config.data_dir)
-    return find_instructions(config.instructions, model=config.model, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.stages.about import read_about
-from mlflow_compress.stages.baseline import NOISE, RECORDS
 from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.stages.results import logged
@@ -36,6 +35,7 @@ from mlflow_compress.tracking.logged_model import (
     log_model_values,
     log_variant_model,
 )
+from mlflow_compress.tracking.names import NOISE, RECORDS
 from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -66,6 +66,8 @@ class Outcome:
         Whether the checkpoint is stored with the registered model: see `VariantEntry`.
     n_truncated : int
         Prompts of which the variant read the end only.
+    failed : mapping of str to str
+        Error message of every stage that failed.
     """
 
     label: str
@@ -79,6 +81,7 @@ class Outcome:
     seed: int
     n_truncated: int
     log_weights: str = "auto"
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def checkpoint_sha256(self) -> str:
@@ -100,7 +103,11 @@ def table(outcome: Outcome) -> str:
 
 def _beside(outcome: Outcome) -> dict[str, Any]:
     """Return what table, note and page say beside the results."""
-    return {"gates": gate_values(outcome.pooled), "n_truncated": outcome.n_truncated}
+    return {
+        "gates": gate_values(outcome.pooled),
+        "n_truncated": outcome.n_truncated,
+        "failed_stages": outcome.failed,
+    }
 
 
 def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:

@@ -83,7 +83,7 @@ def _checkpoint(run: Run) -> tuple[str, str]:
 
 
 def _items(metrics: Mapping[str, float]) -> int | None:
-    return int(metrics[names.N_ITEMS]) if names.N_ITEMS in metrics else None
+    return int(metrics[names.ITEMS]) if names.ITEMS in metrics else None
 
 
 def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:

@@ -26,7 +26,7 @@ def _key(evaluation: str) -> str:
 
 def _view_state(evaluation: str) -> dict[str, object]:
     """Return the runs-table state: one evaluation's variants, headline columns first, smallest distance on top."""
-    columns = [f"metrics.`{name}`" for name in (*names.HEADLINE, names.N_ITEMS)]
+    columns = [f"metrics.`{name}`" for name in (*names.HEADLINE, names.ITEMS)]
     return {
         "searchFilter": f"tags.`{names.STAGE}` = 'main' and tags.`{names.EVALUATION}` = '{evaluation}'",
         "orderByKey": "metrics.`distance/kl_mean`",

@@ -149,3 +149,12 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
     alone = not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run")
     assert alone["similarity"] == "the judge stage was not run"
     assert "accuracy" not in alone
+
+
+def test_the_zeros_of_a_pruned_model_have_a_row():
+    rows = {
+        row.label: row
+        for row in headline_rows({}, SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5}))
+    }
+    assert (rows["Size"].difference, rows["Zeros in linear weights"].variant) == ("same size", "50 %")
+    assert "Zeros in linear weights" not in headline_table({}, SIZES)
