@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig, JudgeSettings
-from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import (
@@ -59,10 +58,6 @@ def _graded_tokens(config: JudgeSettings, loaded: KnownModel) -> int:
     """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
     if config.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
-    if not config.judge_max_tokens.isdecimal() or int(config.judge_max_tokens) < 1:
-        raise ConfigError(
-            "Parameter 'judge_max_tokens' must be 'auto' or a positive whole number", got=config.judge_max_tokens
-        )
     return int(config.judge_max_tokens)
 
 

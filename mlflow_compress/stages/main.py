@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlflow_compress.compress.base import METHODS
 from mlflow_compress.compress.settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
 from mlflow_compress.errors import StageError
@@ -39,7 +40,9 @@ def check(config: MainConfig) -> dict[str, object]:
     For the demo and for files they need neither torch nor transformers. Tasks of lm-evaluation-harness do, since its
     package imports them: an hour of compression is not spent on a misspelt task.
     """
-    settings, calibration, suite = method_settings(config), calibration_set(config), suite_of(config)
+    settings = method_settings(config)
+    METHODS.get(config.method).require_backend(settings)
+    calibration, suite = calibration_set(config), suite_of(config)
     if calibration is not None:
         check_apart(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:

@@ -142,6 +142,7 @@ def describe(manifest: Manifest) -> str:
 def run_quantize(config: QuantizeConfig) -> str:
     """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind."""
     settings, calibration = method_settings(config), calibration_set(config)
+    METHODS.get(config.method).require_backend(settings)
     tracker = Tracker()
     config = replace(config, out=str(out_folder(config.out, tracker.uri)))
     label = model_label(config.model)

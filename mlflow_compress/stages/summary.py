@@ -39,6 +39,8 @@ from mlflow_compress.tracking.names import NOISE, RECORDS
 from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
+ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -233,9 +235,10 @@ def _log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: 
     by_task, whole = _data_sets(outcome, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
     first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
-    measured = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled)
-    log_model_values(tracker, run.run_id, model, measured, whole)
-    log_model_values(tracker, run.run_id, model, size_values(manifest))
+    values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
+    apart = {name for name in values if name.startswith(ITEMLESS)}
+    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
+    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
     # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
     for name, data_set in by_task.items():
         values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
@@ -276,7 +279,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     run.set_tags(
         {names.BASE_WEIGHTS: outcome.manifest.base_weights_hash, names.CHECKPOINT_SHA256: outcome.checkpoint_sha256}
     )
-    run.log_params(_params(outcome))
+    run.log_params(outcome.manifest.settings)
     _log_model(outcome, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")

@@ -91,6 +91,7 @@ def test_lost_artifacts_are_an_error_with_a_way_out(tracker: Tracker) -> None:
 def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     name = registered_name("org/model")
     assert name == "compressed-org-model"
+    assert registered_name("it's\"") == "compressed-it-s-"  # quotes would end a value in MLflow's filters
     tracker.client.create_registered_model(name)
     versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
     assert move_alias(tracker, name, "champion", versions[0]) is None
