@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.promotion import (
     GATE_DROP,
     GATE_FLIPS,
@@ -16,14 +17,6 @@ from mlflow_compress.records import MetricResult
 
 TRUSTED_ITEMS = 200
 """Fewest items whose mean KL has an interval that a gate may read."""
-
-TRUSTED_TOP_PCT = 3.0
-"""A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
-
-Chosen by simulation (`benchmarks/interval_coverage.py`): then no real sample of 200 items and more, whatever its
-largest item holds, has an interval that is both believed and too low in more than 5 % of the draws; with 5 % one has in
-11 %.
-"""
 
 
 def trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
