@@ -19,13 +19,30 @@ from mlflow_compress.records import MetricResult
 CLIP = 1.0
 """Nats at which the KL of an item is clipped."""
 
+
+TRUSTED_ITEMS = 200
+"""Fewest items whose mean KL has an interval that a gate may read."""
+
 TRUSTED_TOP_PCT = 3.0
-"""The interval of a mean KL is trusted only where the largest item holds less of the mean than this, in percent.
+"""A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
 
 Chosen by simulation (`benchmarks/interval_coverage.py`): then no real sample of 200 items and more, whatever its
 largest item holds, has an interval that is both believed and too low in more than 5 % of the draws; with 5 % one has in
 11 %.
 """
+
+
+def mean_is_trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
+    """Return whether a gate may read the interval of a mean KL.
+
+    Parameters
+    ----------
+    kl : MetricResult
+        The mean KL.
+    top_item : MetricResult, optional
+        `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
+    """
+    return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
 
 
 def top_share_pct(kl: Float, count: int) -> float:
