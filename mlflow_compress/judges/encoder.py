@@ -129,7 +129,7 @@ def _open(path: str, name: str, device: str) -> SentenceEncoder:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            f"The sentence encoder cannot be loaded: {error}",
+            f"The sentence encoder cannot be loaded: {str(error).strip().partition(chr(10))[0]}",
             got=path,
             fix=f"Give {EMBEDDED!r}, a folder, or a hub name that this machine can reach",
         ) from error

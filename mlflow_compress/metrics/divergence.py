@@ -7,6 +7,7 @@ import numpy as np
 from mlflow_compress.metrics.bootstrap import bootstrap
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.studentized import studentized_interval
 from mlflow_compress.metrics.view import CHOICE
 from mlflow_compress.records import MetricResult
 
@@ -29,6 +30,7 @@ _COLUMNS = {
     "top10_agreement": "top10",
     "rbo10": "rbo10",
 }
+_SKEWED = ("kl_mean", "kl_reverse_mean", "js_mean")
 
 
 @METRICS.register("divergence")
@@ -46,13 +48,16 @@ _COLUMNS = {
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
 )
 def divergence(evidence: Evidence) -> list[MetricResult]:
-    """Mean over items of the mean over options of the mean over tokens; paired bootstrap over items.
+    """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
+
+    Divergences are skewed: their interval is the studentised bootstrap's.
 
     Lettered options of one token share a context, so that the mean over them is one divergence a question.
     """
     s = evidence.settings
     results = []
-    for part in evidence.parts(SCORED, pooled=CHOICE):
+    pooled = [family for family in evidence.headline_families if family in SCORED]
+    for part in evidence.parts(SCORED, pooled=pooled):
         for name, column in _COLUMNS.items():
             if part.category is not None and name != "kl_mean":
                 continue
@@ -61,7 +66,10 @@ def divergence(evidence: Evidence) -> list[MetricResult]:
             if not scored.any():
                 continue
             values = 1.0 - values[scored] if name == "acceptance" else values[scored]
-            interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            if name in _SKEWED:
+                interval = studentized_interval(values, resamples=s.resamples, level=s.level, seed=s.seed)
+            else:
+                interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
             results.append(
                 part.result(
                     f"distance/{name}",

@@ -15,6 +15,7 @@ h1 { font-size: 1.05rem; font-weight: 600; color: var(--muted); margin: 0 0 .4re
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .7rem; }
 .verdict { font-size: 1.45rem; line-height: 1.35; font-weight: 650; margin: 0; padding-left: 16px;
   border-left: 5px solid var(--accent); }
+.failed { margin: .8rem 0 0; padding-left: 16px; border-left: 5px solid var(--worse); color: var(--worse); }
 p.note { color: var(--muted); font-size: .9rem; margin: .3rem 0 .8rem; }
 .scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }

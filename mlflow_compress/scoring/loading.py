@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,12 +15,24 @@ from typing import Any
 import torch
 
 from mlflow_compress import architectures
-from mlflow_compress.architectures import gptq_awq
-from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.scoring.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
 from mlflow_compress.scoring.placement import placement
 
+__all__ = [
+    "DTYPES",
+    "LoadConfig",
+    "LoadedModel",
+    "check_same_tokenizer",
+    "load_model",
+    "model_folder",
+    "open_tokenizer",
+    "resolve_folder",
+    "tokenizer_hash",
+    "weights_hash",
+]
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
 _NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*")
 
 
@@ -80,7 +90,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+        return vocab_size(self.model.config)
 
     @cached_property
     def weights(self) -> str:
@@ -90,13 +100,7 @@ class LoadedModel:
     @property
     def max_length(self) -> int:
         """Most tokens the model reads at once."""
-        config = self.model.config.get_text_config(decoder=True)
-        for name in ("n_positions", "max_position_embeddings", "n_ctx"):
-            length = getattr(config, name, None)
-            if length:
-                return int(length)
-        length = int(self.tokenizer.model_max_length)
-        return length if length < 10**9 else _FALLBACK_LENGTH  # tokenizers without a limit say 1e30
+        return max_length(self.model.config, self.tokenizer)
 
 
 def load_model(config: LoadConfig) -> LoadedModel:
@@ -111,27 +115,20 @@ def load_model(config: LoadConfig) -> LoadedModel:
         When the checkpoint's format needs a package that is not installed.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    folder = resolve_folder(config.path)
-    if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
-        raise CheckpointError(
-            "Not a model folder",
-            allowed="config.json and safetensors or GGUF weights",
-            got=str(folder),
-            fix="Check the path",
-        )
+    folder = model_folder(config.path)
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placed = placement(config.device)
+    placed, kernel = placement(config.device), architectures.attention(folder)
     try:
         with _bars_on_terminals_only():
-            tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+            tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
                 output_loading_info=True,
                 **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
-                **_attention(folder),
+                **({"attn_implementation": kernel} if kernel else {}),
                 **placed,
                 **common,
             )
@@ -147,6 +144,32 @@ def load_model(config: LoadConfig) -> LoadedModel:
     model.eval()
     _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
     return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
+
+
+def model_folder(path: str) -> Path:
+    """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`).
+
+    Raises
+    ------
+    CheckpointError
+        When one of them is missing.
+    """
+    folder = resolve_folder(path)
+    if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
+        raise CheckpointError(
+            "Not a model folder",
+            allowed="config.json and safetensors or GGUF weights",
+            got=str(folder),
+            fix="Check the path",
+        )
+    return folder
+
+
+def open_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Return the tokenizer of a local checkpoint."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
 def resolve_folder(path: str) -> Path:
@@ -165,92 +188,13 @@ def resolve_folder(path: str) -> Path:
         raise CheckpointError(f"No such model: {error}", got=path, fix="Give a folder or a hub id") from error
 
 
-def weights_hash(path: Path | str) -> str:
-    """Return the SHA-256 of a checkpoint's weights and configuration (64 hexadecimal digits).
-
-    Every weight file goes in with its name, in order, and `config.json` without the fields that name versions.
-    """
-    folder = Path(path)
-    files = architectures.weight_files(folder)
-    if not files:
-        raise CheckpointError("No safetensors weights", got=str(folder))
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as source:
-            total.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("transformers_version", "_name_or_path"):
-        config.pop(name, None)
-    total.update(json.dumps(config, sort_keys=True).encode())
-    return total.hexdigest()
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    """Return the SHA-256 of everything that decides how text becomes ids (64 hexadecimal digits)."""
-    return hashlib.sha256(json.dumps(_behaviour(tokenizer), sort_keys=True).encode()).hexdigest()
-
-
-def check_same_tokenizer(baseline: LoadedModel, variant: LoadedModel) -> None:
-    """Refuse to compare two models that read different tokens.
-
-    Raises
-    ------
-    AlignmentError
-        Naming the first difference: width of the logits, a token's id, a special token, or another part.
-    """
-    fix = "Compare with the baseline that this variant was made from"
-    if baseline.vocab_size != variant.vocab_size:
-        raise AlignmentError(
-            "The models have logits of different widths",
-            allowed=str(baseline.vocab_size),
-            got=variant.vocab_size,
-            fix=fix,
-        )
-    ours, theirs = _behaviour(baseline.tokenizer), _behaviour(variant.tokenizer)
-    vocab_b, vocab_q = ours.pop("vocab"), theirs.pop("vocab")
-    if vocab_b != vocab_q:
-        differ = sorted(t for t in vocab_b.keys() | vocab_q.keys() if vocab_b.get(t) != vocab_q.get(t))
-        raise AlignmentError(
-            f"The tokenizers give {len(differ)} tokens different ids, first {differ[0]!r}",
-            allowed=str(vocab_b.get(differ[0])),
-            got=vocab_q.get(differ[0]),
-            fix=fix,
-        )
-    for part in sorted(ours.keys() | theirs.keys()):
-        if ours.get(part) != theirs.get(part):
-            raise AlignmentError(
-                f"The tokenizers differ in {part}",
-                allowed=str(ours.get(part))[:200],
-                got=str(theirs.get(part))[:200],
-                fix=fix,
-            )
-
-
-def _behaviour(tokenizer: Any) -> dict[str, Any]:
-    parts: dict[str, Any] = {
-        "vocab": dict(tokenizer.get_vocab()),
-        "bos": tokenizer.bos_token_id,
-        "eos": tokenizer.eos_token_id,
-        "special tokens added": [tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)],
-    }
-    if tokenizer.is_fast:
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Truncation and padding change with every use; added tokens are in the vocabulary.
-        for part in ("normalizer", "pre_tokenizer", "post_processor"):
-            parts[part] = backend.get(part)
-        parts["merges"] = [m if isinstance(m, str) else " ".join(m) for m in backend["model"].get("merges") or []]
-    else:
-        parts["class"] = type(tokenizer).__name__
-    return parts
-
-
 def _decompress(model: Any) -> None:
     """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
-    body and head apart; gptqmodel's kernels would round activations."""
+    body and head apart; the kernels of gptqmodel and bitsandbytes would round activations."""
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
-    gptq_awq.expand(model)
+    architectures.expand(model)
 
 
 @contextlib.contextmanager
@@ -266,13 +210,6 @@ def _unify(model: Any, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
             parameter.data = parameter.data.to(dtype)
-
-
-def _attention(folder: Path) -> dict[str, str]:
-    """Soft-capped attention is silently dropped by sdpa (transformers 5.17): such models run eager."""
-    config = json.loads((folder / "config.json").read_text())
-    nested = [config, config.get("text_config") or {}]
-    return {"attn_implementation": "eager"} if any(c.get("attn_logit_softcapping") for c in nested) else {}
 
 
 def _once(logger: logging.Logger) -> None:

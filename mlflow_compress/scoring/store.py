@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from mlflow_compress.errors import StoreError
 from mlflow_compress.scoring.head import Head, Logits, rebuild_head
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
+from mlflow_compress.scoring.identity import KnownModel, tokenizer_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
 from mlflow_compress.scoring.writer import StateWriter
 
@@ -42,14 +42,14 @@ class StateStore:
         self._head: Head | None = None
 
     @classmethod
-    def open(cls, folder: Path, *, baseline: LoadedModel | None = None) -> StateStore:
+    def open(cls, folder: Path, *, baseline: KnownModel | None = None) -> StateStore:
         """Open a store.
 
         Parameters
         ----------
         folder : Path
             What a `StateWriter` left.
-        baseline : LoadedModel, optional
+        baseline : KnownModel, optional
             When given, the store must belong to this model, tokenizer and dtype.
 
         Raises
@@ -169,7 +169,7 @@ class StateStore:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
 
 
-def _check_owner(manifest: Manifest, baseline: LoadedModel) -> None:
+def _check_owner(manifest: Manifest, baseline: KnownModel) -> None:
     wanted: Sequence[tuple[str, str, str]] = (
         ("weights", manifest.weights, baseline.weights),
         ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),

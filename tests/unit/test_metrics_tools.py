@@ -62,19 +62,21 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
 
 
 def _labels(evidence):
-    return {row["name"]: row["label"] for row in noise_table(evidence, compute_all(evidence))}
+    rows = noise_table(evidence, compute_all(evidence))
+    return {row["name"]: row["label"] for row in rows if row["label"] is not None}
 
 
 def test_the_variant_stands_out_and_a_second_run_does_not():
     results = compute_all(FULL)
     labels = _labels(FULL)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
-    # Every distance has a label.
-    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")}
+    # Every distance has a label; how the KL is spread over the items is none.
+    spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
+    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
     assert set(_labels(again).values()) == {"not distinguishable from the noise floor"}
     alone = Evidence(FULL.baseline, FULL.variant)
-    assert set(_labels(alone).values()) == {None}
+    assert _labels(alone) == {}
     assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
     floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
     assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
@@ -90,7 +92,7 @@ def test_the_second_run_may_cover_fewer_items():
         token_distances=None,
     )
     found = headline(compute_all(Evidence(FULL.baseline, FULL.variant, few)))
-    assert found["noise/kl_mean"].n == 30
+    assert (found["noise/kl_mean"].n, found["noise/kl_mean"].n_unscored) == (30, 0)
     assert "noise/corpus_kl_mean" not in found
     assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
 
@@ -273,9 +275,12 @@ def test_pairwise_by_hand():
 
 
 def test_mean_by_bin_by_hand():
-    found = mean_by_bin([0.1, 0.2, 0.9], [1.0, 3.0, 5.0], edges=[0, 0.5, 1.0])
-    assert found.n.tolist() == [2, 1] and found.mean.tolist() == [2.0, 5.0]
-    assert found.low[0] <= 2.0 <= found.high[0] and math.isnan(found.low[1])
+    values = [1.0, 3.0, 2.0, 1.5, 2.5, 2.0, 5.0, 6.0, 7.0]
+    found = mean_by_bin([0.1] * 6 + [0.6, 0.7] + [0.9], values, edges=[0, 0.5, 0.8, 1.0])
+    assert found.n.tolist() == [6, 2, 1] and found.mean.tolist() == [2.0, 5.5, 7.0]
+    assert found.low[0] < 2.0 < found.high[0]
+    # Half of the resamples of two values hold one of them only, and one value has none at all.
+    assert np.isnan(found.low[1:]).all() and np.isnan(found.high[1:]).all()
     with pytest.raises(ConfigError):
         mean_by_bin([2.0], [1.0])
     with pytest.raises(DataError):
@@ -364,7 +369,7 @@ def test_one_word_answers_are_not_texts():
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.evidence.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.needs.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 

@@ -247,11 +247,12 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
     def never(*_: Any) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr(evaluate, "load", never)
+    for name in ("load", "light"):
+        monkeypatch.setattr(evaluate, name, never)
     (tmp_path / "mine.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
         config = EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x")
-        evaluate.evidence(config, None, None, None)  # type: ignore[arg-type]
+        evaluate.evaluate_variant(config, None, None, None)  # type: ignore[arg-type]
 
 
 def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""What decides a model's numbers besides its weights, its tokenizer and the questions: our code, and the libraries."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mlflow_compress
+from mlflow_compress import architectures
+
+SOURCES = ("architectures", "records", "scoring", "tasks")
+"""Sub-packages whose code decides which tokens a model reads, what is computed, and what is written down."""
+
+PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")
+"""Distributions that compute, or say what is asked, for every model."""
+
+FORMAT_PACKAGES = {
+    "awq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "gptq": "gptqmodel",
+    "hqq_packed": "compressed-tensors",
+    "torchao": "torchao",
+}
+"""The distribution that reads each format of quantized weights, by ``quant_method``."""
+
+
+def engine_identity(folder: Path) -> dict[str, str]:
+    """Return what decides the numbers of the model in a folder, besides its weights and the questions.
+
+    Two evaluations with equal identities, on machines of one kind, may share their results.
+
+    Parameters
+    ----------
+    folder : Path
+        A local model folder (see `loading.resolve_folder`).
+
+    Returns
+    -------
+    dict of str to str
+        ``source``: SHA-256 of our code (see `source_hash`); the version of each library by its distribution's name,
+        "not installed" where it is missing; ``attention``: the kernel asked for, "auto" where transformers chooses by
+        the configuration; ``model code``: SHA-256 of the Python files in the folder, where it has any.
+    """
+    folder = Path(folder)
+    packages = {*PACKAGES}
+    method = architectures.quant_method(folder)
+    if method in FORMAT_PACKAGES:
+        packages.add(FORMAT_PACKAGES[method])
+    if architectures.is_native_gguf(folder):
+        packages.add("llama-cpp-python")
+    identity = {"source": source_hash(), "attention": architectures.attention(folder) or "auto"}
+    identity.update({package: _version(package) for package in sorted(packages)})
+    code = sorted(folder.glob("*.py"))
+    return {**identity, "model code": _hash(code, folder)} if code else identity
+
+
+@cache
+def source_hash() -> str:
+    """Return the SHA-256 of the Python files in `SOURCES` (64 hexadecimal digits).
+
+    Paths within the package and contents are hashed, so an installed wheel and a checkout of the same code agree.
+    """
+    root = Path(mlflow_compress.__file__).parent
+    return _hash([file for name in SOURCES for file in (root / name).rglob("*.py")], root)
+
+
+def _hash(files: list[Path], root: Path) -> str:
+    total = hashlib.sha256()
+    for name, file in sorted((file.relative_to(root).as_posix(), file) for file in files):
+        total.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
