@@ -19,7 +19,6 @@ BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluatio
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
-
 FAILED_STAGE = "failed_stage"  # of a main run that shows what the other stages found
 
 # Artifact folders and files of the stages' runs.

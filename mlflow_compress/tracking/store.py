@@ -286,5 +286,8 @@ class Tracker:
         )
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run."""
-        return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        """Return a JSON artifact of a run; where it has none of this name, that is a `TrackingError`."""
+        try:
+            return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
