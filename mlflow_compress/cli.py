@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from types import FrameType
 from typing import Any
 
-from mlflow_compress import config
-from mlflow_compress.errors import ConfigError, MlflowCompressError
+from mlflow_compress import config, lifetime
+from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
+from mlflow_compress.paths import absolute_paths
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 
@@ -19,7 +20,7 @@ _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` f
 def _run_main(settings: config.MainConfig) -> str:
     from mlflow_compress.stages.main import run_main
 
-    return run_main(settings)
+    return run_main(settings, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _run_quantize(settings: config.QuantizeConfig) -> str:
@@ -110,9 +111,13 @@ def _compared(baseline: str, variant: str, machine: bool) -> str:
     return as_json(found) if machine else as_text(found)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Turn SIGTERM into an exception, so that open runs are closed and temporary folders removed."""
-    raise SystemExit(128 + signum)
+def _reject(error: MlflowCompressError) -> None:
+    """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
+    if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, TrackingError):
+        return
+    from mlflow_compress.tracking.store import Tracker
+
+    Tracker().reject(error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,36 +142,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(argv: Sequence[str] | None) -> int:
-    signal.signal(signal.SIGTERM, _terminate)
+    lifetime.raise_on_signals()
+    if "MLFLOW_RUN_ID" in os.environ:
+        lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
     try:
-        if known.command not in STAGES and extra:
-            raise ConfigError("Unexpected argument", got=extra[0])
-        if known.command == "methods":
-            from mlflow_compress.compress.table import as_text
-
-            print(as_text())
-            return 0
-        if known.command == "tasks":
-            from mlflow_compress.tasks.table import as_text
-
-            print(as_text())
-            return 0
-        if known.command == "compare":
-            print(_compared(known.baseline, known.variant, known.json))
-            return 0
-        cls, stage = STAGES[known.command]
-        print(stage(config.parse(cls, _parameters(known, extra))).rstrip())
+        print(_answer(known, extra), flush=True)
         return 0
-    except ConfigError as error:
-        print(f"mlflow-compress: {error}", file=sys.stderr)
-        return 2
     except MlflowCompressError as error:
+        if isinstance(error, StageError) and error.published:
+            print(f"{error.published}\n", flush=True)
         print(f"mlflow-compress: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
+        _reject(error)
+        return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt as interrupt:
         print("mlflow-compress: interrupted", file=sys.stderr)
-        return 130
+        return lifetime.exit_code(interrupt)
+
+
+def _answer(known: argparse.Namespace, extra: Sequence[str]) -> str:
+    """Run the command and return what to tell the user."""
+    if known.command in STAGES:
+        cls, stage = STAGES[known.command]
+        return stage(absolute_paths(config.parse(cls, _parameters(known, extra)))).rstrip()
+    if extra:
+        raise ConfigError("Unexpected argument", got=extra[0])
+    if known.command == "methods":
+        from mlflow_compress.compress.table import as_text
+
+        return as_text()
+    if known.command == "tasks":
+        from mlflow_compress.tasks.table import as_text
+
+        return as_text()
+    return _compared(known.baseline, known.variant, known.json)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
     ├── StoreError             a baseline state store is broken or belongs to another model
     ├── WorkerError            another process of this job failed
     ├── JudgeError             the judge endpoint failed
+    ├── StageError             a stage of the main job failed
     └── TrackingError          the tracking store cannot be used
 """
 
@@ -93,6 +94,28 @@ class WorkerError(MlflowCompressError):
 
 class JudgeError(MlflowCompressError):
     """The judge endpoint failed."""
+
+
+class StageError(MlflowCompressError):
+    """A stage of the main job failed.
+
+    Parameters
+    ----------
+    what : str
+        The stage's own error message, or the signal that killed it.
+    stage : str
+        Name of the stage.
+    fix : str, optional
+        What to change.
+    published : str
+        What the finished stages have found, for the user to read.
+    """
+
+    def __init__(self, what: str, *, stage: str, fix: str | None = None, published: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.what = what
+        self.stage = stage
+        self.published = published
 
 
 class TrackingError(MlflowCompressError):

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+SIZE = "size/bytes"
+RATIO = "size/ratio"
+KL = "distance/kl_mean"
+FLIPS = "distance/flips_pct"
+
+# Upper ends of 95 % intervals (see `stages.gate_values`), and the number of items that have a KL.
+GATE_KL_ITEMS = "gate/kl_items"
+GATE_KL = "gate/kl_upper"
+GATE_KL_CLIPPED = "gate/kl_clipped_upper"
+GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
+GATE_FLIPS = "gate/flips_pct_upper"
+GATE_DROP = "gate/accuracy_drop_pct_upper"
+
+SAME_SIZE = 1.005
+"""Size ratio up to which a checkpoint counts as not smaller: headers and rounding are no gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One condition that a candidate meets or not, in words."""
+
+    passed: bool
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +49,71 @@ class Gate:
     bound: float
     label: str
 
+    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
+        """Compare the metric with the bound; a metric that is missing or not a number fails."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing"),)
+        sign = "<=" if value <= self.bound else ">"
+        return (Check(passed=value <= self.bound, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceGate:
+    """The gate on KL: the mean's upper end where an interval can be trusted, two bounded numbers where none can.
+
+    Attributes
+    ----------
+    max_kl : float
+        Largest accepted mean KL in nats: of the mean itself, or of the mean of KL clipped per item.
+    max_outliers_pct : float
+        Largest accepted share of items above the clip limit, in percent; used only with the clipped mean.
+    """
+
+    max_kl: float
+    max_outliers_pct: float
+
+    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
+        """Decide by the numbers that the evaluation has, and say which ones and why."""
+        n_items = metrics.get(GATE_KL_ITEMS)
+        if n_items is None:
+            return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
+        if n_items == 0:
+            return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
+        if GATE_KL in metrics:
+            return Gate(metric=GATE_KL, bound=self.max_kl, label="KL (upper end)").checks(metrics)
+        why = "the mean KL has no interval to trust here, so this decides"
+        clipped = Gate(metric=GATE_KL_CLIPPED, bound=self.max_kl, label=f"KL clipped per item (upper end; {why})")
+        outliers = Gate(
+            metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
+        )
+        return (*clipped.checks(metrics), *outliers.checks(metrics))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A variant that asks for promotion: its name, method, registry version and metrics. Controls do not compress."""
+    """A variant that asks for promotion.
+
+    Attributes
+    ----------
+    name, method : str
+        The variant and the method that made it.
+    run_id, version : str
+        Its run and its version in the registry.
+    metrics : mapping of str to float
+        What its run logged.
+    items : int or None
+        Items with a prediction; None where the run does not say.
+    compresses : bool
+        False for a control.
+    """
 
     name: str
     run_id: str
     version: str
     method: str
     metrics: Mapping[str, float]
+    items: int | None = None
     compresses: bool = True
 
 
@@ -60,51 +140,60 @@ class Decision:
             "rank": [o.rank for o in self.outcomes],
             "variant": [o.candidate.name for o in self.outcomes],
             "version": [o.candidate.version for o in self.outcomes],
+            "items": [o.candidate.items for o in self.outcomes],
             "passed": [o.passed for o in self.outcomes],
             "reasons": ["; ".join(o.reasons) for o in self.outcomes],
             "run_id": [o.candidate.run_id for o in self.outcomes],
         }
 
 
-SIZE = "size/bytes"
-KL = "distance/kl_mean"
-
-
-def _judge(candidate: Candidate, gates: Sequence[Gate]) -> Outcome:
-    """Hold one candidate against every gate; all reasons are kept, not only the first."""
-    reasons = []
-    passed = True
+def _gain(candidate: Candidate) -> list[Check]:
+    """Refuse controls, and checkpoints that are not smaller than the baseline: promotion ranks by size."""
     if not candidate.compresses:
-        passed = False
-        reasons.append(
-            f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
-        )
+        reason = f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
+        return [Check(passed=False, reason=reason)]
+    ratio = candidate.metrics.get(RATIO)
+    if ratio is None:
+        return [Check(passed=False, reason=f"size: {RATIO} is missing")]
+    if ratio > SAME_SIZE:
+        return []
+    if ratio >= 2 - SAME_SIZE:
+        return [Check(passed=False, reason="not smaller than the baseline: saved dense, same size")]
+    return [Check(passed=False, reason=f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
+
+
+def _rankable(metrics: Mapping[str, float]) -> list[Check]:
+    """Require the metrics that ranking reads: size, and KL where the evaluation has one, flips where it has none."""
+    needed = (SIZE, FLIPS if metrics.get(GATE_KL_ITEMS) == 0 else KL)
+    return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in needed if metric not in metrics]
+
+
+def _judge(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> Outcome:
+    """Hold one candidate against every gate; all reasons are kept, not only the first."""
+    checks = _gain(candidate)
     for gate in gates:
-        value = candidate.metrics.get(gate.metric)
-        if value is None:
-            passed = False
-            reasons.append(f"{gate.label}: {gate.metric} is missing")
-        elif not value <= gate.bound:
-            passed = False
-            reasons.append(f"{gate.label}: {value:.4g} > {gate.bound:g}")
-        else:
-            reasons.append(f"{gate.label}: {value:.4g} <= {gate.bound:g}")
-    for metric in (SIZE, KL):
-        if metric not in candidate.metrics:
-            passed = False
-            reasons.append(f"rank: {metric} is missing")
-    return Outcome(candidate=candidate, passed=passed, reasons=tuple(reasons))
+        checks += gate.checks(candidate.metrics)
+    checks += _rankable(candidate.metrics)
+    return Outcome(
+        candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
+    )
 
 
-def decide(candidates: Sequence[Candidate], gates: Sequence[Gate]) -> Decision:
-    """Gate every candidate, rank the passing ones by size in bytes, ties by KL, further ties by name.
+def _order(outcome: Outcome) -> tuple[float, float, float, str]:
+    """Return the sort key of a passing candidate: size, then KL, then flips, then name."""
+    metrics = outcome.candidate.metrics
+    return metrics[SIZE], metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf), outcome.candidate.name
+
+
+def decide(candidates: Sequence[Candidate], gates: Sequence[Gate | DivergenceGate]) -> Decision:
+    """Gate every candidate and rank the passing ones: smallest first, ties by KL, then flips, then name.
 
     Parameters
     ----------
     candidates : sequence of Candidate
-        In any order; the decision does not depend on it.
-    gates : sequence of Gate
-        A candidate passes when every gate's metric is there and at most its bound. A missing or NaN metric fails.
+        Of one evaluation, in any order; the decision does not depend on it.
+    gates : sequence of Gate or DivergenceGate
+        A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
 
     Returns
     -------
@@ -112,11 +201,8 @@ def decide(candidates: Sequence[Candidate], gates: Sequence[Gate]) -> Decision:
         `champion` is the first of the passing ones.
     """
     outcomes = [_judge(candidate, gates) for candidate in candidates]
-    passing = sorted(
-        (o for o in outcomes if o.passed),
-        key=lambda o: (o.candidate.metrics[SIZE], o.candidate.metrics[KL], o.candidate.name),
-    )
-    failing = sorted((o for o in outcomes if not o.passed), key=lambda o: o.candidate.name)
+    passing = sorted((o for o in outcomes if o.passed), key=_order)
+    failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
     ranked = tuple(
         Outcome(candidate=o.candidate, passed=True, reasons=o.reasons, rank=rank)
         for rank, o in enumerate(passing, start=1)

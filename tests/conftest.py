@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 # Workers that share the cores would spend most of their time waiting for each other's threads. torch reads it when it is
@@ -16,6 +18,47 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlflow_compress.tracking.store import Tracker
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+# What runs leave in the folder that they are started in. Tests have stores and folders of their own.
+LEFTOVERS = frozenset({"mlruns", "mlartifacts", "mlflow.db", "compressed", ".mlflow_compress"})
+
+
+def leftovers(checkout: Path) -> set[Path]:
+    """Return what runs have left in a checkout and its project folders: files, and folders two levels deep.
+
+    The levels show that a test added to a folder which a developer's own runs had made before.
+    """
+    folders = [checkout, *(path for path in (checkout / "projects").glob("*") if path.is_dir())]
+    tops = [folder / name for folder in folders for name in LEFTOVERS if (folder / name).exists()]
+    return {path for top in tops for path in (top, *top.glob("*"), *top.glob("*/*"))}
+
+
+_BEFORE: set[Path] = set()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _BEFORE.update(leftovers(CHECKOUT))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session when its tests left something in the checkout; with several workers the first process tells."""
+    gained = sorted(leftovers(CHECKOUT) - _BEFORE)
+    if gained and not hasattr(session.config, "workerinput"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        names = ", ".join(str(path.relative_to(CHECKOUT)) for path in gained[:5])
+        reporter.write_line("")
+        reporter.write_line(f"ERROR: the tests left {len(gained)} entries in the checkout: {names}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def move_artifacts(database: Path, folder: Path) -> None:
+    """Let every experiment of a copied SQLite store put its artifacts into `folder`.
+
+    MLflow writes an absolute location into the database when it makes the tables, below the working folder of that moment.
+    """
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE experiments SET artifact_location = ? || '/' || experiment_id", [folder.as_uri()])
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +73,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workdir(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a fresh working directory with an empty tracking store of its own, as a new user has it."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
+    move_artifacts(tmp_path / "mlflow.db", tmp_path / "mlartifacts")
     monkeypatch.chdir(tmp_path)
     for variable in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "OPENAI_API_KEY"):
         monkeypatch.delenv(variable, raising=False)

@@ -1,4 +1,4 @@
-"""Write the table of named tasks into the README, from the registry.
+"""Write the table of named tasks into README and documentation, from the registry.
 
 Run it after a change of a named task or of lm_eval's version; a test fails while the two differ.
 """
@@ -9,15 +9,17 @@ from pathlib import Path
 
 from mlflow_compress.tasks.table import as_markdown
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "tasks.md"
 BEGIN, END = "<!-- tasks: written by tools/write_task_table.py -->", "<!-- end of tasks -->"
 
 
 def with_table(text: str) -> str:
-    """Return the README's text with the table between its marks."""
+    """Return a page's text with the table between its marks."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{as_markdown()}\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    for page in (README, PAGE):
+        page.write_text(with_table(page.read_text()))

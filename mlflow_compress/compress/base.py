@@ -107,12 +107,6 @@ class Method(ABC):
     runs_in: ClassVar[tuple[str, ...]] = ()
     """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
 
-    @property
-    def default_bits(self) -> int | None:
-        """Bits used when none are asked for, or None where the method has no such setting."""
-        value = getattr(self.Config(), "bits", None)
-        return None if value is None else int(value)
-
     def label(self, config: Any) -> str:
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""
         parts = [self.name]

@@ -4,51 +4,69 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.compress.stored import StoredTensor
-from mlflow_compress.errors import CheckpointError
+from mlflow_compress.errors import CheckpointError, UnsupportedError
 
 FILE = "model.gguf"
 
-_MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_MODULES = ("model.embed_tokens", "model.norm", "lm_head")
+_LAYER_MODULES = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+"""transformers' names of a Llama-like model's modules; gguf's map knows dozens of others for the same tensors."""
 
 
-def to_gguf_name(name: str) -> str:
-    """Return GGUF's name of a parameter: "model.layers.0.self_attn.q_proj.weight" -> "blk.0.attn_q.weight"."""
-    module, _, kind = name.rpartition(".")
-    if module in _MODEL:
-        return f"{_MODEL[module]}.{kind}"
-    _, _, index, part = module.split(".", 3)
-    return f"blk.{index}.{_LAYER[part]}.{kind}"
+@cache
+def _name_map(architecture: str, n_layers: int) -> Any:
+    """Return gguf's map from modules of any known source to its own names; an unknown architecture is a KeyError."""
+    import gguf
+
+    known = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], n_layers)
 
 
-def from_gguf_name(name: str) -> str:
-    """Return transformers' name of a tensor, the inverse of `to_gguf_name`; unknown names come back as they are."""
-    module, _, kind = name.rpartition(".")
-    for ours, theirs in _MODEL.items():
-        if module == theirs:
-            return f"{ours}.{kind}"
-    if module.startswith("blk."):
-        _, index, part = module.split(".", 2)
-        for ours, theirs in _LAYER.items():
-            if part == theirs:
-                return f"model.layers.{index}.{ours}.{kind}"
-    return name
+def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
+    """Return GGUF's name of a parameter: "model.layers.0.self_attn.q_proj.weight" -> "blk.0.attn_q.weight".
+
+    Parameters
+    ----------
+    name : str
+        As transformers calls the parameter.
+    architecture, n_layers : str, int
+        What GGUF calls the model's architecture ("llama", "qwen2", ...), and its number of layers.
+
+    Raises
+    ------
+    UnsupportedError
+        GGUF has no such tensor in this architecture.
+    """
+    found = _name_map(architecture, n_layers).get_name(name, (".weight", ".bias"))
+    if found is None:
+        raise UnsupportedError(f"GGUF has no name for a parameter of a {architecture} model", got=name)
+    return str(found)
+
+
+def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
+    """Return the inverse for whole modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
+    names = _name_map(architecture, n_layers)
+    layers = (f"model.layers.{index}.{module}" for index in range(n_layers) for module in _LAYER_MODULES)
+    found = {names.get_name(module): module for module in (*_MODULES, *layers)}
+    found.pop(None, None)  # a module that this architecture does not have
+    return found
 
 
 def write(
@@ -164,23 +182,34 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
 
 def architecture(path: Path) -> str:
     """Return what a GGUF file calls its architecture; a broken file is a `CheckpointError`."""
-    import gguf
-
-    try:
-        return str(gguf.GGUFReader(path).fields["general.architecture"].contents())
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error
+    return _open(path)[1]
 
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`."""
+    """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`.
+
+    A tensor that transformers has no parameter for keeps GGUF's name.
+    """
+    reader, kind = _open(path)
+    try:
+        modules = from_gguf_names(kind, int(reader.fields[f"{kind}.block_count"].contents()))
+    except KeyError as error:
+        raise CheckpointError(f"The file's tensors cannot be named: {error} is unknown", got=str(path)) from error
+    tensors = {}
+    for tensor in reader.tensors:
+        module, _, part = tensor.name.rpartition(".")
+        shape = tuple(map(int, reversed(tensor.shape)))
+        name = f"{modules.get(module, module)}.{part}"
+        tensors[name] = StoredTensor(tensor.tensor_type.name, shape, int(tensor.n_bytes))
+    return tensors
+
+
+def _open(path: Path) -> tuple[Any, str]:
+    """Return a reader and the architecture."""
     import gguf
 
     try:
         reader = gguf.GGUFReader(path)
-        return {
-            from_gguf_name(t.name): StoredTensor(t.tensor_type.name, tuple(map(int, reversed(t.shape))), int(t.n_bytes))
-            for t in reader.tensors
-        }
+        return reader, str(reader.fields["general.architecture"].contents())
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error

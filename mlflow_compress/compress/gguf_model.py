@@ -118,6 +118,11 @@ def interleaved_heads(name: str, config: Any) -> int | None:
     return int(config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads)
 
 
+def gguf_name(name: str, config: Any) -> str:
+    """Return GGUF's name of a parameter of a model with this configuration (see `load`)."""
+    return gguf_file.to_gguf_name(name, architecture=config.model_type, n_layers=config.num_hidden_layers)
+
+
 def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tuple[Any, Any]]:
     """Return a model's tensors as `gguf_file.write` takes them.
 
@@ -135,7 +140,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     for name, parameter in model.named_parameters():
         kind, heads = kind_of(name, parameter), interleaved_heads(name, model.config)
         data = gguf.quants.quantize(parameter.data.float().cpu().numpy(), kind)
-        tensors[gguf_file.to_gguf_name(name)] = (data if heads is None else interleave_heads(data, heads), kind)
+        tensors[gguf_name(name, model.config)] = (data if heads is None else interleave_heads(data, heads), kind)
     factors = rope_factors(model)
     if not np.allclose(factors, 1.0):
         tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
@@ -157,11 +162,11 @@ def load_values(model: Any, path: Path) -> None:
     import gguf
     import torch
 
-    tensors = gguf.GGUFReader(path).tensors
-    values = {gguf_file.from_gguf_name(t.name): gguf.dequantize(t.data, t.tensor_type) for t in tensors}
+    values = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     for name, parameter in model.named_parameters():
-        heads = interleaved_heads(name, model.config)
-        value = values[name] if heads is None else part_heads(values[name], heads)
+        value, heads = values[gguf_name(name, model.config)], interleaved_heads(name, model.config)
+        if heads is not None:
+            value = part_heads(value, heads)
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 

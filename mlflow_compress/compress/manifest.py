@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from mlflow_compress import atomic
 from mlflow_compress.compress import storage
 from mlflow_compress.errors import CheckpointError
 
@@ -70,13 +70,8 @@ class Manifest:
     def write(self, folder: Path) -> Path:
         """Write the manifest atomically and return its path."""
         path = folder / MANIFEST_FILE
-        partial = path.with_suffix(".json.partial")
-        with partial.open("w", encoding="utf-8") as sink:
-            json.dump({"version": VERSION, **asdict(self)}, sink, indent=2, sort_keys=True)
-            sink.write("\n")
-            sink.flush()
-            os.fsync(sink.fileno())
-        partial.replace(path)
+        text = json.dumps({"version": VERSION, **asdict(self)}, indent=2, sort_keys=True)
+        atomic.write(path, f"{text}\n".encode())
         return path
 
     @classmethod

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress import atomic
 from mlflow_compress.compress import calibration as calibration_module
 from mlflow_compress.compress import probe as probe_module
 from mlflow_compress.compress import storage
@@ -267,7 +268,7 @@ def _staging(out: Path) -> Iterator[Path]:
     try:
         yield folder
         _share(folder)
-        folder.replace(out)
+        atomic.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

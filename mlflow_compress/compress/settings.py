@@ -86,7 +86,7 @@ def _parse_one(value: Any, kind: Any) -> Any:
     if isinstance(value, bool):
         return None
     if kind is int:
-        return int(value) if re.fullmatch(r"[+-]?\d+", str(value)) else None
+        return int(value) if re.fullmatch(r"[+-]?\d{1,18}", str(value)) else None
     if kind is float:
         try:
             number = float(value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress import architectures
 from mlflow_compress.compress import storage
 from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +213,9 @@ def local_folder(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"The model is neither a folder nor a hub id that can be reached: {error}", got=model
+            f"The model is neither a folder nor a hub id that can be reached: {error}",
+            got=model,
+            fix=f"Give a hub id, or a folder; a relative one was looked for in {started_in()}",
         ) from error
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from mlflow_compress import architectures
 from mlflow_compress.compress import gguf_file
@@ -37,33 +38,34 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
             tensors |= gguf_file.read_headers(path)
             continue
         for name, entry in _header(path).items():
-            start, end = entry["data_offsets"]
-            tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), end - start)
+            start, end = entry.data_offsets
+            tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), end - start)
     return tensors
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path) -> Mapping[str, Any]:
+    """Return huggingface_hub's `TensorInfo` of every tensor."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
     try:
-        with path.open("rb") as source:
-            (length,) = struct.unpack("<Q", source.read(8))
-            if length > path.stat().st_size:
-                raise CheckpointError("The weight file is truncated or not safetensors", got=str(path))
-            header: dict[str, Any] = json.loads(source.read(length))
-    except (OSError, struct.error, ValueError) as error:
-        raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error
-    header.pop("__metadata__", None)
-    stored = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if stored != path.stat().st_size:
+        with safe_open(path, framework="np"):  # refuses a file whose tensors do not fill it to the last byte
+            return parse_local_safetensors_file_metadata(path).tensors
+    except (OSError, SafetensorError, SafetensorsParsingError) as error:
         raise CheckpointError(
-            "The weight file is truncated", allowed=f"{stored} bytes", got=f"{path}, {path.stat().st_size} bytes"
-        )
-    return header
+            f"The weight file is truncated, or it is not a safetensors file: {error}",
+            got=str(path),
+            fix="Copy or download it again",
+        ) from error
 
 
 def sort_metadata(path: Path) -> None:
-    """Put the metadata in a safetensors file's header in order, so that equal contents are equal bytes."""
+    """Put the metadata in a safetensors file's header in order, so that equal contents are equal bytes.
+
+    The library writes metadata in the random order of a hash table, and has no option for another.
+    """
     with path.open("r+b") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
@@ -113,7 +115,6 @@ def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> 
 def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
     """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
     import torch
-    from safetensors import safe_open
 
     wanted = {f"{layer}.weight" for layer in layers}
     zeros = elements = 0

@@ -166,8 +166,3 @@ def training_block(world: World, rng: random.Random) -> str:
     options = 6 if rng.random() < 0.15 else 4
     count = rng.choice((1, 1, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8))
     return block(category, [draw_training_item(world, rng, category, options=options) for _ in range(count)])
-
-
-def reading_block(world: World, rng: random.Random) -> str:
-    """Draw a few-shot block of questions that their own first sentence answers."""
-    return block("reading", [draw_training_item(world, rng, "reading") for _ in range(rng.randint(1, 4))])

@@ -1,4 +1,4 @@
-"""Judgments already paid for: an append-only JSONL file, one line a judgment."""
+"""Judgments already paid for: an append-only JSONL file, one line per judgment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from filelock import FileLock
 
 from mlflow_compress.errors import DataError
 
@@ -20,7 +22,8 @@ def content_key(**content: Any) -> str:
 class JudgmentCache:
     """Judgments by content key; each new one is on disk before `put` returns.
 
-    A line that was being written when the process died is dropped; any other broken line is a `DataError`.
+    A line that was being written when the process died is dropped; any other broken line is a `DataError`. Several
+    processes may share the file: a lock beside it keeps their lines whole.
 
     Parameters
     ----------
@@ -36,9 +39,9 @@ class JudgmentCache:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
+        with _alone(path):
+            data = path.read_bytes()
+        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
             try:
                 row = json.loads(line)
                 key, value = row["key"], row["value"]
@@ -47,8 +50,6 @@ class JudgmentCache:
                     f"Line {number} of the judgments kept so far is broken", got=str(path), fix="Delete the file"
                 ) from error
             self._rows[key] = value
-        if whole < len(data):
-            os.truncate(path, whole)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return what was kept under a key, or None."""
@@ -59,7 +60,8 @@ class JudgmentCache:
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("ab") as sink:
+                with _alone(self._path), self._path.open("ab+") as sink:
+                    _drop_unfinished_line(sink)
                     sink.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
                     sink.flush()
                     os.fsync(sink.fileno())
@@ -67,3 +69,19 @@ class JudgmentCache:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _alone(path: Path) -> FileLock:
+    """Return the lock under which one process at a time reads or writes the file."""
+    return FileLock(path.with_name(path.name + ".lock"))
+
+
+def _drop_unfinished_line(file: BinaryIO) -> None:
+    """Cut off what a process that died left of a line, before another line is put behind it."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)

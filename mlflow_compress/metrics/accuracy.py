@@ -7,7 +7,7 @@ from mlflow_compress.metrics.intervals import paired_difference, wilson
 from mlflow_compress.metrics.predictions import Predictions
 from mlflow_compress.metrics.registry import METRICS, Key, metric
 from mlflow_compress.metrics.significance import mcnemar_exact
-from mlflow_compress.metrics.view import ANSWERED, CHOICE
+from mlflow_compress.metrics.view import ANSWERED
 from mlflow_compress.records import MetricResult
 
 
@@ -15,7 +15,7 @@ def _shares(evidence: Evidence, predictions: Predictions, name: str) -> list[Met
     scored, correct = predictions.scored[:, 0], predictions.correct[:, 0]
     level = evidence.settings.level
     results = []
-    for part in evidence.parts(ANSWERED, pooled=CHOICE):
+    for part in evidence.parts(ANSWERED, pooled=evidence.headline_families):
         n = int(scored[part.rows].sum())
         if n:
             right = int(correct[part.rows].sum())
@@ -33,7 +33,8 @@ def _shares(evidence: Evidence, predictions: Predictions, name: str) -> list[Met
             low=0.0,
             high=1.0,
             unit="share",
-            meaning="Share of scored items that the model has right, by each task's own rule; Wilson interval.",
+            meaning="Share of scored items that the model has right, by each task's own rule; pooled over multiple "
+            "choice, or over all items where none is.",
         ),
         Key(
             name="quality/accuracy_baseline",
@@ -48,7 +49,7 @@ def _shares(evidence: Evidence, predictions: Predictions, name: str) -> list[Met
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong",
 )
 def accuracy(evidence: Evidence) -> list[MetricResult]:
-    """``#correct / #scored``, pooled over multiple choice (micro-average), by task and by category."""
+    """``#correct / #scored``, pooled over the headline's items (micro-average), by task and by category."""
     results = _shares(evidence, evidence.subject_predictions, "quality/accuracy")
     if evidence.variant is not None:
         results += _shares(evidence, evidence.baseline_predictions, "quality/accuracy_baseline")
@@ -84,7 +85,7 @@ def accuracy_delta(evidence: Evidence) -> list[MetricResult]:
     right_b, right_q = evidence.baseline_predictions.correct[:, 0], evidence.variant_predictions.correct[:, 0]
     level = evidence.settings.level
     results = []
-    for part in evidence.parts(ANSWERED, pooled=CHOICE):
+    for part in evidence.parts(ANSWERED, pooled=evidence.headline_families):
         rows = part.rows[both[part.rows]]
         if not len(rows):
             continue

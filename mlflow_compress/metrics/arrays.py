@@ -51,13 +51,3 @@ def same_length(**arrays: Sequence[Any] | npt.NDArray[Any]) -> int:
     if len(set(lengths.values())) != 1:
         raise DataError("Paired arrays must have one length", got=str(lengths))
     return next(iter(lengths.values()))
-
-
-def softmax(logits: npt.ArrayLike) -> Float:
-    """Return the softmax over the last axis; minus infinity gives probability 0.
-
-    ``p_i = exp(x_i - max x) / sum_j exp(x_j - max x)``
-    """
-    x = np.asarray(logits, dtype=np.float64)
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return np.asarray(e / e.sum(axis=-1, keepdims=True), dtype=np.float64)

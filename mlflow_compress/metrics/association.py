@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import pearsonr, spearmanr
 
-from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.arrays import Float, finite, same_length
 from mlflow_compress.metrics.bootstrap import Method, bootstrap
 from mlflow_compress.metrics.intervals import Interval, z_value
@@ -152,22 +151,3 @@ def correlate(
         "pearson": pearson(x, y, level=level, resamples=resamples, seed=seed, method=method),
         "spearman": spearman(x, y, level=level),
     }
-
-
-def flips_against_kl(flips_pct: npt.ArrayLike, kl_mean: npt.ArrayLike, *, level: float = 0.95) -> Correlation:
-    """Return Spearman's correlation of flips and KL over (model, method) points, as the flips paper claims it.
-
-    "Accuracy is Not All You Need" reports 0.981 on MMLU. The interval takes the points as independent.
-
-    Raises
-    ------
-    DataError
-        For fewer than three variants, or where all have the same value.
-    """
-    found = spearman(flips_pct, kl_mean, level=level)
-    if found is None:
-        raise DataError(
-            "Spearman's correlation needs at least three variants whose flips and KL differ",
-            got=f"{len(np.asarray(flips_pct))} variants",
-        )
-    return found

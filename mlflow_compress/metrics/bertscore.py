@@ -62,7 +62,7 @@ def authors_layer(name: str, folder: Path) -> int:
 
     try:
         last = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             "Not a model that BERTScore can use",
             allowed="a folder with a config.json that has num_hidden_layers",

@@ -1,7 +1,8 @@
 """Seeded bootstrap of any smooth function of column means, vectorised; units may be items or clusters.
 
-Every interval of the package that is not a proportion comes from here. A paired difference is a column of
-differences; a ratio is a function of two column means; a cluster bootstrap takes one row of sums a cluster.
+The package's intervals come from here, but for proportions (`intervals`) and means of skewed values (`studentized`). A
+paired difference is a column of differences; a ratio is a function of two column means; a cluster bootstrap takes one
+row of sums per cluster.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _cached_counts(n: int, resamples: int, seed: int) -> npt.NDArray[np.uint8]:
     return counts
 
 
-def _weights(n: int, resamples: int, seed: int) -> Iterator[Float]:
+def resample_counts(n: int, resamples: int, seed: int) -> Iterator[Float]:
+    """Iterate over how often each of n units is drawn, in blocks of shape (some of the resamples, n)."""
     # The same (n, resamples, seed) always gives the same resamples, so metrics of the same items share them.
     if n * resamples <= _CHUNK:
         yield _cached_counts(n, resamples, seed).astype(np.float64)
@@ -146,7 +148,9 @@ def stratified_bootstrap(
     if all((x == x[0]).all() for x in tables):
         # Every resample is the sample; rounding in the weighted mean must not pretend otherwise.
         return Interval(estimate, estimate) if np.isfinite(estimate) else None
-    drawn = [np.concatenate([statistic(w @ x / len(x)) for w in _weights(len(x), resamples, seed)]) for x in tables]
+    drawn = [
+        np.concatenate([statistic(w @ x / len(x)) for w in resample_counts(len(x), resamples, seed)]) for x in tables
+    ]
     thetas = np.mean(drawn, axis=0)
     usable = np.isfinite(thetas)
     if usable.sum() < (1 - _MAX_LOST) * len(thetas) or not np.isfinite(estimate):

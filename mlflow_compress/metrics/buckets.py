@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.bootstrap import bootstrap
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.perplexity import corpus_confidence
+from mlflow_compress.metrics.studentized import studentized_interval
 from mlflow_compress.metrics.view import CHOICE
 
 
@@ -26,7 +26,7 @@ class BinnedMean:
     n : numpy.ndarray of int, shape (n_bins,)
         Values in each bin.
     mean, low, high : numpy.ndarray, shape (n_bins,)
-        Mean and its bootstrap interval; the bounds are NaN where a bin holds one value only.
+        Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one.
     """
 
     left: Float
@@ -67,7 +67,7 @@ def mean_by_bin(
     rows = []
     for code in used:
         inside = x[codes == code]
-        interval = bootstrap(inside, resamples=resamples, level=level, seed=seed)
+        interval = studentized_interval(inside, resamples=resamples, level=level, seed=seed)
         rows.append((len(inside), float(inside.mean()), *(interval or (np.nan, np.nan))))
     n, mean, low, high = (np.array(column) for column in zip(*rows, strict=True))
     return BinnedMean(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)

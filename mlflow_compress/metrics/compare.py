@@ -13,7 +13,7 @@ from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import Flips, count_flips
 from mlflow_compress.metrics.intervals import paired_difference, wilson
 from mlflow_compress.metrics.significance import holm
-from mlflow_compress.metrics.view import ANSWERED, CHOICE
+from mlflow_compress.metrics.view import ANSWERED
 from mlflow_compress.records import RunRecords
 
 
@@ -97,10 +97,7 @@ def compare_records(baseline: RunRecords, variant: RunRecords, *, level: float =
         found = count_flips(b.correct[both, 0], q.correct[both, 0], *answers)
         return _summary(found, level=level, n_unscored=len(rows) - len(both))
 
-    pooled = np.flatnonzero(np.isin(view.family, CHOICE))
-    if not len(pooled):
-        pooled = np.flatnonzero(np.isin(view.family, ANSWERED))
-    whole = part(pooled)
+    whole = part(np.flatnonzero(np.isin(view.family, evidence.headline_families)))
     if whole is None:
         raise DataError("No item has a prediction of both models")
     tasks = {p.task: part(p.rows) for p in evidence.parts(ANSWERED, categories=())}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,9 @@ import numpy.typing as npt
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics.arrays import Bool, Float
 from mlflow_compress.metrics.bootstrap import Method
+from mlflow_compress.metrics.needs import missing
 from mlflow_compress.metrics.predictions import OptionGrid, Predictions, option_means, predict
-from mlflow_compress.metrics.view import ALL_ORDERS, ItemView, Part, check_same_items
+from mlflow_compress.metrics.view import ALL_ORDERS, ANSWERED, CHOICE, ItemView, Part, check_same_items
 from mlflow_compress.records import OptionScores, RunRecords
 
 
@@ -31,7 +31,7 @@ class MetricSettings:
     seed : int
         Seed of the bootstrap.
     method : {"bca", "percentile"}
-        Kind of bootstrap interval.
+        Kind of bootstrap interval; means of divergences always have the studentised one.
     alpha : float
         Miscoverage that conformal sets aim at.
     split_seed : int
@@ -129,6 +129,11 @@ class Evidence:
             raise DataError("The baseline has no items records")
         return ItemView(self.baseline.items)
 
+    @cached_property
+    def headline_families(self) -> tuple[str, ...]:
+        """Families that the headline values are pooled over: multiple choice where there is any, else all answered."""
+        return CHOICE if np.isin(self.view.family, CHOICE).any() else ANSWERED
+
     def parts(
         self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] = ("lettered",)
     ) -> Iterator[Part]:
@@ -160,12 +165,6 @@ class Evidence:
         self._check_same_shuffles(found[1])
         return found
 
-    @cached_property
-    def _noise(self) -> tuple[Predictions, OptionGrid | None]:
-        if self.noise is None:
-            raise DataError("There is no second run of the baseline")
-        return self._predict(self.noise)
-
     def _check_same_shuffles(self, grid: OptionGrid | None) -> None:
         ours = self._baseline[1]
         if ours is None or grid is None:
@@ -189,11 +188,6 @@ class Evidence:
     def variant_predictions(self) -> Predictions:
         """The variant's answers."""
         return self._variant[0]
-
-    @property
-    def noise_predictions(self) -> Predictions:
-        """The answers of the baseline's second run."""
-        return self._noise[0]
 
     @property
     def subject_predictions(self) -> Predictions:
@@ -223,75 +217,5 @@ class Evidence:
         return self.baseline_predictions.scored[:, 0] & self.variant_predictions.scored[:, 0]
 
     def missing(self, need: str) -> str | None:
-        """Return why a need is not met, or None where it is.
-
-        Needs: "items", "variant", "noise", "embeddings", "bertscore_model", "family:<name>", "package:<name>",
-        "shuffles", the single-model records "predictions", "option_scores", "token_scores", "judgments", "generations"
-        (of the baseline and, where there is one, of the variant), and the distances "option_distances",
-        "token_distances" (of the variant), "noise_option_distances", "noise_token_distances".
-        """
-        if need.startswith("family:"):
-            family = need.removeprefix("family:")
-            items = self.baseline.items
-            found = items is not None and len(items) > 0 and bool((self.view.family == family).any())
-            return None if found else f"no item of the family {family}"
-        if need.startswith("package:"):
-            package = need.removeprefix("package:")
-            return None if find_spec(package) is not None else f"the package {package} is not installed"
-        return _CHECKS[need](self)
-
-
-def _has(attribute: str) -> Callable[[Evidence], str | None]:
-    def check(evidence: Evidence) -> str | None:
-        for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
-            if run is not None and not len(getattr(run, attribute) or ()):
-                return f"the {who} has no {attribute} records"
-        return None
-
-    return check
-
-
-def _distance(who: str, attribute: str) -> Callable[[Evidence], str | None]:
-    def check(evidence: Evidence) -> str | None:
-        run = evidence.variant if who == "variant" else evidence.noise
-        if run is None:
-            return "no variant" if who == "variant" else "no second run of the baseline"
-        return None if len(getattr(run, attribute) or ()) else f"the {who} run has no {attribute} records"
-
-    return check
-
-
-def _predictions(evidence: Evidence) -> str | None:
-    if evidence.baseline.items is None or not len(evidence.baseline.items):
-        return "the baseline has no items records"
-    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
-        if run is not None and not len(run.option_scores or ()) and not len(run.generations or ()):
-            return f"the {who} has neither option scores nor generations"
-    return None
-
-
-def _shuffles(evidence: Evidence) -> str | None:
-    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
-        scores = evidence.ordinary_scores(run) if run is not None else None
-        if run is not None and (scores is None or not (scores.column("permutation") > 0).any()):
-            return f"the {who} was not scored under shuffled answer orders"
-    return None
-
-
-_CHECKS: dict[str, Callable[[Evidence], str | None]] = {
-    "items": lambda e: None if e.baseline.items is not None and len(e.baseline.items) else "the baseline has no items",
-    "variant": lambda e: None if e.variant is not None else "no variant to compare",
-    "noise": lambda e: None if e.noise is not None else "no second run of the baseline",
-    "embeddings": lambda e: None if e.embeddings is not None else "no answer embeddings",
-    "bertscore_model": lambda e: None if e.settings.bertscore_model else "no bertscore_model was given",
-    "predictions": _predictions,
-    "shuffles": _shuffles,
-    "option_scores": _has("option_scores"),
-    "token_scores": _has("token_scores"),
-    "judgments": _has("judgments"),
-    "generations": _has("generations"),
-    "option_distances": _distance("variant", "option_distances"),
-    "token_distances": _distance("variant", "token_distances"),
-    "noise_option_distances": _distance("noise", "option_distances"),
-    "noise_token_distances": _distance("noise", "token_distances"),
-}
+        """Return why a need of a metric is not met, or None where it is; see `needs.missing`."""
+        return missing(self, need)

@@ -13,7 +13,7 @@ from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.intervals import wilson
 from mlflow_compress.metrics.registry import METRICS, Key, metric
 from mlflow_compress.metrics.significance import mcnemar_exact
-from mlflow_compress.metrics.view import ANSWERED, CHOICE
+from mlflow_compress.metrics.view import ANSWERED
 from mlflow_compress.records import MetricResult
 
 
@@ -105,7 +105,10 @@ def _key(name: str, meaning: str) -> Key:
 @METRICS.register("flips")
 @metric(
     keys=(
-        _key("flips_pct", "Items whose correctness changed, either way."),
+        _key(
+            "flips_pct",
+            "Items whose correctness changed, either way; pooled over multiple choice, or all items where none is.",
+        ),
         _key("all_flips_pct", "Multiple-choice items whose answer changed, between wrong answers too."),
         _key("c2w_pct", "Items that went from right to wrong."),
         _key("w2c_pct", "Items that went from wrong to right."),
@@ -122,7 +125,7 @@ def flips(evidence: Evidence) -> list[MetricResult]:
     b, q = evidence.baseline_predictions, evidence.variant_predictions
     level = evidence.settings.level
     results = []
-    for part in evidence.parts(ANSWERED, pooled=CHOICE):
+    for part in evidence.parts(ANSWERED, pooled=evidence.headline_families):
         rows = part.rows[both[part.rows]]
         if not len(rows):
             continue

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 
 from mlflow_compress.errors import ConfigError, DataError
 
@@ -26,7 +26,7 @@ def z_value(level: float) -> float:
 
 
 def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Wilson score interval of a proportion.
+    """Wilson score interval of a proportion, by scipy.
 
     ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` with ``p = successes/n``; never empty at p = 0 or 1.
 
@@ -41,15 +41,10 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise DataError("A proportion needs 0 <= successes <= n and n >= 1", got=f"{successes} of {n}")
-    z = z_value(level)
-    p = successes / n
-    centre = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    # At p = 0 and p = 1 the bound is exactly p; rounding must not push it past.
-    low = 0.0 if successes == 0 else (centre - half) / scale
-    high = 1.0 if successes == n else (centre + half) / scale
-    return Interval(low, high)
+    if not 0.0 < level < 1.0:
+        raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
+    found = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(float(found.low), float(found.high))
 
 
 def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Interval:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
+from mlflow_compress.metrics.kl_tail import kl_clipped
 from mlflow_compress.metrics.perplexity import corpus_distance
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
-from mlflow_compress.records import MetricResult
+from mlflow_compress.metrics.view import row_keys
+from mlflow_compress.records import MetricResult, Records, RunRecords
+
+R = TypeVar("R", bound=Records)
 
 # The floors that are metrics of their own; `noise_table` has that of every distance.
 _FLOORS: tuple[tuple[str, float, str], ...] = (
@@ -53,15 +59,37 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
     if evidence.noise is None:
         return []
-    # The second run may cover fewer items: only its own rows are compared.
     settings = replace(evidence.settings, pooled_only=True)
-    itself = Evidence(evidence.baseline, replace(evidence.noise, items=None), settings=settings)
+    first = _sampled(evidence.baseline, evidence.noise)
+    itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
-        for distance in (flips, divergence, corpus_distance)
+        for distance in (flips, divergence, kl_clipped, corpus_distance)
         if all(itself.missing(need) is None for need in distance.needs)
         for result in distance.compute(itself)
     ]
+
+
+def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
+    """Return the baseline's records of what the second run covers: a sample of the items, some of a corpus's windows.
+
+    Items and windows that the second run was not asked for are no unscored ones, and do not count.
+    """
+    asked = [row_keys(r) for r in (noise.items, noise.option_scores, noise.generations) if r is not None]
+    windows = row_keys(noise.token_scores) if noise.token_scores is not None else None
+
+    def rows(records: R | None, keys: pa.Array | None) -> R | None:
+        if records is None or keys is None:
+            return None
+        return type(records)(records.table.filter(pc.is_in(row_keys(records), value_set=keys)))
+
+    items = pa.concat_arrays(asked) if asked else None
+    return RunRecords(
+        items=rows(baseline.items, items),
+        option_scores=rows(baseline.option_scores, items),
+        generations=rows(baseline.generations, items),
+        token_scores=rows(baseline.token_scores, windows),
+    )
 
 
 def distinguishable(distance: MetricResult, floor: MetricResult, *, direction: Direction = "lower") -> bool:
@@ -116,8 +144,3 @@ def noise_table(evidence: Evidence, results: Iterable[MetricResult]) -> list[dic
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
         rows.append({**row, **ends})
     return rows
-
-
-def noise_labels(evidence: Evidence, results: Iterable[MetricResult]) -> dict[str, str]:
-    """Return, for every pooled distance that has a floor, whether it can be told from noise."""
-    return {row["name"]: row["label"] for row in noise_table(evidence, results) if row["label"] is not None}

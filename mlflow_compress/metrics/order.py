@@ -15,27 +15,6 @@ from mlflow_compress.metrics.view import Part
 from mlflow_compress.records import MetricResult
 
 
-def shuffle_accuracy(correct: npt.ArrayLike, correct_shuffled: npt.ArrayLike) -> float:
-    """The answer-order metric ``M = (1/S) sum_s (1/n) sum_i a_i a_i^(s)``.
-
-    Parameters
-    ----------
-    correct : array_like of bool, shape (n,)
-        Right on the original order.
-    correct_shuffled : array_like of bool, shape (n, S)
-        Right on each shuffle.
-
-    References
-    ----------
-    Gupta et al., "Changing Answer Order Can Decrease MMLU Accuracy", with S = 2. `all_orders` has the metrics over all
-    24 orders.
-    """
-    a, s = np.asarray(correct, dtype=bool), np.asarray(correct_shuffled, dtype=bool)
-    if a.ndim != 1 or s.ndim != 2 or len(a) != len(s) or a.size == 0 or s.shape[1] == 0:
-        raise DataError("Give correctness of shapes (n,) and (n, S)", got=f"{a.shape} and {s.shape}")
-    return float((a[:, None] & s).mean())
-
-
 def drop_pct(accuracy: float, metric_value: float) -> float:
     """``100 (Acc - M)/Acc``; a `DataError` where the accuracy is 0, for which no drop exists.
 
@@ -63,22 +42,8 @@ def content_consistency(content: npt.ArrayLike) -> Float:
     return np.asarray((c[:, 1:] == c[:, :1]).mean(axis=1), dtype=np.float64)
 
 
-def position_bias(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: int) -> float:
-    """Total variation between the distribution of chosen letters and that of the gold letters, in [0, 1].
-
-    ``sum_l |share chosen l - share gold l| / 2``. 0 for a model that is always right; a model that always says
-    "A" on balanced four-option items has 0.75.
-    """
-    chosen, gold = np.asarray(letter).ravel(), np.asarray(gold_letter).ravel()
-    if chosen.size == 0 or chosen.size != gold.size:
-        raise DataError("Give one chosen and one gold letter an answer", got=f"{chosen.size} and {gold.size}")
-    a = np.bincount(chosen, minlength=n_letters) / chosen.size
-    b = np.bincount(gold, minlength=n_letters) / gold.size
-    return float(np.abs(a - b).sum() / 2.0)
-
-
 def letter_excess(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: int, shown: npt.ArrayLike) -> Float:
-    """Return, for each item, how much more often a letter is chosen than right: the columns behind `position_bias`.
+    """Return, for each item, how much more often a letter is chosen than right: what `bias_of` takes.
 
     Parameters
     ----------
@@ -99,7 +64,11 @@ def letter_excess(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: 
 
 
 def bias_of(means: Float) -> Float:
-    """Return the position bias from means of `letter_excess` over items: ``sum_l |mean_l| / 2``."""
+    """Return the position bias from means of `letter_excess` over items: ``sum_l |mean_l| / 2``, in [0, 1].
+
+    Total variation between the distributions of chosen and of right letters: 0 for a model that is always right; a
+    model that always says "A" on balanced four-option items has 0.75.
+    """
     return np.asarray(np.abs(means).sum(axis=-1) / 2.0, dtype=np.float64)
 
 

@@ -11,6 +11,7 @@ from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, cluster_sums
 from mlflow_compress.metrics.corpus import CorpusStatistics, TokenBatch, reduce_batches
 from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.studentized import studentized_interval
 from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.view import Part
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
@@ -190,7 +191,14 @@ def corpus_distance(evidence: Evidence) -> list[MetricResult]:
         n = len(part.rows)
         for name, statistic in _STATISTICS.items():
             value = float(statistic(sums.sum(axis=0)))
-            interval = bootstrap(sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            if name == "corpus_kl_mean":  # skewed
+                interval = studentized_interval(
+                    sums[:, 0], sums[:, -1], resamples=s.resamples, level=s.level, seed=s.seed
+                )
+            else:
+                interval = bootstrap(
+                    sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
+                )
             results.append(part.result(f"distance/{name}", value, interval, n=n, level=s.level))
         p99, highest = np.quantile(kl[part.rows], [0.99, 1.0])
         results.append(part.result("distance/corpus_kl_p99", float(p99), n=n, level=s.level))

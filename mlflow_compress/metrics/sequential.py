@@ -1,12 +1,16 @@
 """Anytime-valid confidence sequences by betting: look after every item, stop early, keep the error level.
 
 A bettor who does not believe that the mean is `m` bets against it; the capital is a martingale if the mean IS `m`, so
-that it ever reaches 1/alpha with probability at most alpha (Ville). Items must come in random order.
+that it ever reaches 1/alpha with probability at most alpha (Ville). This holds for items in random order only (a file
+sorted by category passes or fails by its first category), so the order is drawn here, from the items' ids and a seed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.arrays import Float, finite
+from mlflow_compress.metrics.arrays import Float, Int, finite, same_length
 
 _MOST = 0.5  # share of the capital that one bet may lose
 _BLOCK = 2_000_000  # bets held at once
@@ -33,6 +37,41 @@ def _unit(values: npt.ArrayLike, upper: float) -> Float:
             fix="Clip them and say so, or raise upper",
         )
     return x / upper
+
+
+def random_order(ids: Iterable[object], *, seed: int = 0) -> Int:
+    """Return the random order in which items are looked at: the rows, sorted by the SHA-256 of seed and id.
+
+    It depends on the ids and the seed alone, not on the order in which the items are given: whoever repeats a decision
+    with the same items looks at them in the same order, and nobody can choose an order by sorting a file.
+
+    Parameters
+    ----------
+    ids : iterable of str or int, or of tuples of these such as (task, item_id)
+        One per item, all different.
+    seed : int
+        Another seed draws another order.
+
+    Raises
+    ------
+    DataError
+        When there is no id, or two items share one.
+    """
+    names = [repr(tuple(map(str, i)) if isinstance(i, tuple) else str(i)) for i in ids]
+    if not names:
+        raise DataError("An order needs at least one item", fix="Give one id per item")
+    if len(set(names)) != len(names):
+        repeated = Counter(names).most_common(1)[0][0]
+        raise DataError("Two items share an id", got=repeated, fix="Give every item an id of its own")
+    keys = [hashlib.sha256(f"{seed}\x1f{name}".encode()).digest() for name in names]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+
+
+def _in_random_order(values: npt.ArrayLike, ids: Iterable[object], *, upper: float, seed: int) -> Float:
+    """Return the values as shares of `upper`, in the random order of their ids."""
+    x, given = _unit(values, upper), list(ids)
+    same_length(values=x, ids=given)
+    return x[random_order(given, seed=seed)]
 
 
 def _check_alpha(alpha: float) -> None:
@@ -64,7 +103,13 @@ class ConfidenceSequence:
 
 
 def confidence_sequence(
-    values: npt.ArrayLike, *, upper: float = 1.0, alpha: float = 0.05, grid: int = 1000
+    values: npt.ArrayLike,
+    ids: Iterable[object],
+    *,
+    seed: int = 0,
+    upper: float = 1.0,
+    alpha: float = 0.05,
+    grid: int = 1000,
 ) -> ConfidenceSequence:
     """Hedged-capital confidence sequence for the mean of bounded values.
 
@@ -74,8 +119,12 @@ def confidence_sequence(
     Parameters
     ----------
     values : array_like, shape (n,)
-        In random order: flips (0 or 1), or KL per item clipped at `upper` (the sequence is then about the clipped
-        mean).
+        Flips (0 or 1), or KL per item clipped at `upper` (the sequence is then about the clipped mean).
+    ids : iterable, length n
+        The items, all different; they and `seed` decide the order (see `random_order`). Bound `t` is about the first
+        `t` items in that order.
+    seed : int
+        Of the order.
     upper : float
         Values lie in [0, upper].
     alpha : float
@@ -90,7 +139,7 @@ def confidence_sequence(
     _check_alpha(alpha)
     if grid < 10:
         raise ConfigError("grid must be at least 10", got=grid)
-    x = _unit(values, upper)
+    x = _in_random_order(values, ids, upper=upper, seed=seed)
     m = np.linspace(0.0, 1.0, grid + 1)
     with np.errstate(divide="ignore"):
         caps = {1.0: _MOST / m, -1.0: _MOST / (1.0 - m)}
@@ -138,8 +187,21 @@ class GateDecision:
     n_used: int
 
 
-def sequential_gate(values: npt.ArrayLike, limit: float, *, upper: float = 1.0, alpha: float = 0.05) -> GateDecision:
+def sequential_gate(
+    values: npt.ArrayLike,
+    ids: Iterable[object],
+    limit: float,
+    *,
+    seed: int = 0,
+    upper: float = 1.0,
+    alpha: float = 0.05,
+) -> GateDecision:
     """Decide "mean below `limit`" as early as the data allow.
+
+    The items are looked at in a random order of the gate's own, so that a file sorted by category, length or difficulty
+    does no harm. To save the scoring of items, score them in `random_order` of all ids and ask the gate after each: the
+    first items in that order keep their places, so that the answers agree. The first items of a sorted file are no
+    sample of it.
 
     Both wrong verdicts, "pass" with a mean of `limit` or more and "fail" with one of `limit` or less, have probability
     at most `alpha` each, however often the gate looks. The README has the simulated error rates and savings, which the
@@ -148,14 +210,23 @@ def sequential_gate(values: npt.ArrayLike, limit: float, *, upper: float = 1.0, 
     Parameters
     ----------
     values : array_like, shape (n,)
-        In random order, within [0, upper]; a KL must be clipped, which bounds the clipped mean only.
+        Within [0, upper]; a KL must be clipped, which bounds the clipped mean only.
+    ids : iterable, length n
+        The items, all different; they and `seed` decide the order, not the order in which they are given.
     limit : float
         The gate, strictly between 0 and `upper`.
+    seed : int
+        Of the order.
     upper, alpha
         As in `confidence_sequence`.
+
+    Raises
+    ------
+    DataError
+        For values outside [0, upper], ids that are repeated, or another number of ids than of values.
     """
     _check_alpha(alpha)
-    x = _unit(values, upper)
+    x = _in_random_order(values, ids, upper=upper, seed=seed)
     m = limit / upper
     if not 0.0 < m < 1.0:
         raise ConfigError("The limit must lie strictly between 0 and the upper bound", got=limit)

@@ -61,7 +61,7 @@ def _key(name: str, what: str) -> Key:
 @METRICS.register("similarity_rouge")
 @metric(
     keys=(_key("pearson", "Pearson"), _key("spearman", "Spearman")),
-    needs=("variant", "embeddings", "generations", "package:rouge_score"),
+    needs=("variant", "embeddings", "generations", "package:rouge_score", "package:rapidfuzz"),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
 def similarity_rouge(evidence: Evidence) -> list[MetricResult]:

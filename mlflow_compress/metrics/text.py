@@ -21,25 +21,6 @@ from mlflow_compress.records import Generations, MetricResult, align
 Strings = npt.NDArray[Any]
 
 
-def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, with one big integer as the row of the table.
-
-    References
-    ----------
-    Hyyrö, "Bit-parallel LCS-length computation revisited", 2004. `rouge_score` fills the table cell by cell in
-    Python, which takes minutes on long answers; the result is the same.
-    """
-    places: dict[str, int] = {}
-    for i, token in enumerate(a):
-        places[token] = places.get(token, 0) | 1 << i
-    full = (1 << len(a)) - 1
-    row = full
-    for token in b:
-        match = row & places.get(token, 0)
-        row = ((row + match) | (row - match)) & full
-    return len(a) - row.bit_count()
-
-
 def rouge_l(references: Sequence[str], texts: Sequence[str]) -> Float:
     """ROUGE-L F-measure of each text against its reference, shape (n,), in [0, 1].
 
@@ -48,8 +29,11 @@ def rouge_l(references: Sequence[str], texts: Sequence[str]) -> Float:
 
     References
     ----------
-    Lin, "ROUGE: a package for automatic evaluation of summaries", 2004; tokens as in Google's `rouge_score`.
+    Lin, "ROUGE: a package for automatic evaluation of summaries", 2004; tokens as in Google's `rouge_score`. The
+    longest common subsequence (LCS) is rapidfuzz's: `rouge_score` fills its table cell by cell in Python, which takes
+    minutes on long answers.
     """
+    from rapidfuzz.distance import LCSseq
     from rouge_score.tokenizers import DefaultTokenizer
 
     if same_length(references=references, texts=texts) == 0:
@@ -58,7 +42,7 @@ def rouge_l(references: Sequence[str], texts: Sequence[str]) -> Float:
     scores = []
     for reference, text in zip(references, texts, strict=True):
         a, b = tokenize(reference), tokenize(text)
-        scores.append(2.0 * lcs_length(a, b) / (len(a) + len(b)) if a or b else 1.0)
+        scores.append(2.0 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a or b else 1.0)
     return np.array(scores)
 
 
@@ -187,7 +171,7 @@ def answer_pairs(evidence: Evidence) -> AnswerPairs | None:
             meaning="Corpus BLEU of the variant's answers against the baseline's.",
         ),
     ),
-    needs=("variant", "generations", "package:rouge_score", "package:sacrebleu"),
+    needs=("variant", "generations", "package:rouge_score", "package:rapidfuzz", "package:sacrebleu"),
     source="rouge_score tokens and definition; sacrebleu corpus BLEU",
 )
 def text_overlap(evidence: Evidence) -> list[MetricResult]:

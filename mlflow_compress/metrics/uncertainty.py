@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import softmax
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import Float, Int, softmax
+from mlflow_compress.metrics.arrays import Float, Int
 from mlflow_compress.metrics.bootstrap import Statistic, stratified_bootstrap
 from mlflow_compress.metrics.conformal import SCORES, ConformalResult, conformal, split
 from mlflow_compress.metrics.evidence import Evidence
@@ -150,7 +151,7 @@ def scored_rows(evidence: Evidence, part: Part) -> Int:
 
 def six_probabilities(evidence: Evidence, side: str, rows: Int) -> Float:
     """Return the softmax over the six option logits of "baseline" or "variant", shape (n_rows, 6)."""
-    return softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS])
+    return np.asarray(softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
 
 
 def _judge(evidence: Evidence, rows: Int, sides: list[str]) -> dict[str, _Model]:

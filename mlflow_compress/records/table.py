@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mlflow_compress import atomic
 from mlflow_compress.errors import AlignmentError, DataError
 
 
@@ -88,15 +88,11 @@ class Records:
         return mask
 
     def write(self, folder: Path) -> Path:
-        """Write `<folder>/<NAME>.parquet` atomically (temporary file, fsync, rename) and return its path."""
+        """Write `<folder>/<NAME>.parquet` atomically and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.NAME}.parquet"
-        partial = path.with_suffix(".parquet.partial")
-        with partial.open("wb") as sink:
+        with atomic.writing(path) as sink:
             pq.write_table(self.table, sink, compression="zstd")
-            sink.flush()
-            os.fsync(sink.fileno())
-        partial.replace(path)
         return path
 
     @classmethod

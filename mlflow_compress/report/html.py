@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.compute import headline
 from mlflow_compress.records import MetricResult
+from mlflow_compress.report.footnotes import failures, footnotes
 from mlflow_compress.report.page_style import CSS
 from mlflow_compress.report.page_tables import all_values, flips_section, headline_section, parts_section
 from mlflow_compress.report.rows import Sizes
@@ -84,6 +85,9 @@ def render_report(
     setup: Mapping[str, Any] | None = None,
     not_computed: Mapping[str, str] | None = None,
     manifest: Sizes | None = None,
+    gates: Mapping[str, float] | None = None,
+    n_truncated: int = 0,
+    failed_stages: Mapping[str, str] | None = None,
 ) -> str:
     """Return one HTML page that loads nothing: images are inside, there is no script and no address to fetch.
 
@@ -105,6 +109,12 @@ def render_report(
         Metric to the reason why it was not computed.
     manifest : Sizes, optional
         The compression manifest, for the rows about size.
+    gates : mapping of str to float, optional
+        What a promotion reads of these results, by key ("gate/kl_upper").
+    n_truncated : int
+        Prompts of which the model read the end only.
+    failed_stages : mapping of str to str, optional
+        Name of a stage that failed to its error message; stands under the verdict.
 
     Raises
     ------
@@ -115,7 +125,8 @@ def render_report(
     body = "".join(
         (
             f'<h1>{escape(title)}</h1><p class="verdict">{escape(verdict)}</p>',
-            headline_section(pooled, manifest),
+            *(f'<p class="failed">{escape(text)}</p>' for text in failures(failed_stages)),
+            headline_section(pooled, manifest, gates, footnotes(pooled, gates=gates, n_truncated=n_truncated)),
             _figures(figures),
             flips_section(flips, compared="distance/flips_pct" in pooled),
             parts_section(results),

@@ -35,6 +35,8 @@ NATS = Scale(decimals=0)
 
 _MOST_DECIMALS = 6
 _SIGNIFICANT = 3
+_SAME_SIZE = "same size"
+_SPARSE = 0.01  # share of zeros below which a model is not called pruned
 
 
 def scale_of(unit: str) -> Scale:
@@ -57,9 +59,9 @@ def decimals(value: float, low: float | None, high: float | None, *, fewest: int
 
 
 def plain(value: float, digits: int, *, signed: bool = False) -> str:
-    """Return a number with fixed decimals, in exponent form where those would hide it; a rounded zero has no sign."""
+    """Return a number with fixed decimals, in exponent form where those would hide it."""
     if value == 0:
-        return "0"
+        return f"+{0:.{min(digits, _MOST_DECIMALS)}f}" if signed else "0"
     if digits > 4 and abs(value) < 1e-4:
         return f"{value:+.1e}" if signed else f"{value:.1e}"
     text = f"{value:{'+' if signed else ''}.{min(digits, _MOST_DECIMALS)}f}"
@@ -104,7 +106,19 @@ def bytes_text(n: int) -> str:
 def ratio_text(ratio: float) -> str:
     """Return a size ratio in words: "3.6x smaller", "same size", "1.2x larger"."""
     if abs(ratio - 1) < 0.005:
-        return "same size"
+        return _SAME_SIZE
     if ratio > 1:
         return f"{ratio:.2f}x smaller" if ratio < 1.1 else f"{ratio:.1f}x smaller"
     return f"{1 / ratio:.2f}x larger" if ratio > 1 / 1.1 else f"{1 / ratio:.1f}x larger"
+
+
+def saved_dense(ratio: float, sparsity: float | None) -> bool:
+    """Return whether a model is pruned (a share of its weights is 0) but stored with its zeros, as large as before."""
+    return ratio_text(ratio) == _SAME_SIZE and sparsity is not None and sparsity >= _SPARSE
+
+
+def size_text(ratio: float, sparsity: float | None = None) -> str:
+    """Return a size ratio in words; a pruned model that is as large as before is said to be stored with its zeros."""
+    if sparsity is not None and saved_dense(ratio, sparsity):
+        return f"same size on disk (saved dense), {100 * sparsity:.0f} % zeros"
+    return ratio_text(ratio)

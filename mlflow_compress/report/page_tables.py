@@ -42,21 +42,32 @@ def _distinguishable(text: str | None) -> str:
 
 
 def _headline_row(row: Row) -> str:
-    return (
-        f'<tr><th scope="row">{escape(row.label)}<small>{escape(row.meaning)}</small></th>'
-        f'<td class="n">{_or_dash(row.baseline)}</td><td class="n">{_or_dash(row.variant)}</td>'
-        f'<td class="d">{_or_dash(row.difference)}</td><td class="d">{_or_dash(row.noise)}</td>'
-        f"<td>{_distinguishable(row.distinguishable)}</td></tr>"
+    """Return a row whose cells carry their column's name, which narrow screens show in front of them."""
+    cells = [
+        ("count", "n", escape(row.n or "")),
+        ("n", "Baseline", _or_dash(row.baseline)),
+        ("n", "Variant", _or_dash(row.variant)),
+        ("d", "Difference", _or_dash(row.difference)),
+        ("d", "Noise floor", _or_dash(row.noise)),
+        ("", "Distinguishable", _distinguishable(row.distinguishable)),
+    ]
+    shown = "".join(
+        f'<td class="{kind}{" empty" if text in ("", _or_dash(None)) else ""}" data-column="{column}">{text}</td>'
+        for kind, column, text in cells
     )
+    return f'<tr><th scope="row">{escape(row.label)}<small>{escape(row.meaning)}</small></th>{shown}</tr>'
 
 
-def headline_section(pooled: Pooled, manifest: Sizes | None) -> str:
-    """Return the headline table; distances stand in the column of differences, since they compare both models."""
-    rows = headline_rows(pooled, manifest)
+def headline_section(
+    pooled: Pooled, manifest: Sizes | None, gates: Mapping[str, float] | None, notes: Sequence[str]
+) -> str:
+    """Return the headline table and its notes; distances compare both models and are among the differences."""
+    rows = headline_rows(pooled, manifest, gates)
     if not rows:
         return '<h2>Numbers</h2><p class="note">No metric was computed.</p>'
     header = (
         "Metric",
+        "n",
         "Baseline",
         "Variant",
         f"Difference [{interval_percent(pooled)} interval]",
@@ -65,9 +76,12 @@ def headline_section(pooled: Pooled, manifest: Sizes | None) -> str:
     )
     note = (
         '<p class="note">Distances (flips, KL, same top token, similarity) compare both models and stand in the column '
-        "of differences. The noise floor is the same distance of the baseline from itself in a second run.</p>"
+        "of differences. The noise floor is the same distance of the baseline from itself in a second run. n counts "
+        "what a number is from: items, where no other word stands.</p>"
     )
-    return "<h2>Numbers</h2>" + note + table(header, [_headline_row(r) for r in rows], kind="headline", numeric=2)
+    below = "".join(f'<p class="note">{escape(text)}</p>' for text in notes)
+    shown = table(header, [_headline_row(r) for r in rows], kind="headline", numeric=3)
+    return "<h2>Numbers</h2>" + note + shown + below
 
 
 def _question(text: str) -> str:
@@ -121,7 +135,9 @@ def parts_section(results: Sequence[MetricResult]) -> str:
     columns = [c for c in _PART_COLUMNS if any(c[0] in found for found in parts.values())]
     rows = []
     for (task, category), found in sorted(parts.items(), key=lambda p: (p[0][0], p[0][1] or "")):
-        cells = [f'<td class="n">{max(r.n for r in found.values()):,}</td>']
+        most = max(found.values(), key=lambda r: r.n)
+        unscored = f" ({most.n_unscored:,} unscored)" if most.n_unscored else ""
+        cells = [f'<td class="n">{most.n:,}{unscored}</td>']
         for name, _, scale in columns:
             part, text = found.get(name), None
             if part is not None:

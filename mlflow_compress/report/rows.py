@@ -8,6 +8,7 @@ from typing import Protocol
 
 from mlflow_compress.metrics.registry import key
 from mlflow_compress.records import MetricResult
+from mlflow_compress.report.differences import above_floor, noise_floor, separates
 from mlflow_compress.report.numbers import (
     NATS,
     PERCENT,
@@ -17,6 +18,7 @@ from mlflow_compress.report.numbers import (
     bytes_text,
     interval_text,
     ratio_text,
+    saved_dense,
     value_text,
 )
 
@@ -43,7 +45,12 @@ class Sizes(Protocol):
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits a weight of the linear layers."""
+        """Stored bits per weight of the linear layers."""
+        ...
+
+    @property
+    def sparsity(self) -> float | None:
+        """Share of exact zeros in the linear layers' weights; None where they are stored packed."""
         ...
 
 
@@ -55,6 +62,8 @@ class Row:
     ----------
     label, meaning : str
         Short name, and what it means in a sentence.
+    n : str or None
+        How many items (tokens, answers) the numbers are from, and how many more are unscored.
     baseline, variant, difference : str or None
         Values of both models, and the difference or distance with its interval.
     noise : str or None
@@ -65,6 +74,7 @@ class Row:
 
     label: str
     meaning: str
+    n: str | None = None
     baseline: str | None = None
     variant: str | None = None
     difference: str | None = None
@@ -81,6 +91,7 @@ class _Compared:
     scale: Scale
     difference: str | None
     unchanged: float = 0.0
+    counted: str = "items"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,7 @@ class _Distance:
     scale: Scale
     unchanged: float = 0.0
     floor: str | None = None
+    counted: str = "items"
 
 
 _ROWS: tuple[_Compared | _Distance, ...] = (
@@ -101,10 +113,21 @@ _ROWS: tuple[_Compared | _Distance, ...] = (
     _Distance(label="Same top token, items", name="distance/top1_agreement", scale=SHARE, unchanged=1.0),
     _Compared(label="Accuracy", name="quality/accuracy", scale=SHARE, difference="quality/accuracy_delta"),
     _Compared(
-        label="Perplexity", name="quality/perplexity", scale=PLAIN, difference="quality/perplexity_ratio", unchanged=1.0
+        label="Perplexity",
+        name="quality/perplexity",
+        scale=PLAIN,
+        difference="quality/perplexity_ratio",
+        unchanged=1.0,
+        counted="tokens",
     ),
-    _Distance(label="KL, corpus (nats)", name="distance/corpus_kl_mean", scale=NATS),
-    _Distance(label="Same top token, corpus", name="distance/corpus_top1_agreement", scale=SHARE, unchanged=1.0),
+    _Distance(label="KL, corpus (nats)", name="distance/corpus_kl_mean", scale=NATS, counted="tokens"),
+    _Distance(
+        label="Same top token, corpus",
+        name="distance/corpus_top1_agreement",
+        scale=SHARE,
+        unchanged=1.0,
+        counted="tokens",
+    ),
     _Compared(
         label="Lost under shuffled answers",
         name="robustness/shuffle_drop_pct",
@@ -116,57 +139,47 @@ _ROWS: tuple[_Compared | _Distance, ...] = (
         label="Conformal set size", name="uncertainty/set_size", scale=PLAIN, difference="uncertainty/set_size_delta"
     ),
     _Compared(label="Conformal coverage", name="uncertainty/coverage", scale=SHARE, difference=None),
-    _Compared(label="MT-Bench", name="judge/mt_bench", scale=PLAIN, difference="judge/mt_bench_delta"),
+    _Compared(
+        label="MT-Bench", name="judge/mt_bench", scale=PLAIN, difference="judge/mt_bench_delta", counted="answers"
+    ),
     _Distance(
         label="Similarity of answers",
         name="judge/similarity",
         scale=PLAIN,
         unchanged=1.0,
         floor="judge/similarity_floor",
+        counted="instructions",
     ),
 )
 
-
-def _side(change: float, direction: str) -> str:
-    if direction == "neither":
-        return "yes"
-    return "yes, better" if (change > 0) == (direction == "higher") else "yes, worse"
-
-
-def _separates(result: MetricResult, unchanged: float) -> str | None:
-    """Whether a difference's interval excludes the value of "no change"."""
-    if result.value == unchanged and (result.low is None or result.low == result.high):
-        return "no: exactly the same"
-    if result.low is None or result.high is None:
-        return None
-    if result.low <= unchanged <= result.high:
-        return "no"
-    return _side(result.value - unchanged, key(result.name).direction)
+KL = "distance/kl_mean"
+_SHARE_OF_TOP_ITEM, _SHARE_OF_TOP_PERCENT = "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"
+_CLIPPED, _ABOVE_CLIP = "distance/kl_clipped_mean", "distance/kl_above_clip_pct"
+_GATED_INSTEAD = (
+    (_CLIPPED, "KL, clipped (gate)", NATS, "Mean of the items' KL, each cut at 1 nat: what the gate reads."),
+    (_ABOVE_CLIP, "KL above clip (gate)", PERCENT, "Share of items with a KL above 1 nat: what the gate reads."),
+)
+_KL_ITEMS = "distance/kl_items"
+_GATE_KL = "gate/kl_upper"
 
 
-def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> str:
-    """Whether a distance is larger than what two runs of the baseline show."""
-    if result.value == unchanged:
-        return "no: exactly the same"
-    grows = unchanged == 0.0
-    if floor is None:
-        near = result.low if grows else result.high
-        near = result.value if near is None else near
-        return "yes, no noise floor measured" if (near > unchanged) == grows and near != unchanged else "no"
-    if grows:
-        apart = (result.value if result.low is None else result.low) > (
-            floor.value if floor.high is None else floor.high
-        )
-    else:
-        apart = (result.value if result.high is None else result.high) < (
-            floor.value if floor.low is None else floor.low
-        )
-    return "yes" if apart else "no: overlaps the noise floor"
+def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
+    """Return whether the gates leave out the KL's upper end and read the clipped mean instead."""
+    if gates is None or _GATE_KL in gates or _CLIPPED not in pooled:
+        return False
+    return KL in pooled and pooled[KL].value > 0  # of equal models nothing needs an interval
 
 
-def noise_floor(pooled: Pooled, name: str) -> MetricResult | None:
-    """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`, where it was measured."""
-    return pooled.get("noise/" + name.partition("/")[2])
+def only_generated(pooled: Pooled) -> bool:
+    """Return whether all answers were generated: such items have flips, but no options and hence no KL."""
+    items = pooled.get(_KL_ITEMS)
+    return items is not None and items.value == 0
+
+
+def _count(result: MetricResult, counted: str) -> str:
+    """Return how much a number is from, as in "1,836 (2 unscored)"; items need no word."""
+    text = f"{result.n:,}" if counted == "items" else f"{result.n:,} {counted}"
+    return f"{text} ({result.n_unscored:,} unscored)" if result.n_unscored else text
 
 
 def _distance_row(spec: _Distance, pooled: Pooled) -> Row | None:
@@ -177,16 +190,18 @@ def _distance_row(spec: _Distance, pooled: Pooled) -> Row | None:
     return Row(
         label=spec.label,
         meaning=key(spec.name).meaning,
+        n=_count(result, spec.counted),
         difference=interval_text(result, spec.scale, difference=False),
         noise=None if floor is None else interval_text(floor, spec.scale, difference=False),
-        distinguishable=_above_floor(result, floor, spec.unchanged),
+        distinguishable=above_floor(result, floor, spec.unchanged),
     )
 
 
 def _compared_row(spec: _Compared, pooled: Pooled) -> Row | None:
     baseline, variant = pooled.get(f"{spec.name}_baseline"), pooled.get(spec.name)
     change = pooled.get(spec.difference) if spec.difference else None
-    if baseline is None and variant is None and change is None:
+    counted = change or variant or baseline
+    if counted is None:
         return None
     difference = None
     if change is not None:
@@ -196,32 +211,58 @@ def _compared_row(spec: _Compared, pooled: Pooled) -> Row | None:
     return Row(
         label=spec.label,
         meaning=key(spec.name).meaning,
+        n=_count(counted, spec.counted),
         baseline=None if baseline is None else value_text(baseline, spec.scale),
         variant=None if variant is None else value_text(variant, spec.scale),
         difference=difference,
-        distinguishable=None if change is None else _separates(change, spec.unchanged),
+        distinguishable=None if change is None else separates(change, spec.unchanged),
     )
 
 
+def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Row]:
+    """Return what stands under the KL of the items: how few items it hangs on, and what a gate reads instead of it."""
+    if only_generated(pooled):
+        meaning = "KL compares the probabilities of given options."
+        return [Row(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")]
+    rows = []
+    item, percent = pooled.get(_SHARE_OF_TOP_ITEM), pooled.get(_SHARE_OF_TOP_PERCENT)
+    if item is not None and percent is not None:
+        held = f"{value_text(item, PERCENT)} / {value_text(percent, PERCENT)} of the mean"
+        meaning = "How much of the mean KL the item with the largest KL holds, and the largest percent of the items."
+        rows.append(Row(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held))
+    if kl_not_trusted(pooled, gates):
+        for name, label, scale, meaning in _GATED_INSTEAD:
+            result = pooled.get(name)
+            if result is not None:
+                text = interval_text(result, scale, difference=False)
+                rows.append(Row(label=label, meaning=meaning, n=_count(result, "items"), difference=text))
+    return rows
+
+
 def _size_rows(sizes: Sizes) -> list[Row]:
-    return [
-        Row(
-            label="Size",
-            meaning="Bytes of the stored tensors.",
-            baseline=bytes_text(sizes.base_size_bytes),
-            variant=bytes_text(sizes.size_bytes),
-            difference=ratio_text(sizes.size_ratio),
-        ),
-        Row(
-            label="Bits per weight",
-            meaning="Stored bits a weight of the linear layers, scales and zero points included.",
-            variant=f"{sizes.bits_per_weight:.2f}",
-        ),
-    ]
+    size = Row(
+        label="Size",
+        meaning="Bytes of the stored tensors.",
+        baseline=bytes_text(sizes.base_size_bytes),
+        variant=bytes_text(sizes.size_bytes),
+        difference=ratio_text(sizes.size_ratio),
+    )
+    zeros = Row(
+        label="Zeros in linear weights",
+        meaning="Share of the linear layers' weights that are exactly 0.",
+        variant=f"{100 * (sizes.sparsity or 0.0):.0f} %",
+        difference="saved dense: no smaller on disk",
+    )
+    bits = Row(
+        label="Bits per weight",
+        meaning="Stored bits per weight of the linear layers, scales and zero points included.",
+        variant=f"{sizes.bits_per_weight:.2f}",
+    )
+    return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
 
 
-def headline_rows(pooled: Pooled, sizes: Sizes | None = None) -> list[Row]:
-    """Return the headline table's rows in reading order, at most 16; a metric that was not computed has no row.
+def headline_rows(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None) -> list[Row]:
+    """Return the headline table's rows in reading order, at most 20; a metric that was not computed has no row.
 
     Parameters
     ----------
@@ -229,8 +270,14 @@ def headline_rows(pooled: Pooled, sizes: Sizes | None = None) -> list[Row]:
         Pooled results by key: `metrics.headline(results)`.
     sizes : Sizes, optional
         The compression manifest.
+    gates : mapping of str to float, optional
+        What a promotion reads of these results, by key ("gate/kl_upper"). It shows whether the KL's interval decides.
     """
-    rows = [_distance_row(s, pooled) if isinstance(s, _Distance) else _compared_row(s, pooled) for s in _ROWS]
+    rows: list[Row | None] = []
+    for spec in _ROWS:
+        rows.append(_distance_row(spec, pooled) if isinstance(spec, _Distance) else _compared_row(spec, pooled))
+        if spec.name == KL:
+            rows += _kl_rows(pooled, gates)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))
 
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
+
+from mlflow_compress.report.footnotes import failures, footnotes
 from mlflow_compress.report.rows import Pooled, Row, Sizes, headline_rows, interval_percent
 
 NOTE_LIMIT = 8000
+_PART_LIMIT = 2000  # of a verdict or an error message: the table must fit behind them
 _WIDTH = 100
 _EMPTY = "-"
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
-    return row.label, row.baseline or _EMPTY, row.variant or _EMPTY, row.difference or _EMPTY
+def _cells(row: Row) -> tuple[str, ...]:
+    return row.label, row.n or "", row.baseline or _EMPTY, row.variant or _EMPTY, row.difference or _EMPTY
 
 
-def _header(pooled: Pooled) -> tuple[str, str, str, str]:
-    return "metric", "baseline", "variant", f"difference [{interval_percent(pooled)} interval]"
+def _header(pooled: Pooled) -> tuple[str, ...]:
+    return "metric", "n", "baseline", "variant", f"difference [{interval_percent(pooled)} interval]"
 
 
-def headline_table(pooled: Pooled, manifest: Sizes | None = None) -> str:
-    """Return an aligned table of at most 16 rows and 100 columns: metric, baseline, variant, difference [interval].
+def headline_table(
+    pooled: Pooled,
+    manifest: Sizes | None = None,
+    *,
+    gates: Mapping[str, float] | None = None,
+    n_truncated: int = 0,
+    failed_stages: Mapping[str, str] | None = None,
+) -> str:
+    """Return an aligned table of at most 100 columns: metric, n, baseline, variant, difference [interval]; then notes.
 
     Parameters
     ----------
@@ -26,15 +38,21 @@ def headline_table(pooled: Pooled, manifest: Sizes | None = None) -> str:
         Pooled results by key: `metrics.headline(results)`.
     manifest : Sizes, optional
         The compression manifest, for the rows about size.
+    gates, n_truncated
+        See `footnotes.footnotes`.
+    failed_stages
+        See `footnotes.failures`.
     """
-    lines = [_header(pooled), *(_cells(row) for row in headline_rows(pooled, manifest))]
+    lines = [_header(pooled), *(_cells(row) for row in headline_rows(pooled, manifest, gates))]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     text = [
-        f"{name:<{widths[0]}}  {baseline:>{widths[1]}}  {variant:>{widths[2]}}  {difference}"
-        for name, baseline, variant, difference in lines
+        f"{name:<{widths[0]}}  {n:>{widths[1]}}  {baseline:>{widths[2]}}  {variant:>{widths[3]}}  {difference}"
+        for name, n, baseline, variant, difference in lines
     ]
     rule = "-" * min(_WIDTH, max(map(len, text)))
-    return "\n".join([text[0], rule, *text[1:]])
+    notes = failures(failed_stages) + footnotes(pooled, gates=gates, n_truncated=n_truncated)
+    wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
+    return "\n".join([text[0], rule, *text[1:], *([rule, *wrapped] if wrapped else [])])
 
 
 def _escape(text: str) -> str:
@@ -42,16 +60,29 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
-def note_markdown(sentence: str, pooled: Pooled, manifest: Sizes | None = None) -> str:
-    """Return Markdown for a run's note, under 8000 characters: the verdict, then the headline table.
+def note_markdown(
+    sentence: str,
+    pooled: Pooled,
+    manifest: Sizes | None = None,
+    *,
+    gates: Mapping[str, float] | None = None,
+    n_truncated: int = 0,
+    failed_stages: Mapping[str, str] | None = None,
+) -> str:
+    """Return Markdown for a run's note, under 8000 characters: the verdict, failed stages, the headline table, notes.
 
     Parameters
     ----------
     sentence : str
         The verdict; it becomes the first line.
-    pooled, manifest
+    pooled, manifest, gates, n_truncated, failed_stages
         As in `headline_table`.
     """
-    head = [_escape(sentence)[: NOTE_LIMIT // 2], "", "| " + " | ".join(_header(pooled)) + " |", "|---|--:|--:|:--|"]
-    lines = ["| " + " | ".join(map(_escape, _cells(row))) + " |" for row in headline_rows(pooled, manifest)]
-    return "\n".join(head + lines)
+    head = [_escape(sentence)[:_PART_LIMIT], ""]
+    for failure in failures(failed_stages):
+        head += [f"**{_escape(failure)[:_PART_LIMIT]}**", ""]
+    header = _header(pooled)
+    lines = ["| " + " | ".join(header) + " |", "|---|--:|--:|--:|:--|"]
+    lines += ["| " + " | ".join(map(_escape, _cells(row))) + " |" for row in headline_rows(pooled, manifest, gates)]
+    notes = [line for note in footnotes(pooled, gates=gates, n_truncated=n_truncated) for line in ("", _escape(note))]
+    return "\n".join(head + lines + notes)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.numbers import NATS, SHARE, decimals, interval_text, plain, ratio_text
+from mlflow_compress.report.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
+from mlflow_compress.report.rows import KL, only_generated
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
 # Flips are called out beside a quiet accuracy when they are at least twice its change and a point more.
 _TIMES, _POINTS = 2.0, 1.0
+_MATTERS = 2.0  # points of accuracy that a promotion lets a variant lose; a sample that cannot show them is too small
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
@@ -22,39 +25,50 @@ def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
     return not delta.low <= 0 <= delta.high
 
 
-def _size(label: str, ratio: float | None) -> str:
+def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
     if ratio is None:
         return "size not known"
-    words = ratio_text(ratio)
-    return "not compressed" if label == UNCOMPRESSED and words == "same size" else words
+    words = size_text(ratio, sparsity)
+    return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
+
+
+def _too_few(delta: MetricResult) -> str:
+    """Say what change the sample is too small to show, where changes that matter are among them."""
+    if delta.low is None or delta.high is None:
+        return ""
+    half_width = SHARE.factor * (delta.high - delta.low) / 2
+    if half_width <= _MATTERS:
+        return ""
+    items = "1 item" if delta.n == 1 else f"{delta.n:,} items"
+    return f": {items} cannot show less than {plain(half_width, 1)} pt"
 
 
 def _accuracy(delta: MetricResult | None, significant: bool | None) -> str:
     if delta is None:
         return "accuracy not measured"
-    points = SHARE.factor * delta.value
-    if points == 0:
-        return "accuracy unchanged"
-    # One decimal, more only where a small change would read as zero.
-    digits = 1 if abs(points) >= 0.05 else decimals(points, None, None, fewest=1) - 2
-    words = {True: "significant", False: "not significant", None: "significance unknown"}[significant]
-    return f"accuracy {plain(points, digits, signed=True)} pt ({words})"
+    words = {True: "significant", False: f"not significant{_too_few(delta)}", None: "significance unknown"}[significant]
+    return f"accuracy {interval_text(delta, SHARE, difference=True)} ({words})"
 
 
 def _flips(flips: MetricResult | None) -> str:
     if flips is None:
         return "flips not measured"
     if flips.value == 0:
-        return "no answer flipped"
-    digits = 1 if flips.value >= 0.05 else decimals(flips.value, None, None, fewest=1) - 2
-    return f"{plain(flips.value, digits)} % of answers flipped"
+        return "no answer flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
+    return f"{interval_text(flips, PERCENT, difference=False)} of answers flipped"
 
 
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
-    for key, words in (("distance/kl_mean", "KL"), ("distance/corpus_kl_mean", "corpus KL")):
+    for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if key in pooled:
-            return f"{words} {interval_text(pooled[key], NATS, difference=False)}"
-    return "KL not measured"
+            held = pooled.get("distance/kl_share_top_item_pct") if key == KL else None
+            one = (
+                f" ({held.value:.0f} % of it from one item)"
+                if held is not None and held.value >= TRUSTED_TOP_PCT
+                else ""
+            )
+            return f"{words} {interval_text(pooled[key], NATS, difference=False)}{one}"
+    return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
 
 
 def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
@@ -65,9 +79,13 @@ def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant:
     return flips.value >= max(_TIMES * points, points + _POINTS)
 
 
-def verdict(label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float | None) -> str:
-    """Return one line in plain words about a variant, as in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt
-    (not significant), but 6.1 % of answers flipped; KL 0.021 [0.019, 0.023]".
+def verdict(
+    label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float | None, sparsity: float | None = None
+) -> str:
+    """Return one line in plain words about a variant.
+
+    As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
+    flipped; KL 0.021 [0.019, 0.023]".
 
     Parameters
     ----------
@@ -76,16 +94,18 @@ def verdict(label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`. Read: `quality/accuracy_delta`, `quality/mcnemar_p`,
         `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (`distance/corpus_kl_mean` where there is
-        none). What is missing is said to be missing.
+        none), `distance/kl_share_top_item_pct` and `distance/kl_items`. What is missing is said to be missing.
     size_ratio : float or None
         Bytes of the baseline over bytes of the variant; None where it is not known.
+    sparsity : float, optional
+        Share of zeros in the weights, for a pruned model that is stored with them.
     """
-    size = _size(label, size_ratio)
+    size = _size(label, size_ratio, sparsity)
     delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")
-    kl, every = pooled.get("distance/kl_mean"), pooled.get("distance/all_flips_pct")
+    kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
-    if same_answers and kl is not None and kl.value == 0:
-        return f"{label}: {size}; answers identical, KL 0"
+    if flips is not None and same_answers and kl is not None and kl.value == 0:
+        return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items"
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
     return f"{label}: {size}; {_accuracy(delta, significant)}{link}{_flips(flips)}; {_kl(pooled)}"

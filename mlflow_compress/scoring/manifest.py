@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlflow_compress import atomic
 from mlflow_compress.errors import StoreError
 
 Keys = npt.NDArray[np.uint8]
@@ -84,25 +84,8 @@ def write_file(path: Path, data: bytes) -> str:
     StoreError
         When the disk refuses, for example because it is full; nothing is left behind.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as sink:
-            sink.write(data)
-            sink.flush()
-            os.fsync(sink.fileno())
-        partial.replace(path)
-        _sync_folder(path.parent)
+        atomic.write(path, data)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(f"The file cannot be written: {error}", got=str(path), fix="Free some space") from error
     return hashlib.sha256(data).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last; only POSIX can open a folder."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.scoring.processes import team
 
 
@@ -25,6 +25,8 @@ def placement(device: str) -> dict[str, Any]:
         return {"device_map": "auto"}
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError("torch finds no GPU on this machine", got=device, fix="Use 'auto' or 'cpu'")
     if device == "cuda":
         device = f"cuda:{_own_gpu()}"
     try:

@@ -44,7 +44,14 @@ def top_tokens(logits: Tensor, maxima: Tensor, k: int = TOP) -> Tensor:
 
 
 def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k)."""
+    """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k).
+
+    ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d.
+
+    References
+    ----------
+    Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, equation 30.
+    """
     k = a.shape[1]
     rank = torch.arange(k)
     same = (a[:, :, None] == b[:, None, :]).double().cpu()

@@ -31,7 +31,7 @@ class Sweep:
     distances : dict of str to Tensor
         With a baseline: ``kl``, ``kl_reverse``, ``js``, ``tv`` (see `divergence.finish`), float64; ``same_top``
         whether the most probable token agrees; ``top10`` the share of the ten most probable tokens that both have, and
-        ``rbo10`` the rank-biased overlap of these ten (as `metrics.ranking`), of the whole vocabulary where it is
+        ``rbo10`` the rank-biased overlap of these ten (see `ranks.agreement`), of the whole vocabulary where it is
         smaller.
     """
 

@@ -1,4 +1,4 @@
-"""What a folder of records does not show: the tokenizer and the shots behind it, kept beside the tables."""
+"""Evaluation metadata stored next to the record tables: tokenizer hash, number of shots, task hashes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+from mlflow_compress import atomic
 from mlflow_compress.config import EvaluateSettings
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
+from mlflow_compress.scoring.identity import ReadsText, tokenizer_hash
 from mlflow_compress.tasks.base import TaskSettings
 from mlflow_compress.tasks.suite import Suite
 
@@ -18,10 +19,10 @@ IN_PROMPTS = ("prompt", "apply_chat_template", "fewshot_as_multiturn", "system_p
 About = dict[str, object]
 
 
-def about(loaded: LoadedModel, config: EvaluateSettings, suite: Suite) -> About:
+def about(model: ReadsText, config: EvaluateSettings, suite: Suite) -> About:
     """Return what two evaluations must share to be comparable, beyond their items."""
     return {
-        "tokenizer": tokenizer_hash(loaded.tokenizer),
+        "tokenizer": tokenizer_hash(model.tokenizer),
         "shots": config.shots,
         "shuffle_examples": config.shuffle_examples,
         "tasks": suite.hashes(),
@@ -35,7 +36,7 @@ def settings_of(config: EvaluateSettings) -> dict[str, object]:
 
 def write_about(folder: Path, content: About) -> None:
     """Write it beside the records."""
-    (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    atomic.write(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_about(folder: Path) -> About:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.answers import Answer, answers_from_harness, answers_from_rows
 from mlflow_compress.metrics.compare import compare_answers, compare_records
@@ -18,8 +19,9 @@ ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluat
 
 def _read(source: str) -> Path | list[Answer]:
     """Read one side: the folder of records that it means, or the answers of a JSONL file."""
+    check_text("run, folder or file", source)
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         return path
     if path.is_file():
         rows = read_jsonl(path)

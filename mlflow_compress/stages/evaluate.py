@@ -5,89 +5,112 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mlflow_compress.config import EvaluateConfig, EvaluateSettings
+from mlflow_compress.config import EMBEDDED, EvaluateConfig
 from mlflow_compress.metrics.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.details import details
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
 from mlflow_compress.metrics.tables import flips_table
-from mlflow_compress.records import MetricResult
+from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.verdict import verdict
 from mlflow_compress.scoring.chat import chat_format
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, check_same_tokenizer, load_model
+from mlflow_compress.scoring.identity import ReadsText, check_same_tokenizer
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.stages.about import About, settings_of, write_about
-from mlflow_compress.stages.baseline import RECORDS, Baseline, find_or_evaluate
-from mlflow_compress.stages.measure import measure
+from mlflow_compress.stages.baseline import Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.gate_values import gate_values
+from mlflow_compress.stages.inputs import suite_of
+from mlflow_compress.stages.measure import Measured, measure
+from mlflow_compress.stages.models import light, load
 from mlflow_compress.stages.once import digest
 from mlflow_compress.stages.own import log_own_metrics
-from mlflow_compress.stages.promote import gate_values
 from mlflow_compress.stages.results import logged, results_json
 from mlflow_compress.stages.unfinished import unfinished
-from mlflow_compress.stages.variant import model_label, model_path, read_manifest
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 
-def suite_of(config: EvaluateSettings) -> Suite:
-    """Read and check the tasks of a configuration, before any model is loaded."""
-    settings = TaskSettings(**{f.name: getattr(config, f.name) for f in fields(TaskSettings)})
-    return load_suite(config.tasks, model=config.model, settings=settings)
-
-
-def as_read_by(loaded: LoadedModel, suite: Suite, system: str = "") -> Suite:
+def as_read_by(model: ReadsText, suite: Suite, system: str = "") -> Suite:
     """Return the suite with chat messages, after a system prompt, in the chat template.
 
     It is the baseline's, which both models read the same text in.
     """
     if not any(task.chat for task in suite.tasks):
         return suite
-    chat = chat_format(loaded.tokenizer)
+    chat = chat_format(model.tokenizer)
     return suite.rendered(lambda message: chat.prompt([message], system=system))
 
 
-def load(path: str, config: Any) -> LoadedModel:
-    """Load a model as the configuration says."""
-    return load_model(
-        LoadConfig(path=path, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code)
-    )
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What a variant answered beside its baseline.
+
+    Attributes
+    ----------
+    evidence : Evidence
+        Everything that metrics read.
+    baseline : Baseline
+    found_in : str or None
+        The run whose records these are, where the variant was evaluated before; None where it was scored now.
+    """
+
+    evidence: Evidence
+    baseline: Baseline
+    found_in: str | None
 
 
-def evidence(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, kept: ExitStack) -> tuple[Evidence, Baseline]:
-    """Score the variant, and the baseline where it was not scored before; return everything that metrics read.
+def evaluate_variant(
+    config: EvaluateConfig, suite: Suite, tracker: Tracker, run: TrackedRun, kept: ExitStack
+) -> Evaluated:
+    """Return the records of variant and baseline, scoring only what no finished run of the store has scored.
 
     What the tasks' sources say in their own metrics is logged here, while the tasks are at hand. What an interrupted
-    run would resume from stays until `kept` is closed, when the records are stored.
+    run would resume from stays until `kept` is closed, when the run is finished.
     """
-    suite = suite_of(config)
-    base_model = load(model_path(config.model), config)
-    variant_model = load(config.checkpoint, config)
-    check_same_tokenizer(base_model, variant_model)
-    suite = as_read_by(base_model, suite, config.system_prompt)
-    baseline = find_or_evaluate(tracker, base_model, suite, config)
-    store = StateStore.open(baseline.states, baseline=base_model)
-    del base_model  # its head is in the store; only the variant's memory is needed from here on
-    fingerprint = {"variant": variant_model.weights, "baseline": baseline.run_id, "dtype": config.dtype}
-    resume = kept.enter_context(unfinished(digest({**fingerprint, "tasks": suite.hashes()})))
-    measured = measure(Scorer(variant_model, ScoringConfig()), suite, baseline=store, resume=resume)
+    with folder_or_hub("model", model_path(config.model)):
+        base = light(model_path(config.model), config)
+    variant = light(config.checkpoint, config)
+    check_same_tokenizer(base, variant)
+    suite = as_read_by(base, suite, config.system_prompt)
+    baseline = find_or_evaluate(tracker, base, suite, config)
+    # The baseline's run stands for the questions, the settings and the states that distances are measured from.
+    fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
+    run.set_tags({names.FINGERPRINT: fingerprint, names.EVALUATION: baseline.evaluation})
+    run.log_params({"device": variant.device.type})
+    resume = kept.enter_context(unfinished(tracker.uri, fingerprint))
+    before = tracker.find_finished("evaluate", **{names.FINGERPRINT: fingerprint})
+    if before:
+        records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
+        measured = Measured(records, int(before[0].data.metrics[names.TRUNCATED]))
+    else:
+        store = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
+        measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
     log_own_metrics(run, suite, measured, baseline=baseline.records)
-    settings = MetricSettings(seed=config.seed, split_seed=config.seed)
-    found = Evidence(baseline=baseline.records, variant=measured.records, noise=baseline.noise, settings=settings)
-    return found, baseline
+    return Evaluated(
+        evidence=Evidence(
+            baseline=baseline.records,
+            variant=measured.records,
+            noise=baseline.noise,
+            settings=MetricSettings(seed=config.seed, split_seed=config.seed),
+        ),
+        baseline=baseline,
+        found_in=before[0].info.run_id if before else None,
+    )
 
 
 def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult], beside: About) -> None:
     """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
-    run.log_values(gate_values(pooled))
+    compared = pooled.get("distance/flips_pct")
+    run.log_values({**gate_values(pooled), names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
     run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")
@@ -101,28 +124,35 @@ def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricRes
 
 
 def run_evaluate(config: EvaluateConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user.
+    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
 
     Raises
     ------
     MlflowCompressError
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
+    manifest, suite = read_manifest(config.checkpoint), suite_of(config)
     tracker = Tracker()
     label = model_label(config.model)
-    with tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
-        manifest = read_manifest(config.checkpoint)
+    with ExitStack() as kept, tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
         run.rename(f"evaluate {manifest.label} {label}")
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        run.log_params({"model": config.model, "tasks": config.tasks, "dtype": config.dtype, **settings_of(config)})
-        with ExitStack() as kept:
-            found, baseline = evidence(config, tracker, run, kept)
-            results = compute_all(found)
-            log_evaluation(run, found, results, baseline.about)
-        sentence = verdict(manifest.label, headline(results), size_ratio=manifest.size_ratio)
+        tasks = EMBEDDED if config.tasks == "auto" else config.tasks
+        asked = {"model": config.model, "tasks": tasks, "dtype": config.dtype, "noise_items": config.noise_items}
+        run.log_params({**asked, **settings_of(config)})
+        found = evaluate_variant(config, suite, tracker, run, kept)
+        baseline = found.baseline
+        results = compute_all(found.evidence)
+        log_evaluation(run, found.evidence, results, baseline.about)
+        sentence = verdict(
+            manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
+        )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})
+        if found.found_in is not None:
+            run.set_tags({names.SKIPPED: f"evaluation: found in run {found.found_in}"})
         run.set_note(sentence)
-    return f"{sentence}\nBaseline run {baseline.run_id} ({source}).\n{how_to_open(tracker, run.run_id)}"
+    before = f"\nRecords of the variant: found in run {found.found_in}." if found.found_in is not None else ""
+    return f"{sentence}\nBaseline run {baseline.run_id} ({source}).{before}\n{how_to_open(tracker, run.run_id)}"

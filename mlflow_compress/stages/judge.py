@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig, JudgeSettings
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import home
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import (
     OTHER_TEMPERATURE,
@@ -25,29 +25,25 @@ from mlflow_compress.metrics.compute import compute_all, unmet
 from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.scoring.generate import generate_two_turns
-from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, resolve_folder
+from mlflow_compress.scoring.identity import KnownModel, check_same_tokenizer
+from mlflow_compress.scoring.light import LightModel
+from mlflow_compress.scoring.loading import LoadedModel, resolve_folder
 from mlflow_compress.scoring.sampling import GenerationConfig
-from mlflow_compress.stages.baseline import RECORDS, identity
-from mlflow_compress.stages.evaluate import load
-from mlflow_compress.stages.once import digest, find_or_do
+from mlflow_compress.stages.baseline import identity
+from mlflow_compress.stages.inputs import instructions_of
+from mlflow_compress.stages.models import light, load
+from mlflow_compress.stages.once import find_or_do
 from mlflow_compress.stages.results import logged, results_json
-from mlflow_compress.stages.unfinished import unfinished
-from mlflow_compress.stages.variant import model_label, model_path, read_manifest
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.instructions import Instruction, find_instructions
+from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.tasks.instructions import Instruction
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
-JUDGMENT_CACHE = Path(".mlflow_compress") / "judgments.jsonl"
-
-
-def instructions_of(config: JudgeSettings) -> list[Instruction]:
-    """Read and check the instructions, before any model is loaded."""
-    settings = TaskSettings(seed=config.seed, limit=config.limit, data_dir=config.data_dir)
-    return find_instructions(config.instructions, model=config.model, settings=settings)
+JUDGMENTS = "judgments.jsonl"  # grades that were paid for, below `home`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +54,10 @@ class Answers:
     samples: Generations
 
 
-def _graded_tokens(config: JudgeSettings, loaded: LoadedModel) -> int:
+def _graded_tokens(config: JudgeSettings, loaded: KnownModel) -> int:
     """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
     if config.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
-    if not config.judge_max_tokens.isdecimal() or int(config.judge_max_tokens) < 1:
-        raise ConfigError(
-            "Parameter 'judge_max_tokens' must be 'auto' or a positive whole number", got=config.judge_max_tokens
-        )
     return int(config.judge_max_tokens)
 
 
@@ -102,38 +94,80 @@ def _answers(
     )
 
 
-def _fingerprint(loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings) -> dict[str, object]:
+def _fingerprint(
+    model: KnownModel, template: object, instructions: list[Instruction], config: JudgeSettings
+) -> dict[str, object]:
     """Return what a model's answers depend on."""
     decides = ("samples", "max_new_tokens", "judge_max_tokens", "seed", "system_prompt")
     return {
-        **identity(loaded),
-        "chat_template": loaded.tokenizer.chat_template,
+        **identity(model),
+        "chat_template": template,
         **{name: getattr(config, name) for name in decides},
         "instructions": [asdict(item) for item in instructions],
     }
 
 
+def _read_answers(tracker: Tracker, run_id: str) -> Answers:
+    """Return the answers that a finished run has stored."""
+    graded, samples = (Generations.read(tracker.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
+    return Answers(graded=graded, samples=samples)
+
+
+def _write_answers(answers: Answers, folder: Path) -> None:
+    """Write what `_read_answers` reads."""
+    RunRecords(generations=answers.graded).write(folder / RECORDS)
+    answers.samples.write(folder / SAMPLES)
+
+
 def _baseline(
-    tracker: Tracker, loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings
+    tracker: Tracker, base: LightModel, instructions: list[Instruction], config: JudgeSettings
 ) -> tuple[str, Answers, Generations]:
     """Return the baseline's answers and its second sample (the floor of the similarity), generated once."""
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
-        answers = _answers(loaded, instructions, config, config.seed, resume)
-        RunRecords(generations=answers.graded).write(folder / RECORDS)
-        answers.samples.write(folder / SAMPLES)
+        loaded = load(base)
+        _write_answers(_answers(loaded, instructions, config, config.seed, resume), folder)
         again = _sample(loaded, instructions, config, config.seed + 1, resume / SAMPLES_AGAIN)
         again.write(folder / SAMPLES_AGAIN)
 
-    fingerprint = _fingerprint(loaded, instructions, config)
-    run_id, _ = find_or_do(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
-    graded = Generations.read(tracker.fetch(run_id, RECORDS))
-    samples, again = (Generations.read(tracker.fetch(run_id, name)) for name in (SAMPLES, SAMPLES_AGAIN))
-    return run_id, Answers(graded=graded, samples=samples), again
+    fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
+    run_id, fresh = find_or_do(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
+    if fresh:
+        gc.collect()  # or the baseline would still be in memory when the variant is loaded
+    return run_id, _read_answers(tracker, run_id), Generations.read(tracker.fetch(run_id, SAMPLES_AGAIN))
+
+
+def _variant(
+    tracker: Tracker,
+    run: TrackedRun,
+    models: tuple[LightModel, LightModel],
+    instructions: list[Instruction],
+    config: JudgeConfig,
+) -> tuple[str, bool, Answers]:
+    """Return the variant's answers with the id of the run that holds them, and whether they were generated now.
+
+    They have a run of their own below that of the judge, which is finished before the grading begins: when a judge
+    fails, the answers are there, and the next judge run finds them.
+
+    Both models are asked in the baseline's chat template: tools often save a checkpoint without it. The sampled answers
+    have the seed of the baseline's second sample: with that of the first, both would share their random numbers and be
+    more alike than two independent samples of one model are. An unchanged model thus scores exactly the floor.
+    """
+    base, variant = models
+
+    def work(stored: TrackedRun, folder: Path, resume: Path) -> None:
+        loaded = replace(load(variant), tokenizer=base.tokenizer)
+        _write_answers(_answers(loaded, instructions, config, config.seed + 1, resume), folder)
+
+    asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
+    label = f"{read_manifest(config.checkpoint).label} {model_label(config.model)}"
+    below = {names.PARENT: run.run_id}
+    run_id, fresh = find_or_do(tracker, "answers", label, {"stage": "judge", **asked}, work, below)
+    return run_id, fresh, _read_answers(tracker, run_id)
 
 
 def _grades(
-    config: JudgeSettings, instructions: list[Instruction], answers: dict[str, Generations]
+    config: JudgeSettings, instructions: list[Instruction], answers: dict[str, Generations], cache: Path
 ) -> tuple[dict[str, Judgments], str | None]:
     """Return both models' MT-Bench grades, or none and the reason; grades already paid for are kept on disk."""
     settings = judge_config_from_env(
@@ -142,7 +176,7 @@ def _grades(
     if isinstance(settings, Skipped):
         return {}, settings.reason
     assert isinstance(settings, MtBenchConfig)
-    judge = MtBenchJudge(settings, cache=JUDGMENT_CACHE)
+    judge = MtBenchJudge(settings, cache=cache)
     return {who: judge.judge(instructions, texts, label=f"judge {who}") for who, texts in answers.items()}, None
 
 
@@ -154,29 +188,21 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
     return str(folder), authors_layer(name, folder)
 
 
-def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun, kept: ExitStack) -> Evidence:
-    """Let the variant (and once the baseline) answer, embed, grade, and log what came of it.
-
-    The variant's answers, which an interrupted run would resume from, stay until `kept` is closed.
-
-    The variant's sampled answers have the seed of the baseline's second sample: with that of the first, both would
-    share their random numbers and be more alike than two independent samples of one model are. An unchanged model thus
-    scores exactly the floor.
-    """
-    instructions = instructions_of(config)
-    encoder = load_encoder(config.encoder, device=config.device)
-    settings = MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore))
-    base_model = load(model_path(config.model), config)
-    variant_model = load(config.checkpoint, config)
-    check_same_tokenizer(base_model, variant_model)
-    # Both are asked in the baseline's chat template: tools often save a checkpoint without it.
-    variant_model = replace(variant_model, tokenizer=base_model.tokenizer)
-    baseline_run, ours, again = _baseline(tracker, base_model, instructions, config)
-    mark = digest({"stage": "judge", "baseline": baseline_run, **_fingerprint(variant_model, instructions, config)})
-    resume = kept.enter_context(unfinished(mark))
-    theirs = _answers(variant_model, instructions, config, config.seed + 1, resume)
+def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> Evidence:
+    """Let the variant (and once the baseline) answer, embed, grade, and log what came of it."""
+    with folder_or_hub("encoder", config.encoder):
+        encoder = load_encoder(config.encoder, device=config.device)
+    with folder_or_hub("bertscore", config.bertscore):
+        settings = MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore))
+    with folder_or_hub("model", model_path(config.model)):
+        base = light(model_path(config.model), config)
+    models = base, light(config.checkpoint, config)
+    check_same_tokenizer(*models)
+    baseline_run, ours, again = _baseline(tracker, models[0], instructions, config)
+    answers_run, fresh, theirs = _variant(tracker, run, models, instructions, config)
     vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
-    grades, reason = _grades(config, instructions, {"baseline": ours.graded, "variant": theirs.graded})
+    answers = {"baseline": ours.graded, "variant": theirs.graded}
+    grades, reason = _grades(config, instructions, answers, home(tracker.uri) / JUDGMENTS)
     found = Evidence(
         baseline=RunRecords(generations=ours.graded, judgments=grades.get("baseline")),
         variant=RunRecords(generations=theirs.graded, judgments=grades.get("variant")),
@@ -189,10 +215,18 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun, kept: ExitStac
         ),
         settings=settings,
     )
-    run.log_params({"encoder": encoder.name, "judge_model": config.judge_model if grades else "none"})
-    run.set_tags({"baseline_answers_run_id": baseline_run})
-    if reason:
-        run.set_tags({names.SKIPPED: reason})
+    run.log_params(
+        {
+            "encoder": encoder.name,
+            "judge_model": config.judge_model if grades else "none",
+            "judge_max_tokens": _graded_tokens(config, models[1]),
+            "device": models[1].device.type,
+        }
+    )
+    run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
+    skipped = [*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
+    if skipped:
+        run.set_tags({names.SKIPPED: "; ".join(skipped)})
     with tempfile.TemporaryDirectory() as folder:
         found.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
@@ -203,26 +237,25 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun, kept: ExitStac
 
 
 def run_judge(config: JudgeConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user.
+    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
 
     Raises
     ------
     MlflowCompressError
         A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached.
     """
+    manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     tracker = Tracker()
     label = model_label(config.model)
     with tracker.run(f"judge {label}", "judge", {names.BASE_MODEL: label}) as run:
-        manifest = read_manifest(config.checkpoint)
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        with ExitStack() as kept:
-            found = judge(config, tracker, run, kept)
-            results = compute_all(found)
-            run.log_results(logged(results))
-            run.log_json(results_json(results), "metrics.json")
+        found = judge(config, instructions, tracker, run)
+        results = compute_all(found)
+        run.log_results(logged(results))
+        run.log_json(results_json(results), "metrics.json")
         run.log_json(unmet(found), "not_computed.json")
         skipped = tracker.client.get_run(run.run_id).data.tags.get(names.SKIPPED)
         lines = [f"{r.name} {r.value:.4f}" for r in results if r.task is None and r.category is None]

@@ -3,104 +3,198 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mlflow_compress.config import (
-    EvaluateSettings,
-    JudgeSettings,
-    MainConfig,
-    QuantizeConfig,
-    as_strings,
-    subset,
-)
-from mlflow_compress.metrics.compute import headline
-from mlflow_compress.stages.evaluate import suite_of
-from mlflow_compress.stages.judge import instructions_of
-from mlflow_compress.stages.quantize import calibration_set, variant_name
-from mlflow_compress.stages.results import results_from_json
-from mlflow_compress.stages.summary import Outcome, publish, table
+from mlflow_compress.compress.base import METHODS
+from mlflow_compress.compress.settings import AUTO
+from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
+from mlflow_compress.errors import StageError
+from mlflow_compress.paths import absolute_paths
+from mlflow_compress.stages.inputs import calibration_set, instructions_of, suite_of
+from mlflow_compress.stages.progress import Progress
+from mlflow_compress.stages.quantize import method_settings, out_folder, resolved, variant_name
+from mlflow_compress.stages.resume import STAGES, finished_stages
+from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.variant import model_label, read_manifest
 from mlflow_compress.tasks.overlap import check_apart
+from mlflow_compress.tasks.prompt_style import styles_of
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open, save_leaderboard
 
-PROJECTS = Path(__file__).resolve().parents[2] / "projects"
+_FROM_EVALUATE = (names.EVALUATION, names.BASELINE_RUN)  # tags by which people and `promote` compare main runs
 
 
-def _absolute(values: Mapping[str, str]) -> dict[str, str]:
-    """Make paths absolute: child projects run in their own folders."""
-    changed = dict(values)
-    for name in ("model", "calibration", "checkpoint", "instructions", "encoder", "data_dir"):
-        path = Path(changed.get(name) or ".nothing")
-        # A folder that happens to have the name of a set is not what is meant.
-        if path.is_file() or (path.is_dir() and name not in ("calibration", "instructions")):
-            changed[name] = str(path.resolve())
-    if "out" in changed:
-        changed["out"] = str(Path(changed["out"]).resolve())
-    if "tasks" in changed:
-        parts = [part.strip() for part in changed["tasks"].split(",")]
-        changed["tasks"] = ",".join(str(Path(p).resolve()) if Path(p).is_file() else p for p in parts)
-    return changed
+def _silent(line: str) -> None:
+    """Show nothing."""
 
 
-def _check_calibration(config: MainConfig) -> None:
-    """Read calibration text and tasks, and refuse text that holds what is evaluated."""
+def check(config: MainConfig) -> dict[str, object]:
+    """Refuse what can be refused without a model, and return every parameter that is known by now, "auto" resolved.
+
+    The checks read tasks, instructions and calibration text, and that calibration text holds nothing that is evaluated.
+    For the demo and for files they need neither torch nor transformers. Tasks of lm-evaluation-harness do, since its
+    package imports them: an hour of compression is not spent on a misspelt task.
+    """
+    settings = method_settings(config)
+    METHODS.get(config.method).require_backend(settings)
     calibration, suite = calibration_set(config), suite_of(config)
     if calibration is not None:
         check_apart(calibration.plain(), suite.tasks, suite.corpora)
-
-
-def _children(config: MainConfig, tracker: Tracker, run: TrackedRun) -> dict[str, str]:
-    """Run the stages one after the other and return their run ids."""
-    quantize = _absolute(as_strings(subset(config, QuantizeConfig)))
-    runs = {"quantize": tracker.run_project(PROJECTS / "quantize", quantize, parent=run, name="quantize")}
-    checkpoint = tracker.client.get_run(runs["quantize"]).data.tags[names.CHECKPOINT]
-    stages: dict[str, type] = {"evaluate": EvaluateSettings}
     if config.judge:
-        stages["judge"] = JudgeSettings
-    for stage, cls in stages.items():
-        values = {**_absolute(as_strings(subset(config, cls))), "checkpoint": checkpoint}
-        runs[stage] = tracker.run_project(PROJECTS / stage, values, parent=run, name=stage)
-    return runs
+        instructions_of(config)
+    known = {
+        **as_strings(config),
+        **resolved(config, settings, calibration),
+        "tasks": EMBEDDED if config.tasks == AUTO else config.tasks,
+        "instructions": EMBEDDED if config.instructions == AUTO else config.instructions,
+        "prompt": ",".join(styles_of(config.prompt)),
+    }
+    return {name: value for name, value in known.items() if value != AUTO and name != "resume"}
 
 
-def run_main(config: MainConfig) -> str:
+@dataclass
+class Stages:
+    """The stages of one variant, run one after the other as children of its main run.
+
+    Attributes
+    ----------
+    children : dict of str to str
+        Run id of every finished stage.
+    failed : dict of str to str
+        Error message of every stage without which the others can still be shown.
+    """
+
+    config: MainConfig
+    tracker: Tracker
+    run: TrackedRun
+    progress: Progress
+    children: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run_all(self) -> None:
+        """Run what is not finished; of the stages, only the judge may fail."""
+        wanted = [stage for stage in STAGES if stage != "judge" or self.config.judge]
+        for number, stage in enumerate(wanted, start=1):
+            if stage in self.children:
+                self.progress.skip(stage, number, len(wanted))
+                continue
+            self.progress.begin(stage, number, len(wanted))
+            try:
+                self.children[stage] = run_stage(self.tracker, stage, self._parameters(stage), parent=self.run)
+            except StageError as error:
+                if stage != "judge":
+                    raise
+                self.failed[stage] = error.what
+
+    def _parameters(self, stage: str) -> dict[str, str]:
+        values = as_strings(subset(self.config, STAGES[stage]))
+        return values if stage == "quantize" else {**values, "checkpoint": self.checkpoint}
+
+    @property
+    def checkpoint(self) -> str:
+        """The compressed checkpoint's folder."""
+        return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[names.CHECKPOINT])
+
+
+def _copy_from_children(stages: Stages) -> None:
+    """Give the main run what its stages alone know: by what it may be compared, and parameters that were "auto"."""
+    client, run = stages.tracker.client, stages.run
+    evaluated = client.get_run(stages.children["evaluate"]).data
+    run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
+    if names.ITEMS in evaluated.metrics:
+        run.log_values({names.ITEMS: evaluated.metrics[names.ITEMS]})
+    unknown = [name for name, value in as_strings(stages.config).items() if value == AUTO]
+    for child in stages.children.values():
+        params = client.get_run(child).data.params
+        run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
+
+
+def _publish(stages: Stages, label: str, variant: str) -> str:
+    """Log what the finished stages have found on the main run, and return its table and where to look."""
+    # matplotlib takes a second to import, and a stage that fails needs none of it.
+    from mlflow_compress.metrics.compute import headline
+    from mlflow_compress.stages.results import results_from_json
+    from mlflow_compress.stages.summary import Outcome, publish, table
+
+    tracker, children, config = stages.tracker, stages.children, stages.config
+    measured = [children[stage] for stage in ("evaluate", "judge") if stage in children]
+    results = [
+        result for run_id in measured for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
+    ]
+    outcome = Outcome(
+        label=label,
+        variant=variant,
+        checkpoint=stages.checkpoint,
+        manifest=read_manifest(stages.checkpoint),
+        pooled=headline(results),
+        results=results,
+        children=children,
+        dtype=config.dtype,
+        seed=config.seed,
+        n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
+        log_weights=config.log_weights,
+        failed=stages.failed,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        publish(outcome, tracker, stages.run, Path(folder))
+    save_leaderboard(tracker, stages.run.run_id)
+    run = stages.run
+    return f"{table(outcome)}\n\nArtifacts:     {run.info.artifact_uri}\n{how_to_open(tracker, run.run_id)}"
+
+
+def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:
+    """Return the main run to work in: the one to resume, or a new one."""
+    if config.resume == "none":
+        tags = {names.BASE_MODEL: label, names.VARIANT: variant, names.METHOD: config.method}
+        return tracker.run(f"{variant} {label}", "main", tags)
+    tracker.hand_over(config.resume)
+    return tracker.reopen(config.resume)
+
+
+def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> str:
     """Compress, evaluate and judge one variant, and return the table and the links to open.
 
-    Everything that can be checked without a model is checked before the first child starts. The parent run ends
-    FINISHED with every headline metric, or FAILED with the failing stage's message.
+    Everything that can be checked without a model is checked before a run is made. The main run ends FINISHED with
+    every headline metric, or FAILED with the failing stage's message. Where the judge alone failed, what the other
+    stages found is published before, and `resume` (or the same command again) does the rest.
+
+    Parameters
+    ----------
+    config : MainConfig
+        The parameters.
+    say : callable (line)
+        Shows a line of progress.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong; no run was made.
+    StageError
+        A stage failed.
     """
     tracker = Tracker()
-    label = model_label(config.model)
-    with tracker.run(f"{config.method} {label}", "main", {names.BASE_MODEL: label}) as run:
-        variant = variant_name(config)
-        run.rename(f"{variant} {label}")
-        run.set_tags({names.VARIANT: variant, names.METHOD: config.method})
-        _check_calibration(config)
-        if config.judge:
-            instructions_of(config)
-        children = _children(config, tracker, run)
-        tags = tracker.client.get_run(children["quantize"]).data.tags
-        results = [
-            result
-            for stage in ("evaluate", "judge")
-            if stage in children
-            for result in results_from_json(tracker.fetch_json(children[stage], "metrics.json"))
-        ]
-        outcome = Outcome(
-            label=label,
-            variant=variant,
-            checkpoint=tags[names.CHECKPOINT],
-            manifest=read_manifest(tags[names.CHECKPOINT]),
-            pooled=headline(results),
-            results=results,
-            children=children,
-            dtype=config.dtype,
-            seed=config.seed,
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            publish(outcome, tracker, run, Path(folder))
-        save_leaderboard(tracker)
-    return f"{table(outcome)}\n\n{how_to_open(tracker, run.run_id)}"
+    finished: dict[str, str] = {}
+    if config.resume != "none":
+        finished = finished_stages(tracker, config.resume)
+        config = resumed_config(config, tracker, finished)
+    config = absolute_paths(config)
+    config = replace(config, out=str(out_folder(config.out, tracker.uri)))
+    known, label, variant = check(config), model_label(config.model), variant_name(config)
+    with _open(config, tracker, label, variant) as run:
+        run.log_json({**as_strings(config), "resume": "none"}, names.PARAMETERS)
+        run.log_params(known)
+        stages = Stages(config, tracker, run, Progress(tracker, label, say), children=finished)
+        stages.run_all()
+        say("[publish] draws figures, writes the report and logs the model")
+        _copy_from_children(stages)
+        found = _publish(stages, label, variant)
+        for stage, message in stages.failed.items():
+            run.set_tags({names.FAILED_STAGE: stage})
+            fix = f"The other stages are published. Do the rest with the same parameters and resume={run.run_id}"
+            raise StageError(message, stage=stage, fix=fix, published=found)
+    return found

@@ -14,6 +14,7 @@ from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.tasks.suite import Suite
 
 GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
+WINDOW = 512  # tokens per window of a corpus, as llama.cpp
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def measure(
     texts += [(task.name, task.documents, None) for task in suite.tasks if task.documents]
     for name, text, most in texts:
         found, moved = scorer.score_corpus(
-            name, text, max_tokens=most, capture=capture, baseline=baseline, resume=resume
+            name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
         )
         tokens.append(found)
         if moved is not None:

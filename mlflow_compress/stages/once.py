@@ -1,4 +1,4 @@
-"""Work that is done once a baseline: found again by its fingerprint in the store, or done in a run of its own."""
+"""Get-or-create for runs: returns the finished run with this fingerprint, or does the work in a new run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from mlflow_compress.stages.unfinished import unfinished
 from mlflow_compress.tracking import names
@@ -24,6 +25,7 @@ def find_or_do(
     label: str,
     fingerprint: Mapping[str, object],
     work: Callable[[TrackedRun, Path, Path], None],
+    more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, bool]:
     """Return the run that has done this work, doing it now where there is none.
 
@@ -32,12 +34,14 @@ def find_or_do(
     tracker : Tracker
         The store.
     stage, label : str
-        The run's stage tag, and the baseline's name.
+        The run's stage tag, and whose work it is (the baseline's name).
     fingerprint : mapping
         Everything that the result depends on; equal fingerprints share one run.
     work : callable (run, folder, resume)
         Does the work and logs it; what it leaves in the sub-folders of `folder` is stored as artifacts. What it leaves
         in `resume` is there again when it was interrupted and is done anew.
+    more_tags : mapping
+        Further tags of a new run.
 
     Returns
     -------
@@ -47,11 +51,11 @@ def find_or_do(
         Whether the work was done now.
     """
     mark = digest(fingerprint)
-    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label}
+    tags = {names.FINGERPRINT: mark, names.BASE_MODEL: label, **more_tags}
     found = tracker.find_finished(stage, **{names.FINGERPRINT: mark})
     if found:
         return str(found[0].info.run_id), False
-    with unfinished(mark) as resume:
+    with unfinished(tracker.uri, mark) as resume:
         found = tracker.find_finished(stage, **{names.FINGERPRINT: mark})
         if found:  # another process has done it while this one waited
             return str(found[0].info.run_id), False
@@ -60,5 +64,5 @@ def find_or_do(
             work(run, Path(scratch), resume)
             for folder in sorted(Path(scratch).iterdir()):
                 run.log_folder(folder, folder.name)
-            run.set_note(f"**{stage} {label}**: done once, reused by every variant with the same fingerprint.")
+            run.set_note(f"**{stage} {label}**: done once, found again by its fingerprint.")
     return run.run_id, True

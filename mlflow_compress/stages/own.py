@@ -7,6 +7,7 @@ from typing import Any
 from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.measure import Measured
 from mlflow_compress.tasks.suite import Suite
+from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun
 
 SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
@@ -26,12 +27,12 @@ def log_own_metrics(run: TrackedRun, suite: Suite, measured: Measured, *, baseli
     baseline : RunRecords, optional
         The baseline's answers, for the table.
     """
-    run.log_values({"items/truncated_prompts": measured.n_truncated})
+    run.log_values({names.TRUNCATED: measured.n_truncated})
     found = suite.own_metrics(measured.records)
     if not found:
         return
-    names = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
-    run.log_values({f"{SECTION}/{own.name}/{own.part}": own.value for own in found if own.part in names})
+    whole = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
+    run.log_values({f"{SECTION}/{own.name}/{own.part}": own.value for own in found if own.part in whole})
     before = {(own.part, own.name): own.value for own in suite.own_metrics(baseline)} if baseline else {}
     rows: list[dict[str, Any]] = [
         {

@@ -1,76 +1,100 @@
-"""The promote stage: register every variant of a baseline, gate, rank, move the alias, keep the reasons."""
+"""The promote stage: register every variant of one evaluation, gate, rank, move the alias, keep the reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from mlflow_compress.compress.base import METHODS
 from mlflow_compress.config import PromoteConfig
-from mlflow_compress.errors import ConfigError
-from mlflow_compress.promotion import Candidate, Decision, Gate, decide
-from mlflow_compress.records import MetricResult
-from mlflow_compress.stages.variant import model_label
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.registry import (
-    RESERVED_ALIASES,
-    move_alias,
-    register,
-    registered_name,
-    registrable_runs,
+from mlflow_compress.promotion import (
+    GATE_DROP,
+    GATE_FLIPS,
+    Candidate,
+    Decision,
+    DivergenceGate,
+    Gate,
+    decide,
 )
+from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.evaluations import Variant
+from mlflow_compress.tracking.registry import check_alias, move_alias, register, registered_model
 from mlflow_compress.tracking.store import Tracker
 from mlflow_compress.tracking.views import how_to_open
 
-# Keys under which a variant's run holds the upper ends of its 95 % intervals.
-DELTA = "quality/accuracy_delta"
-GATE_KL = "gate/kl_upper"
-GATE_FLIPS = "gate/flips_pct_upper"
-GATE_DROP = "gate/accuracy_drop_pct_upper"
 
-
-def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
-    """Return the upper ends that gates read, unrounded; an interval that is not there leaves its key out."""
-    found: dict[str, float] = {}
-    kl, flips, delta = (pooled.get(f"{name}") for name in ("distance/kl_mean", "distance/flips_pct", DELTA))
-    if kl is not None and kl.high is not None:
-        found[GATE_KL] = kl.high
-    if flips is not None and flips.high is not None:
-        found[GATE_FLIPS] = flips.high
-    if delta is not None and delta.low is not None:
-        found[GATE_DROP] = -100.0 * delta.low
-    return found
-
-
-def gates(config: PromoteConfig) -> list[Gate]:
+def gates(config: PromoteConfig) -> list[Gate | DivergenceGate]:
     """Return the gates of a promotion, each on the upper end of an interval."""
     return [
-        Gate(metric=GATE_KL, bound=config.max_kl, label="KL (upper end)"),
+        DivergenceGate(max_kl=config.max_kl, max_outliers_pct=config.max_kl_outliers_pct),
         Gate(metric=GATE_FLIPS, bound=config.max_flips_pct, label="flips in % (upper end)"),
         Gate(metric=GATE_DROP, bound=config.max_accuracy_drop_pct, label="accuracy drop in points (upper end)"),
     ]
 
 
-def _note(decision: Decision, config: PromoteConfig, former: str | None) -> str:
-    """Return the run's note: the verdict in plain words, then every candidate with its reasons."""
+def _candidate(variant: Variant, version: str) -> Candidate:
+    """Return a registered variant as the policy sees it."""
+    method = variant.run.data.tags[names.METHOD]
+    return Candidate(
+        name=variant.name,
+        run_id=variant.run.info.run_id,
+        version=version,
+        method=method,
+        metrics=variant.run.data.metrics,
+        items=variant.items,
+        compresses=METHODS.get(method).compresses,
+    )
+
+
+def _verdict(decision: Decision, alias: str, former: str | None) -> str:
+    """Return what happened to the alias, in one sentence."""
     winner = decision.champion
     if winner is None:
-        first = f"No candidate passes every gate; alias '{config.alias}' is not moved."
-    elif former == winner.version:
-        first = f"{winner.name} (version {winner.version}) stays '{config.alias}'."
-    else:
-        before = f", before it version {former}" if former else ""
-        first = f"{winner.name} (version {winner.version}) is now '{config.alias}'{before}."
-    lines = [first, "", "| rank | variant | version | passed | reasons |", "|---|---|---|---|---|"]
+        return f"No candidate passes every gate; alias '{alias}' is not moved."
+    if former == winner.version:
+        return f"{winner.name} (version {winner.version}) stays '{alias}'."
+    before = f", before it version {former}" if former else ""
+    return f"{winner.name} (version {winner.version}) is now '{alias}'{before}."
+
+
+def _remarks(competition: Competition, naming: str | None) -> list[str]:
+    """Return what a reader must know besides the decision: what competed, what did not, and names that are shared."""
+    lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
+    lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
+    names_of_several = sorted({v.checkpoint[0] for v in competition.evaluation.variants if v.name != v.checkpoint[0]})
+    lines += [
+        f"'{name}' is the name of several checkpoints; digits of their hashes tell them apart."
+        for name in names_of_several
+    ]
+    return [*lines, naming] if naming else lines
+
+
+def _note(decision: Decision, verdict: str, remarks: list[str]) -> str:
+    """Return the run's note: the verdict, what was compared, then every candidate with its reasons."""
+    lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
+    lines += ["| rank | variant | version | items | passed | reasons |", "|---|---|---|---|---|---|"]
     for outcome in decision.outcomes:
         c = outcome.candidate
+        cells = (outcome.rank or "", c.name, c.version, "unknown" if c.items is None else c.items)
         passed = "yes" if outcome.passed else "no"
-        lines.append(f"| {outcome.rank or ''} | {c.name} | {c.version} | {passed} | {'; '.join(outcome.reasons)} |")
+        lines.append(f"| {' | '.join(map(str, cells))} | {passed} | {'; '.join(outcome.reasons)} |")
+    return "\n".join(lines)
+
+
+def _printed(decision: Decision, verdict: str, remarks: list[str]) -> str:
+    """Return the decision for the terminal."""
+    lines = [verdict, *remarks, ""]
+    for outcome in decision.outcomes:
+        sign = f"{outcome.rank}." if outcome.rank else " -"
+        items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
+        lines.append(f"{sign} {outcome.candidate.name}{items}: {'; '.join(outcome.reasons)}")
     return "\n".join(lines)
 
 
 def run_promote(config: PromoteConfig) -> str:
-    """Register and gate every finished variant of `config.model`, and move the alias to the best one that passes.
+    """Register and gate the finished variants of one evaluation, and move the alias to the best one that passes.
+
+    Whatever is wrong with the parameters is said before a run is made.
 
     Returns
     -------
@@ -80,44 +104,36 @@ def run_promote(config: PromoteConfig) -> str:
     Raises
     ------
     ConfigError
-        When there is no finished variant, or the alias is one that MLflow reserves.
+        When there is no finished variant, the evaluation or the model is ambiguous, or the alias is not allowed.
     """
-    if config.alias in RESERVED_ALIASES:
-        raise ConfigError(
-            "This alias is reserved", allowed=f"anything but {', '.join(RESERVED_ALIASES)}", got=config.alias
-        )
+    check_alias(config.alias)
+    check_evaluation(config.evaluation)
     tracker = Tracker()
-    label = model_label(config.model)
-    with tracker.run(f"promote {label}", "promote", {names.BASE_MODEL: label}) as run:
-        runs = registrable_runs(tracker, label)
-        if not runs:
-            raise ConfigError(
-                f"The tracking store has no finished variant of '{label}'", fix="Run the main job for a variant first"
-            )
-        name = registered_name(label)
-        candidates = [
-            Candidate(
-                name=variant.data.tags[names.VARIANT],
-                run_id=variant.info.run_id,
-                version=str(register(tracker, name, variant).version),
-                method=variant.data.tags[names.METHOD],
-                metrics=variant.data.metrics,
-                compresses=METHODS.get(variant.data.tags[names.METHOD]).compresses,
-            )
-            for variant in runs
-        ]
+    competition = choose(tracker, config)
+    evaluation, label = competition.evaluation, competition.label
+    tags = {
+        names.BASE_MODEL: label,
+        names.EVALUATION: evaluation.id,
+        names.BASE_WEIGHTS: evaluation.base_weights,
+    }
+    with tracker.run(f"promote {label}", "promote", tags) as run:
+        name, naming = registered_model(tracker, label, evaluation.base_weights)
+        candidates = [_candidate(v, str(register(tracker, name, v).version)) for v in evaluation.variants]
         policy = gates(config)
         decision = decide(candidates, policy)
         former = move_alias(tracker, name, config.alias, decision.champion.version) if decision.champion else None
-        note = _note(decision, config, former)
-        run.log_params({gate.metric: gate.bound for gate in policy})
-        run.log_json({"gates": [asdict(g) for g in policy], "decision": asdict(decision)}, "decision.json")
+        verdict = _verdict(decision, config.alias, former)
+        remarks = _remarks(competition, naming)
+        run.log_params({**asdict(config), "model": label, "evaluation": evaluation.id})
+        record = {
+            "registered_model": name,
+            "evaluation": {"id": evaluation.id, "items": evaluation.items, "base_weights": evaluation.base_weights},
+            "left_out": competition.left_out,
+            "gates": [asdict(gate) for gate in policy],
+            "decision": asdict(decision),
+        }
+        run.log_json(record, "decision.json")
         run.log_table(decision.as_table(), "decision_table.json")
-        verdict = note.splitlines()[0]
         run.set_tags({names.VERDICT: verdict, "promoted": decision.champion.name if decision.champion else "nothing"})
-        run.set_note(note)
-    lines = [verdict, ""]
-    for outcome in decision.outcomes:
-        sign = f"{outcome.rank}." if outcome.rank else " -"
-        lines.append(f"{sign} {outcome.candidate.name}: {'; '.join(outcome.reasons)}")
-    return "\n".join([*lines, "", how_to_open(tracker, run.run_id)])
+        run.set_note(_note(decision, verdict, remarks))
+    return f"{_printed(decision, verdict, remarks)}\n\n{how_to_open(tracker, run.run_id)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from mlflow_compress import __version__
 from mlflow_compress.compress.base import METHODS, MethodConfig
 from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.compress.run import compress_model
-from mlflow_compress.compress.settings import NONE, method_config, parse_pairs
+from mlflow_compress.compress.settings import AUTO, NONE, method_config, parse_pairs
 from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.compress.source import resolve as resolve_source
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import home
+from mlflow_compress.stages.inputs import calibration_set
 from mlflow_compress.stages.variant import model_label, model_path
-from mlflow_compress.tasks.calibration import CalibrationSet, load_calibration
+from mlflow_compress.tasks.calibration import CalibrationSet
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
@@ -43,11 +46,24 @@ def variant_name(config: QuantizeConfig) -> str:
     return METHODS.get(config.method).label(method_settings(config))
 
 
-def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:
-    """Return what the method is calibrated on, or None where it needs nothing."""
-    if not METHODS.get(config.method).needs_calibration:
-        return None
-    return load_calibration(config.calibration, model=config.model, data_dir=config.data_dir)
+def out_folder(out: str, tracking_uri: str) -> Path:
+    """Return the folder that receives checkpoints: as given, or one that lasts wherever the command was started."""
+    return home(tracking_uri) / "checkpoints" if out == AUTO else Path(out).expanduser().resolve()
+
+
+def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
+    """Return the stage's parameters with what "auto" stands for; "none" is what the method does not have."""
+    own = settings.settings()
+    names_of_settings = ("bits", "group_size", "calibration_samples", "calibration_length")
+    return {
+        "model": config.model,
+        "method": config.method,
+        "seed": config.seed,
+        "settings": config.settings,
+        **{name: own.get(name, NONE) for name in names_of_settings},
+        "calibration": calibration.name if calibration else NONE,
+        "out": config.out,
+    }
 
 
 def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
@@ -56,7 +72,7 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: So
     decides = [config.method, settings.settings(), texts, hash_weights(source.folder)[1], fingerprint, __version__]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
     label = model_label(config.model).replace("/", "-")
-    return Path(config.out).resolve() / f"{label}-{variant_name(config)}-{digest}"
+    return Path(config.out) / f"{label}-{variant_name(config)}-{digest}"
 
 
 def size_values(manifest: Manifest) -> dict[str, float]:
@@ -73,7 +89,9 @@ def size_values(manifest: Manifest) -> dict[str, float]:
     }
 
 
-def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
+def quantize(
+    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: TrackedRun
+) -> tuple[Manifest, Path]:
     """Compress the baseline into a folder of `config.out`, and log settings, size and cost.
 
     A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
@@ -85,8 +103,6 @@ def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
         Whatever is wrong with method, settings, model or calibration; a saved checkpoint that does not compute what
         the in-memory model computed is a `ReloadMismatchError`, and nothing is left in the output folder.
     """
-    settings = method_settings(config)
-    calibration = calibration_set(config)
     source = resolve_source(model_path(config.model), trust_remote_code=config.trust_remote_code)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
@@ -103,7 +119,8 @@ def quantize(config: QuantizeConfig, run: TrackedRun) -> tuple[Manifest, Path]:
             device=config.device,
             trust_remote_code=config.trust_remote_code,
         )
-    run.log_params({"model": config.model, "method": config.method, **manifest.settings})
+    device = manifest.device if config.device == AUTO else config.device
+    run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
     if calibration and manifest.calibration:
         run.log_params({"calibration_set": calibration.name, "calibration_sha256": manifest.calibration["sha256"]})
     run.set_tags({names.CHECKPOINT: str(folder), names.METHOD: config.method, names.VARIANT: manifest.label})
@@ -123,9 +140,12 @@ def describe(manifest: Manifest) -> str:
 
 
 def run_quantize(config: QuantizeConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user."""
+    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind."""
+    settings, calibration = method_settings(config), calibration_set(config)
+    METHODS.get(config.method).require_backend(settings)
     tracker = Tracker()
+    config = replace(config, out=str(out_folder(config.out, tracker.uri)))
     label = model_label(config.model)
     with tracker.run(f"quantize {config.method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
-        manifest, folder = quantize(config, run)
+        manifest, folder = quantize(config, settings, calibration, run)
     return f"{manifest.label}: {describe(manifest)}\nCheckpoint: {folder}\n{how_to_open(tracker, run.run_id)}"

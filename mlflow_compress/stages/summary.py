@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,29 @@ from mlflow_compress.promotion import KL
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.figures import draw_all
 from mlflow_compress.report.html import render_report
+from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
-from mlflow_compress.stages.baseline import NOISE, RECORDS
-from mlflow_compress.stages.promote import gate_values
+from mlflow_compress.stages.about import read_about
+from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.quantize import size_values
+from mlflow_compress.stages.results import logged
+from mlflow_compress.tasks.catalogue import TASKS
 from mlflow_compress.tracking import names
-from mlflow_compress.tracking.registry import log_variant_model
+from mlflow_compress.tracking.evaluations import evaluations, names_of
+from mlflow_compress.tracking.logged_model import (
+    EVALUATION_SET,
+    DataSet,
+    VariantEntry,
+    log_data_sets,
+    log_model_values,
+    log_variant_model,
+)
+from mlflow_compress.tracking.names import NOISE, RECORDS
+from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.store import TrackedRun, Tracker
+
+ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +62,12 @@ class Outcome:
         In which both models were evaluated.
     seed : int
         Of bootstrap and splits.
+    log_weights : str
+        Whether the checkpoint is stored with the registered model: see `VariantEntry`.
+    n_truncated : int
+        Prompts of which the variant read the end only.
+    failed : mapping of str to str
+        Error message of every stage that failed.
     """
 
     label: str
@@ -56,16 +79,43 @@ class Outcome:
     children: Mapping[str, str]
     dtype: str
     seed: int
+    n_truncated: int
+    log_weights: str = "auto"
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def checkpoint_sha256(self) -> str:
+        """Hash of what makes the checkpoint: method, settings, and the hash of every weight file."""
+        made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
     @property
     def verdict(self) -> str:
         """The verdict in plain words."""
-        return verdict(self.variant, self.pooled, size_ratio=self.manifest.size_ratio)
+        manifest = self.manifest
+        return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
 
 
 def table(outcome: Outcome) -> str:
     """Return the verdict and the headline table as text."""
-    return f"{outcome.verdict}\n\n{headline_table(outcome.pooled, outcome.manifest)}"
+    return f"{outcome.verdict}\n\n{headline_table(outcome.pooled, outcome.manifest, **_beside(outcome))}"
+
+
+def _beside(outcome: Outcome) -> dict[str, Any]:
+    """Return what table, note and page say beside the results."""
+    return {
+        "gates": gate_values(outcome.pooled),
+        "n_truncated": outcome.n_truncated,
+        "failed_stages": outcome.failed,
+    }
+
+
+def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
+    """Return what neither the evaluation nor the judge has computed, and why."""
+    judge = outcome.children.get("judge")
+    absent = f"the judge stage {'failed' if 'judge' in outcome.failed else 'was not run'}"
+    judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
+    return not_computed(outcome.results, evaluated=evaluated, judged=judged)
 
 
 def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[Evidence, str]:
@@ -81,17 +131,22 @@ def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[Evidence, str]:
     return found, baseline_run
 
 
-def _variants(outcome: Outcome, tracker: Tracker) -> list[dict[str, Any]]:
-    """Return size and distance of every finished variant of the baseline, newest of each name, and of this one."""
-    points: dict[str, Mapping[str, float]] = {outcome.variant: _values(outcome)}
-    for run in tracker.find_finished("main", **{names.BASE_MODEL: outcome.label}):
-        points.setdefault(run.data.tags[names.VARIANT], run.data.metrics)
+def _variants(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
+    """Return size and distance of this variant and of every other of the same evaluation, and this one's name there."""
+    this = (outcome.variant, outcome.checkpoint_sha256)
+    points: dict[tuple[str, str], Mapping[str, float]] = {}
+    for group in evaluations(tracker, outcome.label)[0]:
+        if group.id == evaluation:
+            points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
+    points[this] = _values(outcome)
+    shown = names_of(points)
     wanted = {"bits_per_weight": "size/bits_per_weight", "bytes": "size/bytes", "kl": KL}
-    return [
-        {"name": name, **{field: values[key] for field, key in wanted.items() if key in values}}
-        for name, values in sorted(points.items())
+    rows: list[dict[str, Any]] = [
+        {"name": shown[key], **{field: values[metric] for field, metric in wanted.items() if metric in values}}
+        for key, values in sorted(points.items())
         if KL in values
     ]
+    return rows, shown[this]
 
 
 def _values(outcome: Outcome) -> dict[str, float]:
@@ -131,6 +186,67 @@ def _log_answers(outcome: Outcome, tracker: Tracker, run: TrackedRun) -> None:
         run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
 
 
+def _params(outcome: Outcome) -> dict[str, object]:
+    """Return the settings behind the numbers, resolved."""
+    return {
+        "model": outcome.label,
+        "method": outcome.manifest.method,
+        **outcome.manifest.settings,
+        "dtype": outcome.dtype,
+        "seed": outcome.seed,
+    }
+
+
+def _data_sets(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[dict[str, DataSet], DataSet | None]:
+    """Return the data set of every task and corpus by name, and that of the whole evaluation."""
+    hashes = read_about(tracker.fetch(outcome.children["evaluate"], RECORDS)).get("tasks")
+    by_task = {
+        name: DataSet(
+            name=name,
+            digest=found,
+            source={"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})},
+        )
+        for name, found in (hashes.items() if isinstance(hashes, dict) else ())
+    }
+    if evaluation is None:
+        return by_task, None
+    return by_task, DataSet(name=EVALUATION_SET, digest=evaluation, source={"tasks": sorted(by_task)})
+
+
+def _log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
+    """Log the variant's model, and every metric on run and model at once, with the data sets they were measured on."""
+    manifest = outcome.manifest
+    entry = VariantEntry(
+        name=outcome.variant,
+        checkpoint=Path(outcome.checkpoint),
+        checkpoint_sha256=outcome.checkpoint_sha256,
+        weight_files=manifest.weight_files,
+        dtype=outcome.dtype,
+        params=_params(outcome),
+        tags={
+            names.VARIANT: outcome.variant,
+            names.METHOD: manifest.method,
+            names.BASE_MODEL: outcome.label,
+            names.BASE_WEIGHTS: manifest.base_weights_hash,
+            **({names.EVALUATION: evaluation} if evaluation else {}),
+        },
+        log_weights=outcome.log_weights,
+    )
+    model = log_variant_model(tracker, run.run_id, entry)
+    by_task, whole = _data_sets(outcome, tracker, evaluation)
+    log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
+    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
+    values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
+    apart = {name for name in values if name.startswith(ITEMLESS)}
+    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
+    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
+    # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
+    for name, data_set in by_task.items():
+        values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
+        if values:
+            log_model_values(tracker, outcome.children["evaluate"], model, values, data_set)
+
+
 def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -> None:
     """Log everything that a person looks at or compares on the variant's parent run.
 
@@ -144,7 +260,9 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         Scratch folder for figures and report.
     """
     evidence, baseline_run = _evidence(outcome, tracker)
-    figures = draw_all(evidence, outcome.results, _variants(outcome, tracker), outcome.variant, folder / "figures")
+    evaluation = tracker.client.get_run(outcome.children["evaluate"]).data.tags.get(names.EVALUATION)
+    variants, shown = _variants(outcome, tracker, evaluation)
+    figures = draw_all(evidence, outcome.results, variants, shown, folder / "figures")
     changed = flips_table(evidence)
     page = render_report(
         title=f"{outcome.variant} against {outcome.label}",
@@ -153,26 +271,21 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         figures=figures,
         flips=changed,
         setup=_setup(outcome, baseline_run, run),
-        not_computed=unmet(evidence),
+        not_computed=_not_computed(outcome, tracker, unmet(evidence)),
         manifest=outcome.manifest,
+        **_beside(outcome),
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
-    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
-    run.log_results(first)
-    run.log_values({**size_values(outcome.manifest), **gate_values(outcome.pooled)})
-    run.log_params({"model": outcome.label, "method": outcome.manifest.method, **outcome.manifest.settings})
+    run.set_tags(
+        {names.BASE_WEIGHTS: outcome.manifest.base_weights_hash, names.CHECKPOINT_SHA256: outcome.checkpoint_sha256}
+    )
+    run.log_params(outcome.manifest.settings)
+    _log_model(outcome, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")
     if changed:
         run.log_table(_columns(changed), "flips.json")
     _log_answers(outcome, tracker, run)
-    reference = {
-        "checkpoint": outcome.checkpoint,
-        "weight_files": outcome.manifest.weight_files,
-        "method": outcome.manifest.method,
-        "dtype": outcome.dtype,
-    }
-    log_variant_model(run.run_id, reference)
     run.set_tags({names.VERDICT: outcome.verdict, names.CHECKPOINT: outcome.checkpoint})
-    run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest))
+    run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest, **_beside(outcome)))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import DataError
+from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.tasks.base import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
 
 MAX_CHARS = 500_000  # longest text of a question; a megabyte is a file that lost its line breaks
+
+MAX_NAME = 100  # characters; MLflow's names of metrics end at 250, and "<section>/<metric>/" stands before it
+RESERVED = ("options", "generated")  # folders of unfinished work, beside those of corpora: all options, all answers
+_NAME = re.compile(r"[^\W_][\w.\- ]*")  # what MLflow allows in the name of a metric
 
 _NAMES = {str: "a text", int: "a whole number", list: "a list"}
 
@@ -41,6 +46,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+            raise DataError(
+                f"{path}, line {number}: JSON that cannot be read ({str(error).partition(';')[0]})"
+            ) from error
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
         if "\\ud" in line.lower():
@@ -127,15 +136,31 @@ def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
     return family, rows
 
 
+def _name_of(path: Path) -> str:
+    """Return the name of a file's task, which becomes part of metric names and folders."""
+    name = path.stem
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME or name in RESERVED:
+        raise ConfigError(
+            "This file's name cannot be that of a task",
+            allowed=f"at most {MAX_NAME} letters, digits, '_', '-', '.' and blanks, the first a letter or digit, and "
+            f"not {' or '.join(RESERVED)}",
+            got=path.name,
+            fix="Rename the file",
+        )
+    return name
+
+
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
     """Return what a file holds: a .txt is a corpus, the fields of a .jsonl decide its family.
 
     Raises
     ------
+    ConfigError
+        When its name cannot be that of a task.
     DataError
         When it cannot be read or used, with file and line.
     """
-    name = name or path.stem
+    name = name or _name_of(path)
     if path.suffix == ".txt":
         return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
     family, rows = read_questions(path)

@@ -37,6 +37,11 @@ class Suite:
             raise ValueError("messages of a chat must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether any token is scored: False where every answer is generated."""
+        return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
+
     def rendered(self, prompt: Callable[[str], str]) -> Suite:
         """Return the suite with the messages of chat tasks as a model reads them, see `chat.rendered`."""
         return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))

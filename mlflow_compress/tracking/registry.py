@@ -1,101 +1,118 @@
-"""Variants in the MLflow model registry: one registered model per baseline, one version per variant, by reference."""
+"""Variants in the MLflow model registry: one registered model per baseline, one version per variant, aliases."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-import mlflow
-from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from mlflow_compress.errors import TrackingError
+from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.store import Tracker
 
 PREVIOUS = "previous"  # where the alias stood before it moved
-_MODEL_FILE = Path(__file__).with_name("variant_model.py")
 RESERVED_ALIASES = ("latest", "v1", PREVIOUS)
+_RESERVED_CHARACTERS = "/:\\'\""  # MLflow's own, and the quotes that would end a value in its search filters
 
-SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
-    params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
-)
-"""What `VariantModel.predict` takes; parameters that no signature names do not reach it. What it returns varies."""
+
+def check_alias(alias: str) -> None:
+    """Refuse an alias that MLflow does not take, or that means something else."""
+    number = alias[1:] if alias[:1] in ("v", "V") else ""
+    if alias.lower() in RESERVED_ALIASES or number.isdecimal():
+        raise ConfigError(
+            "This alias is reserved", allowed=f"anything but {', '.join(RESERVED_ALIASES)} and v2, v3 ...", got=alias
+        )
+    if not alias or not all(c.isalnum() or c in "_-" for c in alias):
+        raise ConfigError(
+            "Parameter 'alias' is not a name that MLflow takes", allowed="letters, digits, '_' and '-'", got=alias
+        )
 
 
 def registered_name(base_model: str) -> str:
     """Return the registered model's name for a baseline; characters that MLflow reserves become dashes."""
-    return "compressed-" + "".join(c if c not in "/:\\" else "-" for c in base_model)
+    return "compressed-" + "".join("-" if c in _RESERVED_CHARACTERS else c for c in base_model)
 
 
-def log_variant_model(run_id: str, reference: Mapping[str, Any]) -> None:
-    """Log a variant as an MLflow model that refers to its checkpoint.
+def registered_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple[str, str | None]:
+    """Return the name of the registered model of one baseline, making the model where there is none.
 
-    MLflow attaches the metrics that the run has by then, so that registry users can filter versions numerically.
+    Two baselines may share a label (folders of one name). The first one gets the plain name; the name of any other ends
+    in eight digits of its weights' hash.
 
     Parameters
     ----------
-    run_id : str
-        The variant's run.
-    reference : mapping
-        What the pyfunc needs: checkpoint path, SHA-256 of every weight file, method, dtype.
+    tracker : Tracker
+    base_model, base_weights : str
+        The baseline's label, and the SHA-256 of its weight files.
+
+    Returns
+    -------
+    name : str
+    remark : str or None
+        What a person should know about the name; None for the plain case.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "variant.json"
-        path.write_text(json.dumps(reference, indent=2))
-        Model.log(
-            artifact_path=None,
-            name="variant",
-            flavor=mlflow.pyfunc,
-            run_id=run_id,  # mlflow.pyfunc.log_model, which calls this, cannot name a run
-            python_model=str(_MODEL_FILE),
-            artifacts={"variant": str(path)},
-            signature=SIGNATURE,
-            input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
-            # Given, so that MLflow does not load the model to guess them.
-            pip_requirements=["mlflow-compress"],
-        )
+    plain = registered_name(base_model)
+    owner = _owner(tracker, plain)
+    if owner == base_weights:
+        return plain, None
+    if owner is not None:
+        name = f"{plain}-{base_weights[:8]}"
+        remark = f"'{plain}' holds variants of another model of this name (base weights {owner[:8]}): '{name}' is used."
+        if _owner(tracker, name) is None:
+            tracker.client.set_registered_model_tag(name, names.BASE_WEIGHTS, base_weights)
+        return name, remark
+    earlier = tracker.client.search_model_versions(f"name = '{plain}'", max_results=1)
+    tracker.client.set_registered_model_tag(plain, names.BASE_WEIGHTS, base_weights)
+    if not earlier:
+        return plain, None
+    return plain, f"'{plain}' has versions of an earlier release, which do not say of which base weights they are."
 
 
-def registrable_runs(tracker: Tracker, base_model: str) -> list[Run]:
-    """Return the newest finished run of every variant of a baseline, by variant name."""
-    newest: dict[str, Run] = {}
-    for run in tracker.find_finished("main", **{names.BASE_MODEL: base_model}):
-        newest.setdefault(run.data.tags[names.VARIANT], run)
-    return [newest[name] for name in sorted(newest)]
-
-
-def register(tracker: Tracker, name: str, run: Run) -> ModelVersion:
-    """Return the version of a variant's run, making it (and the registered model) where there is none yet."""
+def _owner(tracker: Tracker, name: str) -> str | None:
+    """Return the base weights that a registered model belongs to, making the model where there is none."""
     client = tracker.client
-    if not run.outputs.model_outputs:
-        raise TrackingError(f"Run {run.info.run_id} has no logged model", fix="Run the main job for that variant again")
-    model_id = run.outputs.model_outputs[-1].model_id
     try:
         client.create_registered_model(name, description="Compressed variants of one baseline, promoted by distance.")
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise TrackingError(f"The registry refuses the model {name}: {error}") from error
-    for version in client.search_model_versions(f"name = '{name}'"):
-        if version.run_id == run.info.run_id:
+    owner = client.get_registered_model(name).tags.get(names.BASE_WEIGHTS)
+    return None if owner is None else str(owner)
+
+
+def register(tracker: Tracker, name: str, variant: Variant) -> ModelVersion:
+    """Return the version of a variant's run in a registered model, making it where there is none yet.
+
+    The version points to the run's logged model, which holds metrics, parameters and data sets, and back.
+    """
+    client, run = tracker.client, variant.run
+    if not run.outputs.model_outputs:
+        raise TrackingError(f"Run {run.info.run_id} has no logged model", fix="Run the main job for that variant again")
+    for version in client.search_model_versions(f"run_id = '{run.info.run_id}'"):
+        if version.name == name:
             return version
-    tags = run.data.tags
-    return client.create_model_version(
+    model = client.get_logged_model(run.outputs.model_outputs[-1].model_id)
+    tags = {**model.tags, **run.data.tags}
+    where = {
+        "logged": "Weights: stored with the model.",
+        "reference": f"Weights: by reference, loads only where the folder {tags.get(names.CHECKPOINT)} is.",
+    }.get(model.tags.get(names.WEIGHTS, ""), "")
+    version = client.create_model_version(
         name,
-        source=f"models:/{model_id}",
+        source=f"models:/{model.model_id}",
         run_id=run.info.run_id,
-        model_id=model_id,
-        tags={key: tags[key] for key in (names.VARIANT, names.METHOD)},
-        description=tags.get(names.VERDICT, ""),
+        model_id=model.model_id,
+        tags={k: tags[k] for k in (names.VARIANT, names.METHOD, names.EVALUATION, names.WEIGHTS) if k in tags},
+        description="\n\n".join(part for part in (tags.get(names.VERDICT, ""), where) if part),
         await_creation_for=0,
     )
+    # MLflow's pages find a logged model's versions by this tag.
+    versions = [*json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]")), {"name": name, "version": version.version}]
+    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(versions)})
+    return version
 
 
 def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> str | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import mlflow
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
@@ -16,9 +20,14 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
-from mlflow_compress.errors import MlflowCompressError, TrackingError
+from mlflow_compress.errors import StageError, TrackingError
+from mlflow_compress.home import home
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import names
+from mlflow_compress.tracking.downloads import Downloads, limit_bytes
+from mlflow_compress.tracking.experiment import choose_experiment, create_database
+from mlflow_compress.tracking.filters import has_tags, tags_filter
+from mlflow_compress.tracking.parameters import new_parameters
 from mlflow_compress.tracking.rounding import rounded
 
 _NOTE_LIMIT = 8000
@@ -63,10 +72,20 @@ class TrackedRun:
         self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log parameters that the run does not have yet (`mlflow run` has logged its own, shell-quoted)."""
+        """Log parameters. What the run has with another value is logged beside it, as ``resolved/NAME``.
+
+        `mlflow run` has logged every parameter as it was given, shell-quoted ("auto"), and MLflow changes none.
+        """
         there = self._client.get_run(self.run_id).data.params
-        new = [Param(key, str(value)) for key, value in params.items() if key not in there]
-        self._client.log_batch(self.run_id, params=new)
+        new = new_parameters(there, {key: str(value) for key, value in params.items()})
+        self._client.log_batch(self.run_id, params=[Param(key, value) for key, value in new.items()])
+
+    def remove_tags(self, *keys: str) -> None:
+        """Remove tags, where the run has them."""
+        there = self._client.get_run(self.run_id).data.tags
+        for key in keys:
+            if key in there:
+                self._client.delete_tag(self.run_id, key)
 
     def log_values(self, values: Mapping[str, float]) -> None:
         """Log plain numbers in one batch."""
@@ -103,7 +122,7 @@ class TrackedRun:
 
 
 class Tracker:
-    """A checked connection to the store that MLflow is configured for (default: sqlite in the working directory).
+    """A checked connection to the store that MLflow is configured for (default: SQLite in the working folder).
 
     Raises
     ------
@@ -117,6 +136,7 @@ class Tracker:
         os.environ["MLFLOW_TRACKING_URI"] = self.uri
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar a file, at every look-up
         try:
+            create_database(self.uri)
             self.client = MlflowClient(self.uri)
             self.experiment_id = self._experiment()
         except (MlflowException, SQLAlchemyError, OSError) as error:
@@ -127,13 +147,31 @@ class Tracker:
             ) from error
 
     def _experiment(self) -> str:
-        """Return the experiment of the surrounding `mlflow run`, or that named in the environment, or the default."""
+        """Return the experiment of the surrounding `mlflow run`, or that which `choose_experiment` chooses."""
         run_id = os.environ.get(_RUN_ID_VARIABLE)
         if run_id:
             return str(self.client.get_run(run_id).info.experiment_id)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        experiment = self.client.get_experiment_by_name(name)
-        return str(experiment.experiment_id if experiment else self.client.create_experiment(name))
+        return choose_experiment(self.client, self.uri)
+
+    def reject(self, error: Exception) -> None:
+        """Let the run that `mlflow run` has made for this process fail with `error`, where no stage has taken it.
+
+        Where there is none, nothing happens: what is refused before the work begins leaves no run behind.
+        """
+        if run_id := os.environ.pop(_RUN_ID_VARIABLE, None):
+            self._end(TrackedRun(self.client, run_id), str(error), "FAILED")
+
+    def hand_over(self, run_id: str) -> None:
+        """Let the run that `mlflow run` has made for this process, where there is one, only say which run goes on."""
+        if given := os.environ.pop(_RUN_ID_VARIABLE, None):
+            run = TrackedRun(self.client, given)
+            run.rename(f"resume {run_id[:8]}")
+            run.set_note(f"Goes on with run {run_id}.")
+
+    def _end(self, run: TrackedRun, message: str, status: str) -> None:
+        run.set_tags({names.ERROR: message})
+        run.set_note(f"**{status}:** {message}")
+        self.client.set_terminated(run.run_id, status)
 
     @contextmanager
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
@@ -159,31 +197,46 @@ class Tracker:
             raise TrackingError(
                 f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=self.uri
             ) from error
-        try:
+        with self._until_ended(tracked):
             yield tracked
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-            message = "interrupted" if interrupted else str(error) or type(error).__name__
-            tracked.set_tags({names.ERROR: message})
-            tracked.set_note(f"**{stage} failed:** {message}")
-            self.client.set_terminated(run_id, "KILLED" if interrupted else "FAILED")
+
+    @contextmanager
+    def reopen(self, run_id: str) -> Iterator[TrackedRun]:
+        """Open a run that failed or was interrupted again; it ends as `run` says, without the old error."""
+        self.client.update_run(run_id, status="RUNNING")
+        tracked = TrackedRun(self.client, run_id)
+        with self._until_ended(tracked):
+            yield tracked
+            tracked.remove_tags(names.ERROR, names.FAILED_STAGE)
+
+    @contextmanager
+    def _until_ended(self, run: TrackedRun) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self._end(run, "interrupted", "KILLED")
             raise
-        self.client.set_terminated(run_id, "FINISHED")
+        except BaseException as error:
+            self._end(run, str(error) or type(error).__name__, "FAILED")
+            if isinstance(error, StageError) and error.published:
+                run.set_note(f"**{error.stage} failed:** {error}\n\n{error.published}")
+            raise
+        self.client.set_terminated(run.run_id, "FINISHED")
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return finished runs of a stage with the given tags, newest first, over all experiments."""
         experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
-        terms = [f"tags.`{key}` = '{value}'" for key, value in {names.STAGE: stage, **tags}.items()]
+        wanted = {names.STAGE: stage, **tags}
         found: list[Run] = []
         token = None
         while True:
             page = self.client.search_runs(
                 experiments,
-                filter_string=" and ".join([*terms, "attributes.status = 'FINISHED'"]),
+                filter_string=f"{tags_filter(wanted)} and attributes.status = 'FINISHED'",
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-            found += page
+            found += [run for run in page if has_tags(run.data.tags, wanted)]
             token = page.token
             if not token:
                 return found
@@ -202,40 +255,39 @@ class Tracker:
         return {run.data.tags[names.STAGE]: run for run in runs if names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return a local path of an artifact folder of a run (a copy only when the store is remote)."""
+        """Return a local path of an artifact folder of a run.
+
+        Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`, while
+        those of a run that is not finished, which may still change, go into a folder that this process deletes.
+        """
         try:
-            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri))
+            info = self.client.get_run(run_id).info
+            if urlparse(info.artifact_uri).scheme in ("", "file"):
+                path = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri)
+                return Path(path)
+            if info.status != "FINISHED":
+                scratch = Path(tempfile.mkdtemp())
+                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+                self._download(run_id, folder, scratch)
+                return scratch / folder
+            cache = Downloads(home(self.uri) / "downloads", limit_bytes())
+            key = f"{run_id}.{folder.replace('/', '.')}"
+            return cache.get(key, lambda target: self._download(run_id, folder, target)) / folder
         except (MlflowException, OSError) as error:
             raise TrackingError(
                 f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
                 fix="Delete that run, so that it is made again",
             ) from error
 
+    def _download(self, run_id: str, folder: str, target: Path) -> None:
+        """Download an artifact folder into a folder, where it keeps its path."""
+        mlflow.artifacts.download_artifacts(
+            run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=self.uri
+        )
+
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run."""
-        return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
-
-    def run_project(self, folder: Path, parameters: Mapping[str, str], *, parent: TrackedRun, name: str) -> str:
-        """Run an MLflow project as a child of `parent` in this environment and return its run id.
-
-        Raises
-        ------
-        MlflowCompressError
-            With the child's own error message when it fails.
-        """
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={MLFLOW_PARENT_RUN_ID: parent.run_id})
-        child = run.info.run_id
+        """Return a JSON artifact of a run; where it has none of this name, that is a `TrackingError`."""
         try:
-            mlflow.projects.run(
-                str(folder),
-                parameters=dict(parameters),
-                env_manager="local",
-                run_id=child,
-                experiment_id=self.experiment_id,
-            )
-        except mlflow.exceptions.ExecutionException as error:
-            tags = self.client.get_run(child).data.tags
-            if self.client.get_run(child).info.status == "RUNNING":
-                self.client.set_terminated(child, "FAILED")
-            raise MlflowCompressError(f"Stage {folder.name} failed: {tags.get(names.ERROR, error)}") from error
-        return str(child)
+            return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error

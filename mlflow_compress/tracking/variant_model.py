@@ -1,4 +1,7 @@
-"""What a registered variant is loaded as: a pyfunc that generates and scores (models from code)."""
+"""What a registered variant is loaded as: a pyfunc that generates and scores (models from code).
+
+MLflow runs this file when a model is logged too, so that torch and the scoring engine are imported only to load one.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,6 @@ import mlflow
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
-from mlflow_compress.compress.manifest import Manifest
-from mlflow_compress.errors import CheckpointError
-from mlflow_compress.records import Request
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.generate import generate
-from mlflow_compress.scoring.loading import LoadConfig, load_model
-from mlflow_compress.scoring.sampling import GenerationConfig
-
 
 class VariantModel(PythonModel):  # type: ignore[misc]
     """A compressed checkpoint behind MLflow's `predict`.
@@ -28,17 +23,35 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: PythonModelContext) -> None:
         """Check the checkpoint against its recorded hashes and load it."""
-        reference = json.loads(Path(context.artifacts["variant"]).read_text())
-        manifest = Manifest.read(Path(reference["checkpoint"]))
-        if manifest.weight_files != reference["weight_files"]:
-            raise CheckpointError("The checkpoint was made anew since it was registered", got=reference["checkpoint"])
-        self._loaded = load_model(LoadConfig(path=reference["checkpoint"], dtype=reference["dtype"]))
+        from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
+        from mlflow_compress.errors import CheckpointError
+        from mlflow_compress.scoring.loading import LoadConfig, load_model
+
+        description = Path(context.artifacts["variant"])
+        variant = json.loads(description.read_text(encoding="utf-8"))
+        folder = description.parent / variant["checkpoint"]  # an absolute path stays what it is
+        if variant["weights"] == "reference" and not (folder / MANIFEST_FILE).is_file():
+            raise CheckpointError(
+                "This model was registered by reference, and its checkpoint is not on this machine",
+                allowed="the folder that the quantize stage wrote",
+                got=str(folder),
+                fix="Copy the folder here, or run the main job again with -P log_weights=true",
+            )
+        manifest = Manifest.read(folder)
+        if manifest.weight_files != variant["weight_files"]:
+            raise CheckpointError("The checkpoint was made anew since it was registered", got=str(folder))
+        self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))
 
     # MLflow takes type hints for a schema of the input, but for a table's.
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         """Generate after each prompt, or score each continuation."""
+        from mlflow_compress.records import Request
+        from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+        from mlflow_compress.scoring.generate import generate
+        from mlflow_compress.scoring.sampling import GenerationConfig
+
         frame = pd.DataFrame(model_input)
         if "prompt" not in frame:
             raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")

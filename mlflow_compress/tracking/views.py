@@ -11,15 +11,24 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import Tracker
 
-LEADERBOARD = "leaderboard"
-_VIEW_TAG = f"mlflow.sharedViewState.{LEADERBOARD}"
+LEADERBOARD = "leaderboard"  # the newest evaluation's; `leaderboard-<id8>` is that of one evaluation
 
 
-def _view_state() -> dict[str, object]:
-    """Return the runs-table state: variants only, headline columns first, smallest distance on top."""
-    columns = [f"metrics.`{name}`" for name in names.HEADLINE]
+def view_tag(key: str) -> str:
+    """Return the experiment tag under which MLflow's pages look for a saved view."""
+    return f"mlflow.sharedViewState.{key}"
+
+
+def _key(evaluation: str) -> str:
+    """Return the name of an evaluation's view."""
+    return f"{LEADERBOARD}-{evaluation[:8]}"
+
+
+def _view_state(evaluation: str) -> dict[str, object]:
+    """Return the runs-table state: one evaluation's variants, headline columns first, smallest distance on top."""
+    columns = [f"metrics.`{name}`" for name in (*names.HEADLINE, names.ITEMS)]
     return {
-        "searchFilter": f"tags.`{names.STAGE}` = 'main'",
+        "searchFilter": f"tags.`{names.STAGE}` = 'main' and tags.`{names.EVALUATION}` = '{evaluation}'",
         "orderByKey": "metrics.`distance/kl_mean`",
         "orderByAsc": True,
         "startTime": "ALL",
@@ -30,10 +39,17 @@ def _view_state() -> dict[str, object]:
     }
 
 
-def save_leaderboard(tracker: Tracker) -> None:
-    """Store the leaderboard view on the experiment."""
-    packed = base64.b64encode(zlib.compress(json.dumps(_view_state()).encode())).decode()
-    tracker.client.set_experiment_tag(tracker.experiment_id, _VIEW_TAG, f"deflate;{packed}")
+def save_leaderboard(tracker: Tracker, run_id: str) -> None:
+    """Store the leaderboard of a run's evaluation on the experiment, under its own name and as the newest one.
+
+    A saved view filters by fixed values, so that each evaluation has one; a run that names no evaluation has none.
+    """
+    evaluation = tracker.client.get_run(run_id).data.tags.get(names.EVALUATION)
+    if evaluation is None:
+        return
+    packed = base64.b64encode(zlib.compress(json.dumps(_view_state(evaluation)).encode())).decode()
+    for key in (_key(evaluation), LEADERBOARD):
+        tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), f"deflate;{packed}")
 
 
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
@@ -41,14 +57,16 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
 
     A child run has none: its parent ends with them.
     """
-    if run_id and MLFLOW_PARENT_RUN_ID in tracker.client.get_run(run_id).data.tags:
+    tags = tracker.client.get_run(run_id).data.tags if run_id else {}
+    if MLFLOW_PARENT_RUN_ID in tags:
         return ""
     remote = tracker.uri.startswith("http")
     root = tracker.uri.rstrip("/") if remote else "http://127.0.0.1:5000"
     page = f"{root}/#/experiments/{tracker.experiment_id}"
-    board = f"{page}/runs?workflowType=machine_learning&viewStateShareKey={LEADERBOARD}"
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
     if run_id:
         lines.append(f"This run:      {page}/runs/{run_id}?workflowType=machine_learning")
-    lines.append(f"Leaderboard:   {board}")
+    key = _key(tags[names.EVALUATION]) if names.EVALUATION in tags else LEADERBOARD
+    if view_tag(key) in tracker.client.get_experiment(tracker.experiment_id).tags:
+        lines.append(f"Leaderboard:   {page}/runs?workflowType=machine_learning&viewStateShareKey={key}")
     return "\n".join(lines)

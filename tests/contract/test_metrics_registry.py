@@ -37,6 +37,8 @@ IDENTITY = {
     "distance/changed_correct_pct": 0.0,
     "distance/changed_incorrect_pct": 0.0,
     "distance/kl_mean": 0.0,
+    "distance/kl_clipped_mean": 0.0,
+    "distance/kl_above_clip_pct": 0.0,
     "distance/kl_reverse_mean": 0.0,
     "distance/js_mean": 0.0,
     "distance/acceptance": 1.0,
@@ -96,6 +98,9 @@ SINGLE = {
     "judge/consistency",
 }
 ALONE = {
+    "distance/kl_items",
+    "distance/kl_share_top_item_pct",  # of identical models none exists: every KL is 0
+    "distance/kl_share_top_percent_pct",
     "robustness/shuffle_accuracy",
     "uncertainty/set_size_kept",
     "uncertainty/coverage_kept",
@@ -191,7 +196,9 @@ def test_very_few_items_give_finite_values_within_bounds(n):
     few = compute_all(metric_records.evidence(n, windows=2, per_window=1))
     assert {"quality/accuracy", "distance/flips_pct", "distance/kl_mean"} <= set(headline(few))
     if n == 1:
-        assert headline(few)["distance/kl_mean"].low is not None  # two tasks, so two items
+        assert headline(few)["distance/acceptance"].low is not None  # two tasks, so two items
+        assert headline(few)["distance/kl_mean"].low is None  # half of the resamples of two items hold one item only
+        assert headline(few)["distance/kl_clipped_mean"].high < 1.0
         assert all(r.low is None for r in few if r.name == "distance/kl_mean" and r.task == "mmlu")
 
 

@@ -15,9 +15,10 @@ from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.scoring import decode
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.baseline import RECORDS, find_or_evaluate
-from mlflow_compress.stages.evaluate import evidence, load, suite_of
+from mlflow_compress.stages.evaluate import evaluate_variant, suite_of
+from mlflow_compress.stages.models import light
 from mlflow_compress.stages.once import find_or_do
-from mlflow_compress.stages.unfinished import FOLDER, unfinished
+from mlflow_compress.stages.unfinished import unfinished, unfinished_folder
 from mlflow_compress.stages.variant import model_path
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -33,10 +34,13 @@ def little(folder: Path) -> EvaluateConfig:
 
 
 def evaluate(config: EvaluateConfig, tracker: Tracker) -> bytes:
-    loaded = load(model_path(config.model), config)
-    found = find_or_evaluate(tracker, loaded, suite_of(config), config)
+    found = find_or_evaluate(tracker, light(model_path(config.model), config), suite_of(config), config)
     folder = tracker.fetch(found.run_id, RECORDS)
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
+
+
+def left_behind(tracker: Tracker) -> list[Path]:
+    return [path for path in unfinished_folder(tracker.uri).iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize("call", [1, 2])  # the first pass of the corpus, and that of the noise run
@@ -59,7 +63,7 @@ def test_an_interrupted_baseline_goes_on(
     with pytest.raises(KeyboardInterrupt):
         evaluate(config, tracker)
     assert tracker.find_finished("baseline") == []
-    [left] = [path for path in FOLDER.iterdir() if path.is_dir()]
+    [left] = left_behind(tracker)
     with caplog.at_level(logging.INFO):
         resumed = evaluate(config, tracker)
     assert "options goes on after group" in caplog.text
@@ -114,11 +118,11 @@ def test_what_a_variant_answered_stays_until_it_is_stored(
     config = replace(little(tmp_path), checkpoint=model_path("demo"))
     with tracker.run("evaluate demo", "evaluate", {}) as run:
         with pytest.raises(OSError, match="no space"), ExitStack() as kept:
-            evidence(config, tracker, run, kept)
+            evaluate_variant(config, suite_of(config), tracker, run, kept)
             raise OSError("no space for the artifacts")
-        [left] = [path for path in FOLDER.iterdir() if path.is_dir()]
+        [left] = left_behind(tracker)
         with ExitStack() as kept:
-            evidence(config, tracker, run, kept)
+            evaluate_variant(config, suite_of(config), tracker, run, kept)
             assert left.exists()
         assert not left.exists()
 
@@ -152,11 +156,14 @@ def test_two_processes_with_the_same_work_do_it_once(
     assert {run_id for run_id, _ in results} == set(done)
 
 
-def test_what_is_left_is_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyboardInterrupt), unfinished("ab") as folder:
+def test_what_is_left_is_there_again_from_another_folder(
+    workdir: Path, tracker: Tracker, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), unfinished(tracker.uri, "ab") as folder:
         (folder / "part").write_text("1")
         raise KeyboardInterrupt
-    with unfinished("ab") as folder:
+    assert folder.is_relative_to(workdir / ".mlflow_compress")  # beside the store, wherever a stage is started
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    with unfinished(tracker.uri, "ab") as folder:
         assert (folder / "part").read_text() == "1"
-    assert not folder.exists()
+    assert not folder.exists() and list(Path.cwd().iterdir()) == []

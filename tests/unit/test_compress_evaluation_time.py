@@ -14,7 +14,6 @@ from mlflow_compress.architectures.noisy_logits import add_noise
 from mlflow_compress.architectures.quantized_cache import quantize_cache, rounded
 from mlflow_compress.compress import compress_model, method_config, run, storage
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.metrics.gaussian_control import gaussian_control
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows
@@ -66,9 +65,19 @@ def test_the_divergence_of_a_scored_run_is_the_controls(base: Path) -> None:
         plain = model(input_ids=ids).logits
         add_noise(model, 0.5, 0)
         noisy = model(input_ids=ids).logits
-    log_probs = torch.log_softmax(plain.double(), -1).flatten(0, 1).numpy()
-    expected = gaussian_control(log_probs, np.zeros(len(log_probs)), scale=0.5).kl_mean
+    # The control itself, with noise of another seed: KL(P || softmax(ln P + e)) = ln sum P e^e - sum P e.
+    log_p = torch.log_softmax(plain.double(), -1).flatten(0, 1)
+    noise = 0.5 * torch.randn(log_p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    normaliser = torch.logsumexp(log_p + noise, -1)
+    expected = float((normaliser - (log_p.exp() * noise).sum(-1)).mean())
     assert mean_kl(plain, noisy) == pytest.approx(expected, rel=0.05)
+    # Table 19 (METRICS section 3). Targets drawn from the baseline: the nll rises by the KL, and without
+    # renormalisation it stays, both within the spread of the noise at the targets.
+    targets = torch.multinomial(log_p.exp(), 1, generator=torch.Generator().manual_seed(2))
+    at_target = noise.gather(1, targets)[:, 0]
+    spread = 4 * 0.5 / len(log_p) ** 0.5
+    assert abs(float(at_target.mean())) < spread
+    assert float((normaliser - at_target).mean()) == pytest.approx(expected, abs=spread)
 
 
 @pytest.mark.parametrize("method", ["gaussian-noise", "kv-cache"])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compress import compress_model, method_config, run, storage
-from mlflow_compress.compress.gguf_file import from_gguf_name, pre_tokenizer_name, to_gguf_name
+from mlflow_compress.compress.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
 from mlflow_compress.compress.gguf_model import interleave_heads, part_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.scoring.loading import weights_hash
@@ -98,10 +98,56 @@ def test_ways_to_split_text_have_llama_cpps_names() -> None:
         assert pre_tokenizer_name(unknown) is None
 
 
-def test_names_and_rows_translate() -> None:
-    names = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.12.mlp.up_proj.weight"]
-    assert [to_gguf_name(name) for name in names][3] == "blk.12.ffn_up.weight"
-    assert [from_gguf_name(to_gguf_name(name)) for name in names] == names
+NAMES = {  # as llama.cpp's loader asks for them
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.12.input_layernorm": "blk.12.attn_norm",
+    "model.layers.12.self_attn.q_proj": "blk.12.attn_q",
+    "model.layers.12.self_attn.k_proj": "blk.12.attn_k",
+    "model.layers.12.self_attn.v_proj": "blk.12.attn_v",
+    "model.layers.12.self_attn.o_proj": "blk.12.attn_output",
+    "model.layers.12.self_attn.q_norm": "blk.12.attn_q_norm",
+    "model.layers.12.self_attn.k_norm": "blk.12.attn_k_norm",
+    "model.layers.12.post_attention_layernorm": "blk.12.ffn_norm",
+    "model.layers.12.mlp.gate_proj": "blk.12.ffn_gate",
+    "model.layers.12.mlp.up_proj": "blk.12.ffn_up",
+    "model.layers.12.mlp.down_proj": "blk.12.ffn_down",
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_names_translate_both_ways(architecture: str) -> None:
+    back = from_gguf_names(architecture, 13)
+    for ours, theirs in NAMES.items():
+        if architecture != "qwen3" and theirs.endswith(("q_norm", "k_norm")):
+            assert theirs not in back
+            continue
+        for part in ("weight", "bias"):
+            assert to_gguf_name(f"{ours}.{part}", architecture=architecture, n_layers=13) == f"{theirs}.{part}"
+        assert back[theirs] == ours
+    assert len(back) == 3 + 13 * (11 if architecture == "qwen3" else 9)
+
+
+@pytest.mark.parametrize("name", ["model.layers.13.mlp.up_proj.weight", "model.layers.0.mlp.experts.up_proj.scale"])
+def test_a_parameter_without_a_name_in_gguf_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"GGUF has no name for a parameter of a llama model\. Got: 'model"):
+        to_gguf_name(name, architecture="llama", n_layers=13)
+
+
+def test_a_file_of_an_architecture_that_gguf_does_not_know_is_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "newllama")
+    writer.add_block_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 2), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match="cannot be named: 'newllama' is unknown"):
+        storage.read_headers(tmp_path)
+
+
+def test_rows_translate() -> None:
     assert interleave_heads(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     rows = np.arange(24).reshape(12, 2)
     assert np.array_equal(part_heads(interleave_heads(rows, 2), 2), rows)

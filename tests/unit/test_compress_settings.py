@@ -82,9 +82,9 @@ def test_every_method_is_described_and_its_settings_are_frozen() -> None:
         with pytest.raises(TypeError):
             method.Config(4)  # type: ignore[call-arg]
         if method.supported_bits:
-            assert method.default_bits in method.supported_bits
+            assert config.bits in method.supported_bits
         else:
-            assert method.default_bits is None
+            assert not hasattr(config, "bits")
         assert method.needs_calibration == hasattr(config, "calibration_samples")
 
 

@@ -80,10 +80,43 @@ def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
         storage.read_headers(checkpoint)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, (3).to_bytes(8, "little") + b"no!"])
+def _header(length: int | None = None) -> bytes:
+    text = json.dumps({"w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text
+
+
+def test_a_file_is_read_from_its_header(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(_header() + b"xyz")
+    assert storage.read_headers(tmp_path) == {"w": storage.StoredTensor("U8", (3,), 3)}
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool])
+def test_bytes_are_right_for_every_element_type(tmp_path: Path, kind: torch.dtype) -> None:
+    tensors = {"a": torch.zeros(5, 3, dtype=kind), "empty": torch.zeros(0, 4, dtype=kind)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = storage.read_headers(tmp_path)
+    assert {name: (t.shape, t.n_bytes) for name, t in found.items()} == {
+        name: (tuple(t.shape), t.nbytes) for name, t in tensors.items()
+    }
+
+
+NOT_SAFETENSORS = {
+    "empty": b"",
+    "a huge length": b"\xff" * 64,
+    "no JSON": (3).to_bytes(8, "little") + b"no!",
+    "a length beyond the file": _header(2**20),
+    "a header cut short": _header()[:20],
+    "a byte too few": _header() + b"xy",
+    "a byte too many": _header() + b"xyzz",
+}
+
+
+@pytest.mark.parametrize("content", NOT_SAFETENSORS.values(), ids=NOT_SAFETENSORS)
 def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    message = "truncated, or it is not a safetensors file: .*model.safetensors'. Copy or download it again"
+    with pytest.raises(CheckpointError, match=message):
         storage.read_headers(tmp_path)
 
 

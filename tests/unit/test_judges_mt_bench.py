@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES
+from mlflow_compress.judges.cache import JudgmentCache
 from mlflow_compress.judges.endpoint import EndpointConfig
 from mlflow_compress.judges.mt_bench import MtBenchConfig, MtBenchJudge, Skipped, judge_config_from_env
 from mlflow_compress.records import Generations
@@ -265,3 +268,21 @@ def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
         assert judge.needs.endswith(".")
         assert judge.source
         assert judge.config.__dataclass_params__.frozen
+
+
+def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "judgments.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from mlflow_compress.judges.cache import JudgmentCache\n"
+        "cache = JudgmentCache(Path(sys.argv[1]))\n"
+        "for i in range(40): cache.put(f'{sys.argv[2]}{i}', {'text': sys.argv[2] * 20_000})\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    both = [subprocess.Popen([*command, name]) for name in "ab"]
+    assert [process.wait(120) for process in both] == [0, 0]
+    cache = JudgmentCache(path)
+    assert len(cache) == 80 and cache.get("a7") == {"text": "a" * 20_000}
+    with path.open("a") as sink:  # a process that died while it wrote
+        sink.write('{"key": "c", "val')
+    cache.put("d", {"text": "d"})  # by a process that had the file open before
+    assert len(JudgmentCache(path)) == 81

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mapie.classification import SplitConformalClassifier
+from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
-from mlflow_compress.metrics.arrays import softmax
 from mlflow_compress.metrics.conformal import (
     conformal,
     conformal_quantile,
@@ -122,8 +122,8 @@ def _simulated(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Golds drawn from the stated probabilities, distorted: conformal sets must cover anyway."""
     rng = np.random.default_rng(seed)
     logits = 2.0 * rng.normal(size=(n, 6))
-    gold = np.array([rng.choice(6, p=p) for p in softmax(logits)])
-    return softmax(3.0 * logits), gold
+    gold = np.array([rng.choice(6, p=p) for p in softmax(logits, axis=-1)])
+    return softmax(3.0 * logits, axis=-1), gold
 
 
 @pytest.mark.parametrize("score", ["lac", "aps"])

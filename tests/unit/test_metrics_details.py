@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from statsmodels.stats.multitest import multipletests
 
 from mlflow_compress.metrics import Evidence, compute_all, headline
-from mlflow_compress.metrics.arrays import softmax
 from mlflow_compress.metrics.bootstrap import bootstrap, stratified_bootstrap
 from mlflow_compress.metrics.conformal import conformal, split
 from mlflow_compress.metrics.details import conformal_table, corpus_table, details, divergence_table
@@ -64,7 +64,7 @@ def test_a_row_against_the_steps_it_is_made_of():
     logits = np.array([[r["loglik"] for r in six if r["item_id"] == f"{i:05d}"] for i in range(60)])
     gold = np.arange(60) % 4
     calibration, test = split(60)
-    found = conformal(softmax(logits), gold, calibration=calibration, test=test, score="aps")
+    found = conformal(softmax(logits, axis=-1), gold, calibration=calibration, test=test, score="aps")
     assert (row["n"], row["set_size"], row["coverage"]) == (30, found.set_size, found.coverage)
     # The coverage is the mean of the classes' coverages, weighted by their sizes.
     sizes = np.bincount(gold[test], minlength=4)

@@ -16,50 +16,52 @@ from mlflow_compress.metrics.order import (
     content_consistency,
     drop_pct,
     letter_excess,
-    position_bias,
-    shuffle_accuracy,
 )
 from mlflow_compress.records import Items, Judgments, OptionScores, RunRecords
 from tests import metric_records
 
 
-def test_shuffle_metric_by_hand():
-    # Original right: 1 1 0 1. Shuffle 1: 1 0 1 1 -> products 1 0 0 1; shuffle 2: 0 1 1 1 -> 0 1 0 1. M = (2 + 2)/8.
-    correct, shuffled = [1, 1, 0, 1], [[1, 0], [0, 1], [1, 1], [1, 1]]
-    assert shuffle_accuracy(correct, shuffled) == 0.5
+def test_drop_needs_an_accuracy():
     assert drop_pct(0.75, 0.5) == pytest.approx(100 / 3)
-    # Being right only when shuffled earns nothing.
-    assert shuffle_accuracy([0, 0], [[1, 1], [1, 1]]) == 0.0
-
-
-def test_drop_needs_an_accuracy_and_shapes_are_checked():
     with pytest.raises(DataError):
         drop_pct(0.0, 0.0)
-    for correct, shuffled in (([], [[]]), ([1], [1]), ([1, 0], [[1]])):
-        with pytest.raises(DataError):
-            shuffle_accuracy(correct, shuffled)
+
+
+def _bias(letter, gold, n_letters):
+    return bias_of(letter_excess(letter, gold, n_letters, np.ones_like(letter, dtype=bool)).mean(axis=0))
 
 
 def test_consistency_and_bias_by_hand():
     # Item 0 chooses content 2, then 2 and 1: 1/2. Item 1 chooses 0 every time: 1.
     assert content_consistency([[2, 2, 1], [0, 0, 0]]).tolist() == [0.5, 1.0]
     # Always "A" on balanced gold: |1 - 1/4| + 3 x 1/4 = 1.5, halved.
-    assert position_bias([0, 0, 0, 0], [0, 1, 2, 3], 4) == 0.75
-    assert position_bias([3, 1], [1, 3], 4) == 0.0
+    assert _bias([[0], [0], [0], [0]], [[0], [1], [2], [3]], 4) == 0.75
+    assert _bias([[3], [1]], [[1], [3]], 4) == 0.0
+    # Chosen (3, 2, 1)/6, right (2, 2, 2)/6: (1 + 0 + 1)/6 halved.
+    assert _bias([[0, 1, 2], [0, 0, 1]], [[0, 1, 2], [0, 1, 2]], 3) == pytest.approx(1 / 6)
     with pytest.raises(DataError):
         content_consistency([[1]])
-    with pytest.raises(DataError):
-        position_bias([1], [], 4)
 
 
-def test_all_orders_of_a_position_blind_and_a_position_bound_model():
-    # Over all 24 orders a model that knows the content is right 24 times; one that always says "A" is right on 6
-    # orders (those with the gold first), whichever option is gold.
-    orders = np.array(list(itertools.permutations(range(4))))
-    knows = np.ones((1, 24), dtype=bool)
-    says_a = (orders[:, 0] == 2)[None]
-    assert shuffle_accuracy([True], knows) == 1.0
-    assert shuffle_accuracy([True], says_a) == 0.25
+def test_the_shuffle_metric_by_hand():
+    # Original right: 1 1 0 1. Shuffle 1: 1 0 1 1 -> products 1 0 0 1; shuffle 2: 0 1 1 1 -> 0 1 0 1. M = (2 + 2)/8;
+    # being right only when shuffled earns nothing. Accuracy 3/4, so the drop is (3/4 - 1/2)/(3/4).
+    right = [[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]
+    orders = [(0, 1), (1, 0), (1, 0)]
+    items, rows = [], []
+    for i, row in enumerate(right):
+        key = {"task": "t", "item_id": str(i)}
+        shown = {"family": "lettered", "rule": "loglik", "category": None, "question": "q", "prompt": "p"}
+        items.append({**key, **shown, "options": ["x", "y"], "gold": 0, "answers": None})
+        for permutation, order in enumerate(orders):
+            for option, content in enumerate(order):
+                best = (content == 0) == bool(row[permutation])
+                cell = {"permutation": permutation, "option": option, "content": content, "loglik": -1.0 - (not best)}
+                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+    run = RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
+    found = headline(compute_all(Evidence(run)))
+    assert found["robustness/shuffle_accuracy"].value == 0.5
+    assert found["robustness/shuffle_drop_pct"].value == pytest.approx(100 / 3)
 
 
 def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettered_orders", left_out=()):
@@ -172,12 +174,11 @@ def test_paired_differences_of_the_shuffle_metrics():
         both = found[f"robustness/{name}{end}"].value - found[f"robustness/{name}{end}_baseline"].value
         assert delta.value == pytest.approx(both)
         assert delta.low <= delta.value <= delta.high
-    # The bias from the columns of `letter_excess` is `position_bias`.
+    # Over complete items the bias is the total variation between the letters' two distributions.
     rng = np.random.default_rng(0)
     letter, gold = rng.integers(0, 4, size=(2, 50, 3))
-    columns = letter_excess(letter, gold, 4, np.ones((50, 3), dtype=bool))
-    np.testing.assert_allclose(columns.sum(axis=1), 0.0, atol=1e-12)
-    assert bias_of(columns.mean(axis=0)) == pytest.approx(position_bias(letter, gold, 4))
+    chosen, right = (np.bincount(x.ravel(), minlength=4) / x.size for x in (letter, gold))
+    assert _bias(letter, gold, 4) == pytest.approx(np.abs(chosen - right).sum() / 2)
 
 
 def _judged(scores: dict[tuple[str, int, int], float | None], category: str = "math") -> Judgments:
@@ -216,6 +217,46 @@ def test_judge_scores_by_hand():
     assert found["judge/mt_bench_delta"].n == 3
     by_category = [r for r in compute_all(run) if r.category == "math"]
     assert {r.name for r in by_category} == set(found)
+
+
+def _show_result(scores):
+    """FastChat's `show_result` in single mode: rows with a score of -1 are dropped, then the mean of all others."""
+    rows = [(turn, -1 if score is None else score) for (_, turn, _), score in scores.items()]
+    kept = [(turn, score) for turn, score in rows if score != -1]
+    by_turn = [[score for t, score in kept if t == turn] for turn in (0, 1)]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    return mean([score for _, score in kept]), *(mean(values) if values else None for values in by_turn)
+
+
+def test_pooled_score_weights_answers_not_turns():
+    # Turn 1: 9 and 3, turn 2: 2 and one without a readable score. All answers: 14/3; the mean of the turns' means is 4.
+    scores = {("a", 0, 0): 9.0, ("a", 1, 0): 2.0, ("b", 0, 0): 3.0, ("b", 1, 0): None}
+    run = Evidence(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(scores)))
+    found = headline(compute_all(run))
+    assert found["judge/mt_bench"].value == pytest.approx(14 / 3)
+    assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
+    # Shared answers: 9 - 8, 2 - 6, 3 - 4; the mean is -4/3.
+    assert found["judge/mt_bench_delta"].value == pytest.approx(-4 / 3)
+    assert found["judge/mt_bench_delta"].n == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_equal_fastchat(seed):
+    rng = np.random.default_rng(seed)
+    scores = {
+        (f"q{i}", turn, 0): None if rng.random() < 0.25 else float(rng.integers(1, 11))
+        for i in range(20)
+        for turn in (0, 1)
+    }
+    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    ours = [found[f"judge/mt_bench{part}"].value for part in ("", "_turn1", "_turn2")]
+    assert ours == pytest.approx(list(_show_result(scores)))
+
+
+def test_a_turn_without_any_readable_score_is_counted():
+    scores = {key: score if key[1] == 0 else None for key, score in BASE.items()}
+    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    assert (found["judge/mt_bench"].value, found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (6.0, 2, 2)
 
 
 def test_first_turn_alone():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import Evidence, compute_all
-from mlflow_compress.metrics.arrays import finite, same_length, softmax
-from mlflow_compress.metrics.predictions import normalise_answer, option_grid, option_means, predict
+from mlflow_compress.metrics.arrays import finite, same_length
+from mlflow_compress.metrics.predictions import normalise_answer, option_grid, option_means, predict, top_margin
 from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.view import ItemView
 from mlflow_compress.records import Items, OptionDistances, OptionScores, RunRecords, TokenScores
@@ -38,11 +38,13 @@ def _with_scores(scores: OptionScores) -> Evidence:
 
 
 @QUICK
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=6), st.floats(-100, 100))
-def test_softmax_sums_to_one_and_ignores_a_shift(values, shift):
-    p = softmax(values)
-    assert p.sum() == pytest.approx(1.0)
-    np.testing.assert_allclose(softmax(np.array(values) + shift), p, atol=1e-12)
+@given(st.floats(-100, 100))
+def test_the_top_margin_is_that_of_the_probabilities(shift):
+    # ln p plus a constant has the softmax p: 0.5 - 0.3 and, where an option is impossible, 0.75 - 0.25.
+    with np.errstate(divide="ignore"):
+        values = np.log([[0.2, 0.5, 0.3], [0.75, 0.25, 0.0]]) + shift
+    assert top_margin(values) == pytest.approx([0.2, 0.5])
+    assert np.isnan(top_margin(np.array([[1.0, -np.inf, -np.inf]]))).all()
 
 
 def test_array_checks_name_what_is_wrong():
@@ -213,7 +215,7 @@ def test_distances_average_options_and_refuse_nan():
 
 def test_evidence_says_what_is_missing():
     empty = Evidence(RunRecords())
-    for part in ("view", "variant_predictions", "noise_predictions"):
+    for part in ("view", "variant_predictions"):
         with pytest.raises(DataError):
             getattr(empty, part)
     with pytest.raises(DataError, match="no option distances"):

@@ -1,4 +1,4 @@
-"""Noise floor, rankings, symmetry, noise control, planning, correlation, pairwise, buckets and text overlap."""
+"""Noise floor, symmetry, planning, correlation, pairwise, buckets and text overlap."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import AnswerEmbeddings, Evidence, compute_all, headline, unmet
-from mlflow_compress.metrics.arrays import softmax
-from mlflow_compress.metrics.association import correlate, flips_against_kl, pearson, spearman
+from mlflow_compress.metrics.association import correlate, pearson, spearman
 from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
-from mlflow_compress.metrics.gaussian_control import gaussian_control
-from mlflow_compress.metrics.noise import distinguishable, noise_labels, noise_table
+from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.pairwise import pairwise
 from mlflow_compress.metrics.planning import (
     items_for_accuracy_change,
@@ -29,11 +27,10 @@ from mlflow_compress.metrics.planning import (
     items_for_mean,
     items_for_width,
 )
-from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
 from mlflow_compress.metrics.significance import mcnemar_exact
 from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
 from mlflow_compress.metrics.symmetry import difference_shape
-from mlflow_compress.metrics.text import bleu, lcs_length, rouge_l, shared_samples
+from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -64,16 +61,22 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
 
 
+def _labels(evidence):
+    rows = noise_table(evidence, compute_all(evidence))
+    return {row["name"]: row["label"] for row in rows if row["label"] is not None}
+
+
 def test_the_variant_stands_out_and_a_second_run_does_not():
     results = compute_all(FULL)
-    labels = noise_labels(FULL, results)
+    labels = _labels(FULL)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
-    # Every distance has a label.
-    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")}
+    # Every distance has a label; how the KL is spread over the items is none.
+    spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
+    assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
-    assert set(noise_labels(again, compute_all(again)).values()) == {"not distinguishable from the noise floor"}
+    assert set(_labels(again).values()) == {"not distinguishable from the noise floor"}
     alone = Evidence(FULL.baseline, FULL.variant)
-    assert noise_labels(alone, compute_all(alone)) == {}
+    assert _labels(alone) == {}
     assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
     floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
     assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
@@ -89,40 +92,9 @@ def test_the_second_run_may_cover_fewer_items():
         token_distances=None,
     )
     found = headline(compute_all(Evidence(FULL.baseline, FULL.variant, few)))
-    assert found["noise/kl_mean"].n == 30
+    assert (found["noise/kl_mean"].n, found["noise/kl_mean"].n_unscored) == (30, 0)
     assert "noise/corpus_kl_mean" not in found
     assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
-
-
-# --- rankings
-
-
-def test_rankings_by_hand():
-    # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
-    a, b = [[1, 2, 3]], [[2, 1, 4]]
-    assert top_k_agreement(a, b).tolist() == [pytest.approx(2 / 3)]
-    # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
-    assert rank_biased_overlap(a, b, p=0.5).tolist() == [pytest.approx(5 / 12)]
-
-
-@QUICK
-@given(st.permutations(range(12)), st.permutations(range(12)), st.floats(0.1, 0.95))
-def test_ranking_properties(first, second, p):
-    a, b = np.array([first[:6]]), np.array([second[:6]])
-    rbo, agreement = rank_biased_overlap(a, b, p=p)[0], top_k_agreement(a, b)[0]
-    assert 0 <= rbo <= 1 + 1e-12 and 0 <= agreement <= 1
-    assert rbo == pytest.approx(rank_biased_overlap(b, a, p=p)[0])
-    assert rank_biased_overlap(a, a, p=p)[0] == pytest.approx(1.0)
-    assert agreement == len(set(first[:6]) & set(second[:6])) / 6
-    assert rank_biased_overlap(a, a + 100, p=p)[0] == 0.0
-
-
-def test_broken_rankings_are_refused():
-    for a, b in (([[1, 1]], [[1, 2]]), ([[1, 2]], [[1]]), ([], []), ([1], [1])):
-        with pytest.raises(DataError):
-            top_k_agreement(a, b)
-    with pytest.raises(ConfigError):
-        rank_biased_overlap([[1]], [[1]], p=1.0)
 
 
 # --- symmetry of the log-likelihood differences
@@ -148,38 +120,6 @@ def test_asymmetry_is_the_kolmogorov_distance():
         difference_shape([1.0], [1.0], n_bins=4)
     with pytest.raises(ConfigError):
         difference_shape([1.0], [1.0], clip=0.0)
-
-
-# --- Gaussian control
-
-
-def test_noise_keeps_the_tables_perplexity_and_raises_the_renormalised_one():
-    rng = np.random.default_rng(1)
-    log_p = np.log(softmax(rng.normal(size=(4000, 50))))
-    targets = np.array([rng.choice(50, p=p) for p in np.exp(log_p)])
-    c = gaussian_control(log_p, targets, scale=0.5, seed=2)
-    # The table's: unchanged but for the mean of 4,000 noises, whose standard error is 0.5/sqrt(4000) = 0.008.
-    assert math.log(c.perplexity_table / c.perplexity_baseline) == pytest.approx(0.0, abs=0.025)
-    # Renormalised: the nll rises by the KL, here near scale²/2.
-    assert math.log(c.perplexity_renormalised / c.perplexity_baseline) == pytest.approx(c.kl_mean, abs=0.025)
-    assert c.kl_mean == pytest.approx(0.125, rel=0.1)
-    assert 0 < c.top1_agreement < 1
-
-
-def test_no_noise_changes_nothing_and_chunks_do_not_matter():
-    log_p, targets = np.log(softmax(np.random.default_rng(0).normal(size=(10, 4)))), np.arange(10) % 4
-    c = gaussian_control(log_p, targets, scale=0.0)
-    assert c.kl_mean == pytest.approx(0.0, abs=1e-12) and c.top1_agreement == 1.0
-    assert c.perplexity_table == pytest.approx(c.perplexity_baseline)
-    one, many = (gaussian_control(log_p, targets, scale=0.3, chunk=size) for size in (100, 3))
-    assert one.kl_mean == pytest.approx(many.kl_mean)
-    for bad in ({"scale": -1.0}, {"scale": math.nan}):
-        with pytest.raises(ConfigError):
-            gaussian_control(log_p, targets, **bad)
-    with pytest.raises(DataError):
-        gaussian_control(log_p, targets[:3], scale=0.1)
-    with pytest.raises(DataError):
-        gaussian_control(log_p + 1.0, targets, scale=0.1)
 
 
 # --- planning
@@ -227,7 +167,7 @@ def test_planned_power_is_reached():
 
 def test_spearman_against_scipy_and_by_hand():
     # Ranks 1 2 3 4 5 against 2 1 4 3 5: sum of d² is 4, rho = 1 - 6 x 4/(5 x 24) = 0.8.
-    found = flips_against_kl([1, 2, 3, 4, 5], [20, 10, 40, 30, 50])
+    found = spearman([1, 2, 3, 4, 5], [20, 10, 40, 30, 50])
     assert found.value == pytest.approx(0.8)
     half = 1.959964 * math.sqrt((1 + 0.32) / 2)
     assert found.interval == pytest.approx((math.tanh(math.atanh(0.8) - half), math.tanh(math.atanh(0.8) + half)))
@@ -252,10 +192,8 @@ def test_pearson_by_hand_and_against_numpy():
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0.1 + 0.2, 0.3, 0.3])])
-def test_no_correlation_is_none_and_over_variants_an_error(x, y):
+def test_no_correlation_is_none(x, y):
     assert correlate(x, y) == {"pearson": None, "spearman": None}
-    with pytest.raises(DataError, match="at least three variants"):
-        flips_against_kl(x, y)
     for bad in ([1.0, math.nan, 2.0], [1.0, 2.0]):
         with pytest.raises(DataError):
             correlate([1.0, 2.0, 3.0], bad)
@@ -337,9 +275,12 @@ def test_pairwise_by_hand():
 
 
 def test_mean_by_bin_by_hand():
-    found = mean_by_bin([0.1, 0.2, 0.9], [1.0, 3.0, 5.0], edges=[0, 0.5, 1.0])
-    assert found.n.tolist() == [2, 1] and found.mean.tolist() == [2.0, 5.0]
-    assert found.low[0] <= 2.0 <= found.high[0] and math.isnan(found.low[1])
+    values = [1.0, 3.0, 2.0, 1.5, 2.5, 2.0, 5.0, 6.0, 7.0]
+    found = mean_by_bin([0.1] * 6 + [0.6, 0.7] + [0.9], values, edges=[0, 0.5, 0.8, 1.0])
+    assert found.n.tolist() == [6, 2, 1] and found.mean.tolist() == [2.0, 5.5, 7.0]
+    assert found.low[0] < 2.0 < found.high[0]
+    # Half of the resamples of two values hold one of them only, and one value has none at all.
+    assert np.isnan(found.low[1:]).all() and np.isnan(found.high[1:]).all()
     with pytest.raises(ConfigError):
         mean_by_bin([2.0], [1.0])
     with pytest.raises(DataError):
@@ -375,16 +316,18 @@ def test_rouge_equals_rouge_score(reference, text):
     assert rouge_l([reference], [text])[0] == pytest.approx(expected)
 
 
-def test_longest_common_subsequence_by_hand_and_by_force():
-    assert lcs_length("ABCBDAB", "BDCABA") == 4  # BCBA, the textbook example
-    assert lcs_length("", "A") == 0
+def test_rouge_counts_the_longest_common_subsequence_of_words():
+    # The textbook example: BCBA of 7 and 6 words. "97" is a word of its own, though the code of "a" is 97.
+    assert rouge_l(["A B C B D A B"], ["B D C A B A"])[0] == 2 * 4 / (7 + 6)
+    assert rouge_l(["a ab 97"], ["97 ab a"])[0] == 2 * 1 / (3 + 3)
+    assert rouge_l(["", "", "x"], ["A", "?!", "x"]).tolist() == [0.0, 1.0, 1.0]
     rng = np.random.default_rng(0)
     for _ in range(20):
-        a, b = ("".join(rng.choice(list("xyz"), size=6)) for _ in range(2))
+        a, b = (list(rng.choice(["x", "xy", "yx"], size=6)) for _ in range(2))
         best = max(
-            n for n in range(7) for c in itertools.combinations(a, n) if all(ch in it for it in [iter(b)] for ch in c)
+            n for n in range(7) for c in itertools.combinations(a, n) if all(w in it for it in [iter(b)] for w in c)
         )
-        assert lcs_length(a, b) == best
+        assert rouge_l([" ".join(a)], [" ".join(b)])[0] == 2 * best / 12
 
 
 def test_bleu_is_sacrebleus_and_equal_texts_have_all():
@@ -426,13 +369,13 @@ def test_one_word_answers_are_not_texts():
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.evidence.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.needs.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 
 def test_long_answers_are_quick():
-    words = [str(i % 97) for i in range(3000)]
-    assert lcs_length(words, words[::-1]) > 0
+    words = [str(i % 97) for i in range(3000)]  # shifted by one word: all but one are common
+    assert rouge_l([" ".join(words)], [" ".join([*words[1:], "end"])])[0] == 2 * 2999 / 6000
 
 
 def test_runs_without_any_records_have_nothing():

@@ -1,21 +1,22 @@
-"""The promotion policy: interval bounds, missing metrics, ranking."""
+"""The promotion policy: interval bounds, missing metrics, the gate on KL, no gain in size, ranking."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.promotion import Candidate, Gate, decide
+from mlflow_compress.promotion import Candidate, DivergenceGate, Gate, decide
 
 GATES = [Gate(metric="gate/kl_upper", bound=0.05, label="KL"), Gate(metric="gate/flips", bound=5.0, label="flips")]
 
 
 def candidate(name: str, *, size: float = 100, kl: float = 0.01, method: str = "awq", **metrics: float) -> Candidate:
-    values = {"size/bytes": size, "distance/kl_mean": kl, "gate/kl_upper": kl, "gate/flips": 1.0, **metrics}
-    return Candidate(name=name, run_id=name, version="1", method=method, metrics=values)
+    values = {"size/bytes": size, "size/ratio": 1e4 / size, "distance/kl_mean": kl, "gate/kl_upper": kl, **metrics}
+    return Candidate(name=name, run_id=name, version="1", method=method, metrics={"gate/flips": 1.0, **values})
 
 
 def test_smallest_passing_wins_and_every_reason_is_kept() -> None:
@@ -39,7 +40,7 @@ def test_what_does_not_compress_is_never_promoted() -> None:
 
 
 def test_a_missing_metric_fails_the_gate() -> None:
-    for name in ("gate/kl_upper", "gate/flips", "size/bytes", "distance/kl_mean"):
+    for name in ("gate/kl_upper", "gate/flips", "size/bytes", "size/ratio", "distance/kl_mean"):
         whole = candidate("a")
         partial = Candidate(
             name="a",
@@ -57,7 +58,7 @@ def test_not_a_number_fails_the_gate() -> None:
     assert decide([candidate("a", **{"gate/flips": math.nan})], GATES).champion is None
 
 
-@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(0, 0.2)), max_size=8), st.randoms())
+@given(st.lists(st.tuples(st.floats(1, 9e3), st.floats(0, 0.2)), max_size=8), st.randoms())
 def test_the_decision_does_not_depend_on_the_order(values: list[tuple[float, float]], rng: object) -> None:
     candidates = [candidate(f"v{i}", size=size, kl=kl) for i, (size, kl) in enumerate(values)]
     shuffled = list(candidates)
@@ -67,3 +68,71 @@ def test_the_decision_does_not_depend_on_the_order(values: list[tuple[float, flo
 
 def test_no_candidates_no_champion() -> None:
     assert decide([], GATES).champion is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "passes", "reason"),
+    [
+        (1.0, False, "not smaller than the baseline: saved dense, same size"),
+        (1.004, False, "not smaller than the baseline: saved dense, same size"),
+        (0.5, False, "not smaller than the baseline: 2 times its size"),
+        (1.02, True, "KL: 0.01 <= 0.05"),
+    ],
+)
+def test_what_is_not_smaller_is_not_promoted(ratio: float, passes: bool, reason: str) -> None:
+    """A pruned checkpoint that is saved dense (wanda) gains nothing, however close it stays."""
+    decision = decide([candidate("wanda", **{"size/ratio": ratio})], GATES)
+    assert (decision.champion is not None) == passes
+    assert decision.outcomes[0].reasons[0] == reason
+
+
+KL_GATE = [DivergenceGate(max_kl=0.05, max_outliers_pct=1.0)]
+
+
+def divergent(name: str = "a", **metrics: float) -> Candidate:
+    """Return a candidate without any gate value but the given ones."""
+    whole = candidate(name, **{"distance/flips_pct": 2.0})
+    kept = {k: v for k, v in whole.metrics.items() if not k.startswith("gate/")}
+    return replace(whole, metrics={**kept, **{f"gate/{key}": value for key, value in metrics.items()}})
+
+
+def test_the_interval_of_kl_decides_where_there_is_one() -> None:
+    outliers = {"kl_items": 300, "kl_clipped_upper": 9.0, "kl_above_clip_pct_upper": 99.0}
+    [outcome] = decide([divergent(kl_upper=0.04, **outliers)], KL_GATE).outcomes
+    assert outcome.passed and outcome.reasons == ("KL (upper end): 0.04 <= 0.05",)
+    assert not decide([divergent(kl_upper=0.06, **outliers)], KL_GATE).outcomes[0].passed
+
+
+@pytest.mark.parametrize(
+    ("clipped", "outliers", "passes"), [(0.05, 1.0, True), (0.051, 0.1, False), (0.01, 1.1, False)]
+)
+def test_two_bounded_numbers_decide_where_kl_has_no_interval(clipped: float, outliers: float, passes: bool) -> None:
+    one = divergent(kl_items=300, kl_clipped_upper=clipped, kl_above_clip_pct_upper=outliers)
+    [outcome] = decide([one], KL_GATE).outcomes
+    assert outcome.passed == passes
+    assert "no interval to trust here, so this decides" in outcome.reasons[0]
+    assert "items above the clip limit in %" in outcome.reasons[1]
+
+
+@pytest.mark.parametrize("present", [{"kl_clipped_upper": 0.01}, {"kl_above_clip_pct_upper": 0.1}, {}])
+def test_half_of_the_two_numbers_is_not_enough(present: dict[str, float]) -> None:
+    [outcome] = decide([divergent(kl_items=300, **present)], KL_GATE).outcomes
+    assert not outcome.passed and "is missing" in " ".join(outcome.reasons)
+
+
+def test_without_the_number_of_items_the_gate_on_kl_fails() -> None:
+    [outcome] = decide([divergent(kl_upper=0.01)], KL_GATE).outcomes
+    assert not outcome.passed and outcome.reasons == ("KL: gate/kl_items is missing",)
+
+
+def test_generated_answers_have_no_kl_and_are_ranked_by_size_then_flips() -> None:
+    def generated(name: str, flips: float) -> Candidate:
+        one = divergent(name, kl_items=0)
+        kept = {k: v for k, v in one.metrics.items() if k != "distance/kl_mean"}
+        return replace(one, metrics={**kept, "distance/flips_pct": flips})
+
+    decision = decide([generated("a", 3.0), generated("b", 2.0)], KL_GATE)
+    assert [o.candidate.name for o in decision.outcomes] == ["b", "a"]
+    assert decision.outcomes[0].reasons == ("KL: does not apply, every answer of this evaluation is generated",)
+    without = replace(decision.outcomes[0].candidate, metrics={"size/bytes": 1, "size/ratio": 4, "gate/kl_items": 0})
+    assert decide([without], KL_GATE).outcomes[0].reasons[-1] == "rank: distance/flips_pct is missing"

@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
 from mlflow_compress.metrics import MetricSettings, compute_all, headline, unmet
 from mlflow_compress.metrics.tables import flips_table
-from mlflow_compress.records import MetricResult
 from mlflow_compress.report.figures import Figure
 from mlflow_compress.report.html import render_report
 from mlflow_compress.report.rows import headline_rows
 from mlflow_compress.report.text import NOTE_LIMIT, headline_table, note_markdown
 from tests import metric_records
+from tests.report_results import Page, by_name, result
 
-SIZES = SimpleNamespace(base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16)
+SIZES = SimpleNamespace(
+    base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16, sparsity=None
+)
 FAST = MetricSettings(resamples=100, method="percentile")
-VOID = {"meta", "img"}
-
-
-class Page(HTMLParser):
-    """Collects tags, attributes and text, and fails on tags that are not closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(page)
-        assert self._open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self._open:
-            self.text += data + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +35,8 @@ def identical(full):
     return found, compute_all(found)
 
 
-def result(name, value, low=None, high=None):
-    return MetricResult(name, value, low, high, n=100)
-
-
-def rows_of(*results):
-    return {row.label: row for row in headline_rows({r.name: r for r in results})}
+def rows_of(*results, gates=None):
+    return {row.label: row for row in headline_rows(by_name(*results), gates=gates)}
 
 
 def test_the_page_is_well_formed_escaped_and_loads_nothing(full, tmp_path):
@@ -128,6 +98,7 @@ def test_without_any_metric_nothing_is_invented():
     assert "No answer changed" not in text  # nothing was compared
     assert headline_table({}).splitlines()[0].split() == [
         "metric",
+        "n",
         "baseline",
         "variant",
         "difference",
@@ -170,10 +141,10 @@ def test_a_difference_is_held_against_its_interval_and_direction():
 def test_the_text_table_fits_a_terminal(full):
     pooled = headline(full[1])
     lines = headline_table(pooled, SIZES).splitlines()
-    assert len(lines) - 2 <= 16
+    assert lines.index(lines[1], 2) - 2 <= 20  # rows, before the rule above the notes
     assert max(map(len, lines)) <= 100
     column = lines[0].index("difference")
-    for line in lines[2:]:
+    for line in lines[2 : lines.index(lines[1], 2)]:
         assert line[column - 2 : column] == "  " and line[column] != " "
 
 
@@ -182,6 +153,7 @@ def test_the_note_starts_with_the_verdict_and_fits(full):
     lines = note.splitlines()
     assert lines[0] == "a \\| b: &lt;x>"
     assert len(note) < NOTE_LIMIT
-    table = lines[2:]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in table)
+    table = lines[2 : lines.index("", 2)]
+    assert len(table) > 10
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in table)
     assert len(note_markdown("v" * 20_000, headline(full[1]), SIZES)) < NOTE_LIMIT

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.metrics.ranking import rank_biased_overlap, top_k_agreement
-from mlflow_compress.scoring import fused, tiles
+from mlflow_compress.scoring import fused, ranks, tiles
 from mlflow_compress.scoring.divergence import careful_divergences
 from mlflow_compress.scoring.sweep import sweep
 
@@ -65,9 +64,29 @@ def test_equals_the_textbook(vocab: int, distance: float) -> None:
         )
         assert getattr(ours, name).numpy() == close, name
     assert ours.same_top.tolist() == (p.argmax(1) == q.argmax(1)).tolist()
-    tops = [x.sort(dim=1, descending=True).indices[:, :10].numpy() for x in (p, q)]
-    assert ours.top10.numpy() == pytest.approx(top_k_agreement(*tops))
-    assert ours.rbo10.numpy() == pytest.approx(rank_biased_overlap(*tops))
+    tops = [x.sort(dim=1, descending=True).indices[:, :10].tolist() for x in (p, q)]
+    found = list(zip(ours.top10.tolist(), ours.rbo10.tolist(), strict=True))
+    assert found == [pytest.approx(textbook_agreement(*pair)) for pair in zip(*tops, strict=True)]
+
+
+def textbook_agreement(a: list[int], b: list[int], p: float = 0.9) -> tuple[float, float]:
+    """Share of common tokens and extrapolated rank-biased overlap (Webber et al. 2010, equation 30), by sets."""
+    shares = [len(set(a[:depth]) & set(b[:depth])) / depth for depth in range(1, len(a) + 1)]
+    weighted = sum(share * p**depth for depth, share in enumerate(shares, start=1))
+    return shares[-1], shares[-1] * p ** len(a) + (1 - p) / p * weighted
+
+
+def test_rankings_by_hand() -> None:
+    # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
+    share, overlap = ranks.agreement(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
+    assert share.tolist() == pytest.approx([2 / 3])
+    # p = 0.9: (2/3) 0.9³ + (1/9) (0 x 0.9 + 1 x 0.9² + (2/3) 0.9³) = 0.486 + (0.81 + 0.486)/9.
+    assert overlap.tolist() == pytest.approx([0.486 + 1.296 / 9])
+    # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
+    assert textbook_agreement([1, 2, 3], [2, 1, 4], p=0.5) == pytest.approx((2 / 3, 5 / 12))
+    same = torch.arange(20).view(2, 10)
+    assert [x.tolist() for x in ranks.agreement(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
+    assert [x.tolist() for x in ranks.agreement(same, same + 100)] == [[0.0, 0.0]] * 2
 
 
 def test_small_distances_are_not_drowned_by_rounding() -> None:

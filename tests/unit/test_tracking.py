@@ -60,6 +60,15 @@ def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
     assert tracker.find_finished("main") == []
 
 
+@pytest.mark.parametrize("value", ["it's", 'say "x"', "both ' and \"", "a\\", "%", "O'Neil/llama"])
+def test_names_with_quotes_are_found(value: str, tracker: Tracker) -> None:
+    for name in (value, "another"):
+        with tracker.run("x", "main", {names.BASE_MODEL: name}):
+            pass
+    [found] = tracker.find_finished("main", **{names.BASE_MODEL: value})
+    assert found.data.tags[names.BASE_MODEL] == value
+
+
 def test_the_run_of_mlflow_run_is_filled_once(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tracker.client.create_run(tracker.experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
@@ -91,6 +100,7 @@ def test_lost_artifacts_are_an_error_with_a_way_out(tracker: Tracker) -> None:
 def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     name = registered_name("org/model")
     assert name == "compressed-org-model"
+    assert registered_name("it's\"") == "compressed-it-s-"  # quotes would end a value in MLflow's filters
     tracker.client.create_registered_model(name)
     versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
     assert move_alias(tracker, name, "champion", versions[0]) is None
@@ -101,12 +111,47 @@ def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], PREVIOUS: versions[0]}
 
 
-def test_the_leaderboard_is_a_saved_view_with_the_headline_first(tracker: Tracker) -> None:
-    save_leaderboard(tracker)
-    tag = tracker.client.get_experiment(tracker.experiment_id).tags[f"mlflow.sharedViewState.{LEADERBOARD}"]
-    state = json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;"))))
-    assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"
-    assert f"viewStateShareKey={LEADERBOARD}" in how_to_open(tracker)
+def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
+    """Return a saved view as MLflow's pages read it."""
+    tag = tracker.client.get_experiment(tracker.experiment_id).tags[f"mlflow.sharedViewState.{key}"]
+    return dict(json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;")))))
+
+
+def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None:
+    runs = []
+    for evaluation in ("a" * 16, "b" * 16):
+        with tracker.run("x", "main", {names.EVALUATION: evaluation}) as run:
+            pass
+        save_leaderboard(tracker, run.run_id)
+        runs.append(run.run_id)
+    state = saved_view(tracker, "leaderboard-aaaaaaaa")
+    assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
+    assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"  # type: ignore[index]
+    shown = tracker.client.search_runs([tracker.experiment_id], filter_string=str(state["searchFilter"]))
+    assert [run.info.run_id for run in shown] == runs[:1]
+    assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker, runs[0])
+    assert f"runs/{runs[0]}?workflowType=machine_learning" in how_to_open(tracker, runs[0])
+    # The plain name is the newest evaluation's.
+    assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
+    assert how_to_open(tracker).endswith(f"viewStateShareKey={LEADERBOARD}")
+
+
+def test_a_run_without_an_evaluation_saves_no_leaderboard_and_links_to_none(tracker: Tracker) -> None:
     with tracker.run("x", "main", {}) as run:
         pass
-    assert f"runs/{run.run_id}?workflowType=machine_learning" in how_to_open(tracker, run.run_id)
+    save_leaderboard(tracker, run.run_id)
+    assert "Leaderboard" not in how_to_open(tracker, run.run_id)
+
+
+def test_a_parameter_that_mlflow_has_logged_as_auto_shows_its_value_beside(tracker: Tracker) -> None:
+    with tracker.run("x", "main", {}) as run:
+        tracker.client.log_param(run.run_id, "bits", "auto")
+        tracker.client.log_param(run.run_id, "tasks", "auto")
+        for _ in range(2):
+            run.log_params({"bits": 4, "tasks": "auto", "group_size": 128})
+    assert tracker.client.get_run(run.run_id).data.params == {
+        "bits": "auto",
+        "resolved/bits": "4",
+        "tasks": "auto",
+        "group_size": "128",
+    }

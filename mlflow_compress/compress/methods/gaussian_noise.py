@@ -34,9 +34,11 @@ class Config(MethodConfig):
 class GaussianNoise(Method):
     """The base with independent ``N(0, scale^2)`` on every logit, added wherever the model is scored or generates.
 
-    The control of "Accuracy is Not All You Need", table 19, but noise goes in before the softmax, so that predictions
-    stay distributions; then the perplexity rises with the KL (see `metrics.gaussian_control`). The weights are the
-    base's own; the checkpoint asks for the noise in its configuration.
+    The control of "Accuracy is Not All You Need", table 19. There the perplexity stays while the KL grows, which one
+    distribution cannot do: where tokens follow the baseline, the mean nll rises by the mean KL. The paper's perplexity
+    is that of the target's noisy log-probability without renormalisation. Here noise goes in before the softmax, so
+    that predictions stay distributions, and the perplexity rises. The weights are the base's own; the checkpoint asks
+    for the noise in its configuration.
     """
 
     name = "gaussian-noise"

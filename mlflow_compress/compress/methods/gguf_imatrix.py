@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import gguf_file
+from mlflow_compress.compress import gguf_model
 from mlflow_compress.compress.base import CalibratedConfig, Job, register
 from mlflow_compress.compress.llama_cpp_backend import KQuantConfig, KQuantMethod
 
@@ -40,7 +40,8 @@ class GgufImatrix(KQuantMethod):
         """Return the mean square of every linear layer's inputs."""
         assert job.calibration is not None
         found = mean_squares(model, list(job.source.linear), job.calibration)
-        return {gguf_file.to_gguf_name(f"{name}.weight"): values.float().numpy() for name, values in found.items()}
+        names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in found}
+        return {names[name]: values.float().numpy() for name, values in found.items()}
 
 
 def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> dict[str, torch.Tensor]:

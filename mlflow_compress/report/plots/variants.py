@@ -102,7 +102,8 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
                 axes, [(p.size, y) for p, y in zip(members, heights, strict=True)], [p.name for p in members], bold=bold
             )
     left_out = len(variants) - len(points)
-    caption = "Every variant of this baseline measured so far: smaller is further left, closer to the baseline is lower"
+    caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
+    caption += "smaller is further left, closer to the baseline is lower"
     caption += "; bars are intervals" if any(p.low is not None for p in above) else ""
     caption += f"; {left_out} without a size or a KL {'is' if left_out == 1 else 'are'} left out" if left_out else ""
     return Drawing(canvas, title, caption + ".")

@@ -1,0 +1,113 @@
+"""Which variants compete for promotion: those of one model and one evaluation; all others are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_compress.compress.storage import hash_weights
+from mlflow_compress.config import EMBEDDED, PromoteConfig
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.stages.variant import model_label, model_path
+from mlflow_compress.tracking.evaluations import Evaluation, evaluations
+from mlflow_compress.tracking.store import Tracker
+
+AUTO = "auto"
+_ID = re.compile("[0-9a-f]{6,16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Competition:
+    """What competes.
+
+    Attributes
+    ----------
+    label : str
+        The baseline's name.
+    evaluation : Evaluation
+        The one whose variants compete.
+    left_out : tuple of str
+        Runs that cannot be compared with it, in words: one sentence part per group.
+    """
+
+    label: str
+    evaluation: Evaluation
+    left_out: tuple[str, ...]
+
+
+def check_evaluation(text: str) -> None:
+    """Refuse what cannot be the beginning of an evaluation id."""
+    if text != AUTO and not _ID.fullmatch(text):
+        raise ConfigError(
+            "Parameter 'evaluation' is no evaluation id", allowed="auto, or 6 to 16 hexadecimal digits", got=text
+        )
+
+
+def _weights(model: str) -> str | None:
+    """Return the hash of the weights that a folder (or the demo) holds; None where only a name was given."""
+    if model == EMBEDDED or Path(model).is_dir():
+        return hash_weights(Path(model_path(model)))[1]
+    return None
+
+
+def _by_id(every: Sequence[Evaluation], text: str) -> Evaluation:
+    """Return the one evaluation whose id begins so."""
+    matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
+    if len(matching) != 1:
+        what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
+        raise ConfigError(what, allowed=[e.described for e in matching or every], got=text)
+    return matching[0]
+
+
+def _of_one_model(every: Sequence[Evaluation], config: PromoteConfig, label: str) -> list[Evaluation]:
+    """Return the evaluations of one baseline: of the folder's weights, or of a name that stands for one model only."""
+    hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
+    listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
+    weights = _weights(config.model)
+    if weights is not None and weights not in hashes:
+        raise ConfigError(
+            f"The finished variants of '{label}' have other base weights than this folder",
+            allowed=listed,
+            got=f"weights {weights[:8]}",
+            fix="Run the main job for this model first",
+        )
+    if weights is None and len(hashes) > 1 and config.evaluation == AUTO:
+        raise ConfigError(
+            f"'{label}' is the name of {len(hashes)} different models",
+            allowed=listed,
+            got=label,
+            fix="Give the model's folder, or choose with -P evaluation=ID",
+        )
+    return [evaluation for evaluation in every if weights in (None, evaluation.base_weights)]
+
+
+def choose(tracker: Tracker, config: PromoteConfig) -> Competition:
+    """Return the variants that compete: the evaluation that was asked for, or the one with the most items.
+
+    Raises
+    ------
+    ConfigError
+        No finished variant; a name of several models; an evaluation id that no run or more than one group has.
+    """
+    check_evaluation(config.evaluation)
+    label = model_label(config.model)
+    every, without = evaluations(tracker, label)
+    if not every:
+        older = f"; {len(without)} of earlier releases have no evaluation id" if without else ""
+        raise ConfigError(
+            f"The tracking store has no finished variant of '{label}' that can be compared{older}",
+            fix="Run the main job for a variant first",
+        )
+    eligible = _of_one_model(every, config, label)
+    chosen = eligible[0] if config.evaluation == AUTO else _by_id(eligible, config.evaluation)
+    left_out = [
+        e.described + ("" if e.base_weights == chosen.base_weights else f" of other base weights {e.base_weights[:8]}")
+        for e in every
+        if e.id != chosen.id
+    ]
+    if without:
+        n = len(without)
+        left_out.append(f"{n} {'run' if n == 1 else 'runs'} of an earlier release, without an evaluation id")
+    return Competition(label=label, evaluation=chosen, left_out=tuple(left_out))

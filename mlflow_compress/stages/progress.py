@@ -1,0 +1,60 @@
+"""What happens now, and how long it took the last times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+
+_RUNS = 5  # newest finished runs that an estimate is made of
+
+WHAT = {
+    "quantize": "compresses the model and loads it again to check it",
+    "evaluate": "scores both models on the same items",
+    "judge": "lets both models answer the instructions",
+}
+
+
+class Progress:
+    """Tells the user which stage begins and how long it took before.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        The store, whose finished runs the estimates come from.
+    label : str
+        The baseline's name: only its runs are looked at.
+    say : callable (line)
+        Shows one line.
+    """
+
+    def __init__(self, tracker: Tracker, label: str, say: Callable[[str], None]) -> None:
+        self._tracker, self._label, self.say = tracker, label, say
+
+    def begin(self, stage: str, number: int, total: int) -> None:
+        """Say that a stage begins."""
+        self.say(f"[{number}/{total}] {stage}: {WHAT[stage]} ({self._estimate(stage)})")
+
+    def skip(self, stage: str, number: int, total: int) -> None:
+        """Say that a stage is finished already."""
+        self.say(f"[{number}/{total}] {stage}: finished before")
+
+    def _estimate(self, stage: str) -> str:
+        runs = self._tracker.find_finished(stage, **{names.BASE_MODEL: self._label})[:_RUNS]
+        seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in runs]
+        if not seconds:
+            return f"first time for {self._label}: no estimate"
+        return f"about {duration(statistics.median(seconds))}, as in the last {_times(len(seconds))}"
+
+
+def _times(count: int) -> str:
+    return "run" if count == 1 else f"{count} runs"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words that fit their size: "40 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,69 @@
+"""Going on with a main run that failed: its parameters, and which of its stages are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+
+from mlflow_compress.config import EvaluateSettings, JudgeSettings, MainConfig, QuantizeConfig, as_strings, parse
+from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+
+STAGES: dict[str, type] = {"quantize": QuantizeConfig, "evaluate": EvaluateSettings, "judge": JudgeSettings}
+"""The stages of the main job in their order, and the parameters of each."""
+
+
+def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
+    """Return the run id of every stage of a main run that is finished, by stage; no such run is a `ConfigError`."""
+    try:
+        children = tracker.children(run_id)
+    except TrackingError as error:
+        raise ConfigError("This run cannot be resumed: the store has none of this id", got=run_id) from error
+    return {stage: child.info.run_id for stage in STAGES if (child := children.get(stage)) and _is_finished(child)}
+
+
+def _is_finished(run: Any) -> bool:
+    return bool(run.info.status == "FINISHED")
+
+
+def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> MainConfig:
+    """Return the parameters of the run to go on with, with those of `config` that are not at their defaults.
+
+    Parameters
+    ----------
+    config : MainConfig
+        As given now; its `resume` names the run.
+    tracker : Tracker
+        The store.
+    finished : collection of str
+        The run's finished stages: what they were done with cannot change.
+
+    Raises
+    ------
+    ConfigError
+        Not a main run, one that is finished or still running, or another value of what a finished stage has used.
+    """
+    run = tracker.client.get_run(config.resume)
+    try:
+        stored = tracker.fetch_json(config.resume, names.PARAMETERS)
+    except TrackingError as error:
+        raise ConfigError("This run cannot be resumed: it holds no parameters", got=config.resume) from error
+    if run.info.status in ("FINISHED", "RUNNING"):
+        raise ConfigError(
+            f"Run {config.resume} is {run.info.status}",
+            allowed="a main run that is FAILED or KILLED",
+            fix="Start the same command again without resume: what is done is found again",
+        )
+    defaults = as_strings(MainConfig())
+    given = {name: value for name, value in as_strings(config).items() if value != defaults[name]}
+    used = {field.name for stage in finished for field in fields(STAGES[stage])}
+    if changed := sorted(name for name in given.keys() & used if given[name] != stored[name]):
+        raise ConfigError(
+            f"Parameter '{changed[0]}' is that of a finished stage and cannot change",
+            allowed=stored[changed[0]],
+            got=given[changed[0]],
+            fix="Leave it out, or start a run of its own",
+        )
+    return parse(MainConfig, {**stored, **given})

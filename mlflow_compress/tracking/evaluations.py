@@ -1,0 +1,128 @@
+"""Variants of one baseline, grouped by evaluation: only runs that share an evaluation id may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlflow.entities import Run
+
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The newest finished run of one compressed checkpoint.
+
+    Attributes
+    ----------
+    name : str
+        The variant's name, followed by eight digits of its checkpoint's hash where several checkpoints share the name.
+    checkpoint : tuple of str
+        The variant's name and its checkpoint's hash, which together tell variants apart.
+    run : mlflow.entities.Run
+        Its main run.
+    items : int or None
+        Items with a prediction; None where the run does not say.
+    """
+
+    name: str
+    checkpoint: tuple[str, str]
+    run: Run
+    items: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """All variants that answered the same items in the same setting, against the same baseline.
+
+    Attributes
+    ----------
+    id : str
+        The evaluation id (tag `evaluation`).
+    base_weights : str
+        SHA-256 of the baseline's weight files.
+    variants : tuple of Variant
+        The newest run of every checkpoint, by name.
+    started : int
+        Start of the newest run, in milliseconds since 1970.
+    """
+
+    id: str
+    base_weights: str
+    variants: tuple[Variant, ...]
+    started: int
+
+    @property
+    def items(self) -> int | None:
+        """Items with a prediction, of the variant that has most; None where no run says."""
+        return max((v.items for v in self.variants if v.items is not None), default=None)
+
+    @property
+    def described(self) -> str:
+        """The evaluation in words: beginning of its id, variants, items."""
+        n = len(self.variants)
+        items = "an unknown number of" if self.items is None else self.items
+        return f"evaluation {self.id[:8]} ({n} {'variant' if n == 1 else 'variants'}, {items} items)"
+
+
+def names_of(checkpoints: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return a name per checkpoint, given as (variant, hash): the variant's, with the hash where it is not unique."""
+    every = set(checkpoints)
+    variants = [variant for variant, _ in every]
+    return {
+        (variant, digest): f"{variant} ({digest[:8]})" if variants.count(variant) > 1 else variant
+        for variant, digest in every
+    }
+
+
+def _checkpoint(run: Run) -> tuple[str, str]:
+    """Return what tells variants apart: the name, and the checkpoint's hash."""
+    return run.data.tags[names.VARIANT], run.data.tags.get(names.CHECKPOINT_SHA256, "unknown")
+
+
+def _items(metrics: Mapping[str, float]) -> int | None:
+    return int(metrics[names.ITEMS]) if names.ITEMS in metrics else None
+
+
+def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
+    """Return the newest run of every checkpoint, by name; `runs` are newest first."""
+    newest: dict[tuple[str, str], Run] = {}
+    for run in runs:
+        newest.setdefault(_checkpoint(run), run)
+    shown = names_of(newest)
+    found = [
+        Variant(name=shown[key], checkpoint=key, run=run, items=_items(run.data.metrics)) for key, run in newest.items()
+    ]
+    return tuple(sorted(found, key=lambda variant: variant.name))
+
+
+def evaluations(tracker: Tracker, base_model: str) -> tuple[list[Evaluation], list[Run]]:
+    """Group the finished main runs of a baseline's label by evaluation.
+
+    Returns
+    -------
+    evaluations : list of Evaluation
+        Most items first, then newest first.
+    without : list of mlflow.entities.Run
+        Runs that do not say which evaluation they belong to, made by an earlier release: comparable with nothing.
+    """
+    groups: dict[str, list[Run]] = {}
+    without = []
+    for run in tracker.find_finished("main", **{names.BASE_MODEL: base_model}):
+        if names.EVALUATION in run.data.tags and names.BASE_WEIGHTS in run.data.tags:
+            groups.setdefault(run.data.tags[names.EVALUATION], []).append(run)
+        else:
+            without.append(run)
+    found = [
+        Evaluation(
+            id=key,
+            base_weights=runs[0].data.tags[names.BASE_WEIGHTS],
+            variants=_newest(runs),
+            started=max(run.info.start_time for run in runs),
+        )
+        for key, runs in groups.items()
+    ]
+    found.sort(key=lambda e: (e.items is not None, e.items or 0, e.started), reverse=True)
+    return found, without

@@ -1,0 +1,24 @@
+"""Search filters of MLflow, whose texts know no escape for quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def tags_filter(tags: Mapping[str, str]) -> str:
+    """Return the filter "every one of these tags has this value", in MLflow's search syntax.
+
+    A value may hold one kind of quotes and is then quoted with the other. A value that holds both, or a backslash,
+    cannot be written and is left out: check what the search returns with `has_tags`.
+    """
+    return " and ".join(f"tags.`{key}` = {quoted}" for key, value in tags.items() if (quoted := _quoted(value)))
+
+
+def has_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Return whether a run's tags hold every wanted value exactly (some databases compare without case)."""
+    return all(found.get(key) == value for key, value in wanted.items())
+
+
+def _quoted(value: str) -> str | None:
+    quote = next((mark for mark in "'\"" if mark not in value), None)
+    return f"{quote}{value}{quote}" if quote and "\\" not in value else None

@@ -1,0 +1,202 @@
+"""The MLflow model of a variant's run: parameters, metrics with the data sets behind them, code, and the weights."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
+
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.shipped import copy_code, requirements
+from mlflow_compress.tracking.store import Tracker
+
+AUTO_LIMIT = 2 * 2**30
+"""Bytes up to which a checkpoint's files are stored with its model where nothing else was asked for."""
+
+_MODEL_FILE = Path(__file__).with_name("variant_model.py")
+_CHECKPOINT = "checkpoint"  # the folder beside variant.json that holds logged weights
+_RESERVED = "/:.%\"'"  # characters that MLflow does not take in a logged model's name
+_SOURCE = "mlflow-compress task"
+EVALUATION_SET = "evaluation"
+"""Name of the data set of pooled values: all tasks with their settings; its digest is the evaluation id."""
+
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
+    params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
+)
+"""What `VariantModel.predict` takes; parameters that no signature names do not reach it. What it returns varies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantEntry:
+    """A variant as MLflow's models page shows it.
+
+    Attributes
+    ----------
+    name : str
+        The variant's name.
+    checkpoint : Path
+        Its folder.
+    checkpoint_sha256 : str
+        What tells it apart from other checkpoints of that name.
+    weight_files : mapping of str to str
+        SHA-256 of every weight file.
+    dtype : str
+        In which it was evaluated, and is loaded.
+    params : mapping
+        Settings, resolved.
+    tags : mapping of str to str
+        What it is searched by.
+    log_weights : str
+        "true", "false" or "auto" (up to `AUTO_LIMIT`).
+    """
+
+    name: str
+    checkpoint: Path
+    checkpoint_sha256: str
+    weight_files: Mapping[str, str]
+    dtype: str
+    params: Mapping[str, object]
+    tags: Mapping[str, str]
+    log_weights: str = "auto"
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the checkpoint's files are stored with the model."""
+        if self.log_weights != "auto":
+            return self.log_weights == "true"
+        return sum(path.stat().st_size for path in self.checkpoint.rglob("*") if path.is_file()) <= AUTO_LIMIT
+
+
+def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
+    """Log a variant as an MLflow model and return the model's id; a run that is filled again keeps its model.
+
+    The checkpoint is copied or referred to, never loaded.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    run_id : str
+        The variant's run.
+    entry : VariantEntry
+    """
+    client = tracker.client
+    kept = "logged" if entry.keeps_weights else "reference"
+    identity = {names.CHECKPOINT_SHA256: entry.checkpoint_sha256, names.WEIGHTS: kept}
+    run = client.get_run(run_id)
+    for output in run.outputs.model_outputs:
+        if identity.items() <= client.get_logged_model(output.model_id).tags.items():
+            return str(output.model_id)
+    note, place = "The weights are stored with this model.", {}
+    if kept == "reference":
+        note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
+        place = {names.CHECKPOINT: str(entry.checkpoint)}
+    model = client.create_logged_model(
+        run.info.experiment_id,
+        name="".join("-" if c in _RESERVED else c for c in entry.name),
+        source_run_id=run_id,
+        tags={**entry.tags, **identity, **place, MLFLOW_RUN_NOTE: note},
+        params={key: str(value) for key, value in entry.params.items()},
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            local = _saved(Path(folder), entry, kept, Model(run_id=run_id, model_id=model.model_id))
+            client.log_model_artifacts(model.model_id, str(local))
+        if kept == "logged":
+            client.log_model_artifacts(model.model_id, str(entry.checkpoint), f"artifacts/{_CHECKPOINT}")
+    except BaseException:
+        client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
+        raise
+    client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _saved(folder: Path, entry: VariantEntry, kept: str, meta: Model) -> Path:
+    """Write the model without its weights, and return its folder."""
+    description = folder / "variant.json"
+    checkpoint = _CHECKPOINT if kept == "logged" else str(entry.checkpoint)
+    description.write_text(
+        json.dumps(
+            {
+                "weights": kept,
+                "checkpoint": checkpoint,
+                "weight_files": dict(entry.weight_files),
+                "dtype": entry.dtype,
+            },
+            indent=2,
+        ),
+        encoding="utf-8",
+    )
+    mlflow.pyfunc.save_model(
+        str(folder / "model"),
+        python_model=str(_MODEL_FILE),
+        artifacts={"variant": str(description)},
+        mlflow_model=meta,
+        signature=SIGNATURE,
+        input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
+        code_paths=[str(copy_code(folder))],
+        # Given, so that MLflow does not load the model to guess them.
+        pip_requirements=requirements(entry.checkpoint),
+    )
+    return folder / "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """What a value was measured on: a task of the suite, or the whole evaluation.
+
+    Attributes
+    ----------
+    name : str
+        The task's name; `EVALUATION_SET` for the whole.
+    digest : str
+        SHA-256 of the content, or the evaluation id; MLflow keeps 36 characters, so we give 16.
+    source : mapping
+        Where it comes from, as far as known.
+    """
+
+    name: str
+    digest: str
+    source: Mapping[str, object]
+
+
+def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -> None:
+    """Log data sets as inputs of a run."""
+    context = [InputTag(MLFLOW_DATASET_CONTEXT, "eval")]
+    inputs = [
+        DatasetInput(
+            Dataset(name=s.name, digest=s.digest[:16], source_type=_SOURCE, source=json.dumps(dict(s.source))), context
+        )
+        for s in data_sets
+    ]
+    tracker.client.log_inputs(run_id, inputs)
+
+
+def log_model_values(
+    tracker: Tracker, run_id: str, model_id: str, values: Mapping[str, float], data_set: DataSet | None = None
+) -> None:
+    """Log numbers to a run and to a model at once, so that `mlflow.search_logged_models` filters and ranks by them.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    run_id, model_id : str
+    values : mapping of str to float
+        By metric name.
+    data_set : DataSet, optional
+        What they were measured on; sizes and times are of none.
+    """
+    now = int(time.time() * 1000)
+    link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}
+    metrics = [Metric(key, float(value), now, 0, model_id=model_id, **link) for key, value in values.items()]
+    tracker.client.log_batch(run_id, metrics=metrics)

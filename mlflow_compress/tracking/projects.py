@@ -1,0 +1,121 @@
+"""Stages as MLflow projects: each a child run, in a process that ends when this one does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow.projects.backend.loader import load_backend
+from mlflow.projects.submitted_run import SubmittedRun
+from mlflow.projects.utils import (
+    MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG,
+    PROJECT_BUILD_IMAGE,
+    PROJECT_DOCKER_ARGS,
+    PROJECT_DOCKER_AUTH,
+    PROJECT_ENV_MANAGER,
+    PROJECT_STORAGE_DIR,
+    PROJECT_SYNCHRONOUS,
+)
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
+
+from mlflow_compress.errors import StageError
+from mlflow_compress.lifetime import killed_by
+from mlflow_compress.paths import STARTED_IN, started_in
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+
+_IN_PACKAGE = Path(__file__).resolve().parents[1] / "_projects" / "projects"  # where a wheel has them
+_IN_CHECKOUT = Path(__file__).resolve().parents[2] / "projects"
+
+
+def project_folder(stage: str) -> Path:
+    """Return the folder of a stage's MLflow project: in the installed package, or in the checkout."""
+    return (_IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT) / stage
+
+
+def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun) -> str:
+    """Run a stage's MLflow project as a child of `parent` in this environment and return its run id.
+
+    Raises
+    ------
+    StageError
+        With the child's own error message, or the signal that killed it; the child's run is FAILED.
+    KeyboardInterrupt
+        This process was told to end; the child has ended before, and its run is KILLED.
+    """
+    tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, names.STAGE: stage}
+    child = tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id
+    try:
+        with tempfile.TemporaryDirectory() as downloads, _environment():
+            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, downloads))
+    except KeyboardInterrupt:
+        tracker.client.set_terminated(child, "KILLED")
+        raise
+    if returncode != 0:
+        raise _failed(tracker, stage, child, returncode)
+    return str(child)
+
+
+def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id: str, downloads: str) -> SubmittedRun:
+    """Start the project's process.
+
+    `mlflow.projects.run` does the same and waits, but does not tell how the process ended.
+    """
+    config = {
+        PROJECT_ENV_MANAGER: "local",
+        PROJECT_SYNCHRONOUS: True,  # False would start another `mlflow run` in between
+        PROJECT_DOCKER_ARGS: None,
+        PROJECT_STORAGE_DIR: downloads,
+        PROJECT_BUILD_IMAGE: False,
+        PROJECT_DOCKER_AUTH: None,
+        MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG: run_id,
+    }
+    return load_backend("local").run(
+        str(folder), "main", dict(parameters), None, config, tracker.uri, tracker.experiment_id
+    )
+
+
+def _wait(submitted: SubmittedRun) -> int:
+    """Return the exit code of the project's process; where this process is interrupted, end that one first."""
+    try:
+        return int(submitted.command_proc.wait())
+    except KeyboardInterrupt:
+        submitted.cancel()
+        raise
+
+
+def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> StageError:
+    """Return what to tell of a stage that failed, after ending its run where the process could not."""
+    run = tracker.client.get_run(run_id)
+    reason = run.data.tags.get(names.ERROR)
+    if killer := killed_by(returncode):
+        what = f"Stage {stage} was killed by {killer}"
+        fix = "The system often sends SIGKILL when memory runs out" if killer == "SIGKILL" else None
+    else:
+        what, fix = f"Stage {stage} failed: {reason or f'exit code {returncode}'}", None
+    if run.info.status == "RUNNING":
+        tracker.client.set_terminated(run_id, "FAILED")
+    if reason is None:
+        tracker.client.set_tag(run_id, names.ERROR, what)
+        tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
+    return StageError(what, stage=stage, fix=fix)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Set what the child process reads from its environment, which is a copy of this one.
+
+    `python` is this interpreter, also where its environment is not activated.
+    """
+    before = dict(os.environ)
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", os.defpath)])
+    os.environ[STARTED_IN] = started_in()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,111 @@
+"""Every command and code block of the documentation is executed, or says why it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.cli import STAGES
+from tests.docs.blocks import DOCS, PAGES, ROOT, Block, blocks_of
+
+BLOCKS = {page: blocks_of(page) for page in PAGES}
+EVERY = [block for blocks in BLOCKS.values() for block in blocks]
+PROGRAMS = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+LIMIT_SECONDS = 900
+
+
+def _pages_that_run() -> list[object]:
+    pages = []
+    for page, blocks in BLOCKS.items():
+        if any("run" in block.marks for block in blocks):
+            slow = any("slow" in block.marks for block in blocks)
+            pages.append(
+                pytest.param(page, marks=pytest.mark.slow if slow else (), id=page.relative_to(DOCS).as_posix())
+            )
+    return pages
+
+
+def _environment() -> dict[str, str]:
+    """Return a reader's environment: the installed commands, no tracking store of another test, no key."""
+    left_out = ("MLFLOW_", "OPENAI_", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("page", _pages_that_run())
+def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
+    for block in BLOCKS[page]:
+        if "file" in block.marks:
+            (tmp_path / block.attributes["title"]).write_text(block.text)
+    for block in BLOCKS[page]:
+        if "run" in block.marks:
+            done = subprocess.run(
+                [*PROGRAMS[block.language], block.text],
+                cwd=tmp_path,
+                env=_environment(),
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_SECONDS,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+def _fault(block: Block) -> str:
+    """Return what is wrong with a block's marks, or nothing."""
+    kinds = [mark for mark in ("run", "file", "shown") if mark in block.marks]
+    if not block.head.startswith("{.") or len(kinds) != 1:
+        return "needs a head such as {.sh .run}, with one of .run, .file and .shown"
+    if unknown := set(block.marks[1:]) - {"run", "file", "shown", "slow", "readme"}:
+        return f"has unknown marks {unknown}"
+    if kinds == ["run"] and block.language not in PROGRAMS:
+        return f"cannot be run: only {sorted(PROGRAMS)} can"
+    if kinds == ["shown"] and not block.attributes.get("reason"):
+        return "is not executed and gives no reason"
+    if kinds == ["file"] and not block.attributes.get("title"):
+        return "is a file without a name"
+    return ""
+
+
+@pytest.mark.parametrize("block", EVERY, ids=lambda block: f"{block.page}: {block.text.splitlines()[0][:40]}")
+def test_every_block_is_executed_or_says_why_not(block: Block) -> None:
+    assert not _fault(block), f"{block.page}: the block {block.head!r} {_fault(block)}"
+
+
+@pytest.mark.parametrize(
+    ("head", "wrong"),
+    [
+        ("sh", "needs a head"),
+        ("{.sh}", "needs a head"),
+        ("{.sh .run .shown}", "needs a head"),
+        ("{.sh .runn .shown}", "unknown marks"),
+        ("{.console .run}", "cannot be run"),
+        ("{.console .shown}", "gives no reason"),
+        ("{.json .file}", "without a name"),
+    ],
+)
+def test_a_wrong_head_is_found(head: str, wrong: str) -> None:
+    assert wrong in _fault(Block("page.md", head, "true"))
+
+
+def test_the_readme_s_commands_are_those_of_getting_started() -> None:
+    readme = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown = [block.text for block in EVERY if "readme" in block.marks]
+    assert shown and shown == readme
+
+
+def test_every_parameter_that_a_page_names_exists() -> None:
+    known = {field.name for cls, _ in STAGES.values() for field in fields(cls)}
+    for page in PAGES:
+        text = page.read_text()
+        named = set(re.findall(r"-P (\w+)=", text))
+        for verb, options in re.findall(r"mlflow-compress (main|quantize|evaluate|judge|promote) ([^\n`|]*)", text):
+            accepted = {field.name for field in fields(STAGES[verb][0])} | {"help"}
+            assert set(re.findall(r"--(\w+)", options)) <= accepted, f"{page.name}: {verb} {options}"
+        assert named <= known, f"{page.name}: {named - known}"

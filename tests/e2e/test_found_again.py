@@ -1,0 +1,232 @@
+"""What is stored is not computed again: baselines, a variant's evaluation, its answers; and what decides is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.compress import compress_model
+from mlflow_compress.compress import run as compress_run
+from mlflow_compress.config import EvaluateConfig, JudgeConfig
+from mlflow_compress.errors import ConfigError, JudgeError
+from mlflow_compress.home import home
+from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring import engine_identity
+from mlflow_compress.stages import models
+from mlflow_compress.stages.baseline import identity
+from mlflow_compress.stages.evaluate import run_evaluate
+from mlflow_compress.stages.judge import run_judge
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+from tests.compress_models import check_here
+from tests.judge_server import judge_server
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return two variants of the demo: unchanged, and rounded to 4 bits."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compress_run, "reload_in_fresh_process", check_here)
+        compress_model(str(demo.MODEL_DIR), "none", None, [], folder / "none")
+        compress_model(str(demo.MODEL_DIR), "rtn", None, [], folder / "rtn")
+    return {"none": folder / "none", "rtn": folder / "rtn"}
+
+
+class Loads:
+    """Every model whose weights were loaded: its folder, and which of the models before it were alive then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folders: list[Path] = []
+        self.alive_before: list[int] = []
+        self._models: list[weakref.ref[Any]] = []
+        whole = models.load_model
+
+        def counted(config: Any) -> Any:
+            self.alive_before.append(sum(model() is not None for model in self._models))
+            loaded = whole(config)
+            self.folders.append(Path(config.path))
+            self._models.append(weakref.ref(loaded.model))
+            return loaded
+
+        monkeypatch.setattr(models, "load_model", counted)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    return Loads(monkeypatch)
+
+
+@pytest.fixture
+def config(workdir: Path) -> EvaluateConfig:
+    """Return an evaluation of ten choices, two of them in another category, and a corpus of five windows or more."""
+    rows = [
+        {"id": str(i), "category": "ab"[i > 7], "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": 0}
+        for i in range(10)
+    ]
+    (workdir / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (workdir / "text.txt").write_text("The river is old and the bridge is new. " * 270)
+    return EvaluateConfig(tasks=f"{workdir / 'choice.jsonl'},{workdir / 'text.txt'}")
+
+
+def only(tracker: Tracker, stage: str) -> Any:
+    [run] = tracker.find_finished(stage)
+    return run
+
+
+def test_a_stored_baseline_is_not_loaded_and_runs_share_one_evaluation(
+    tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], loads: Loads
+) -> None:
+    run_evaluate(replace(config, checkpoint=str(checkpoints["none"])))
+    assert loads.folders == [demo.MODEL_DIR, checkpoints["none"]]
+    assert loads.alive_before == [0, 0]  # the baseline's weights are gone before the variant's are loaded
+    run_evaluate(replace(config, checkpoint=str(checkpoints["rtn"])))
+    assert loads.folders[2:] == [checkpoints["rtn"]]
+    baseline, evaluations = only(tracker, "baseline"), tracker.find_finished("evaluate")
+    evaluation = baseline.data.tags[names.EVALUATION]
+    assert len(evaluation) == 16 and int(evaluation, 16) >= 0
+    assert [run.data.tags[names.EVALUATION] for run in evaluations] == [evaluation] * 2
+    assert [run.data.metrics[names.ITEMS] for run in evaluations] == [10] * 2
+    assert all(run.data.tags[names.BASELINE_RUN] == baseline.info.run_id for run in evaluations)
+    unchanged = next(run for run in evaluations if run.data.tags[names.VARIANT] == "none")
+    assert unchanged.data.metrics["distance/kl_mean"] == unchanged.data.metrics["distance/corpus_kl_max"] == 0
+
+
+def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
+    tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], loads: Loads
+) -> None:
+    config = replace(config, checkpoint=str(checkpoints["rtn"]))
+    run_evaluate(config)
+    first = only(tracker, "evaluate")
+    loads.folders.clear()
+    said = run_evaluate(config)
+    assert loads.folders == []
+    second = next(r for r in tracker.find_finished("evaluate") if r.info.run_id != first.info.run_id)
+    assert first.info.run_id in said
+    assert second.data.tags[names.SKIPPED] == f"evaluation: found in run {first.info.run_id}"
+    assert names.SKIPPED not in first.data.tags
+    assert second.data.metrics == first.data.metrics and first.data.metrics["distance/kl_mean"] > 0
+    same = (names.VERDICT, names.VARIANT, names.EVALUATION, names.BASELINE_RUN, names.FINGERPRINT)
+    assert [second.data.tags[tag] for tag in same] == [first.data.tags[tag] for tag in same]
+    ours, theirs = (tracker.fetch(run.info.run_id, "records") for run in (first, second))
+    assert {p.name: p.read_bytes() for p in ours.iterdir()} == {p.name: p.read_bytes() for p in theirs.iterdir()}
+    for table in ("metrics.json", "details.json", "flips.json"):
+        assert tracker.fetch_json(first.info.run_id, table) == tracker.fetch_json(second.info.run_id, table)
+    run_evaluate(replace(config, seed=7))  # another question is another evaluation
+    assert loads.folders == [demo.MODEL_DIR, checkpoints["rtn"]]
+
+
+def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
+    shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
+    known = identity(models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
+    assert {"source", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
+    assert identity(models.light(str(demo.MODEL_DIR), EvaluateConfig())) == known  # the folder's name decides nothing
+    (tmp_path / "demo" / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
+    other = identity(models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    assert {name for name in known if known[name] != other[name]} == {"ends of answers"}
+
+
+def test_an_edit_of_the_engine_gives_a_new_baseline(
+    tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, checkpoint=str(checkpoints["none"]))
+    run_evaluate(config)
+    monkeypatch.setattr(engine_identity, "source_hash", lambda: "edited")
+    run_evaluate(config)
+    runs = tracker.find_finished("baseline")
+    assert len(runs) == 2 and runs[0].data.tags[names.EVALUATION] != runs[1].data.tags[names.EVALUATION]
+
+
+def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
+    tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path]
+) -> None:
+    config = replace(config, checkpoint=str(checkpoints["rtn"]))
+    run_evaluate(replace(config, noise_items=4))
+    baseline, evaluate = only(tracker, "baseline"), only(tracker, "evaluate")
+    noise = RunRecords.read(tracker.fetch(baseline.info.run_id, "noise"))
+    assert noise.items is not None and noise.option_scores is not None and len(noise.items) == 4
+    assert set(noise.option_scores.column("item_id")) == set(noise.items.column("item_id"))
+    for run in (baseline, evaluate):
+        rows = {r["name"]: r for r in tracker.fetch_json(run.info.run_id, "metrics.json") if r["task"] is None}
+        assert (rows["noise/flips_pct"]["n"], rows["noise/flips_pct"]["n_unscored"]) == (4, 0)
+        assert (rows["noise/kl_mean"]["n"], rows["noise/kl_mean"]["n_unscored"]) == (4, 0)
+        assert rows["noise/corpus_kl_mean"]["n"] == 4 * 255 < rows["quality/perplexity"]["n"]
+        assert run.data.params["noise_items"] == "4"
+    # The sample decides nothing but the floor: the evaluation is the same, its baseline run another one.
+    run_evaluate(replace(config, noise_items=2))
+    both = tracker.find_finished("baseline")
+    assert len(both) == 2 and len({run.data.tags[names.EVALUATION] for run in both}) == 1
+    less = RunRecords.read(tracker.fetch(both[0].info.run_id, "noise"))
+    assert less.token_scores is not None and len(less.token_scores) == 2 * 255
+
+
+@pytest.mark.parametrize("noise_items", [0, 2])
+def test_a_suite_whose_answers_are_all_generated_is_evaluated(
+    noise_items: int, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
+) -> None:
+    rows = [{"id": str(i), "category": "c", "prompt": f"{i} plus {i} is", "answers": ["4"]} for i in range(3)]
+    (workdir / "exact.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = EvaluateConfig(tasks=str(workdir / "exact.jsonl"), noise_items=noise_items)
+    for name in ("none", "none", "rtn"):
+        run_evaluate(replace(asked, checkpoint=str(checkpoints[name])))
+    baseline = only(tracker, "baseline")
+    assert "states" not in {file.path for file in tracker.client.list_artifacts(baseline.info.run_id)}
+    runs = tracker.find_finished("evaluate")
+    assert len(runs) == 3
+    for run in runs:
+        results = {(r["name"], r["task"]): r for r in tracker.fetch_json(run.info.run_id, "metrics.json")}
+        assert results["quality/accuracy", "exact"]["n"] == 3
+
+
+def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
+    workdir: Path,
+    tracker: Tracker,
+    checkpoints: dict[str, Path],
+    loads: Loads,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    asked = JudgeConfig(
+        checkpoint=str(checkpoints["rtn"]), limit=1, samples=2, max_new_tokens=8, judge_max_tokens="8", judge_model="j"
+    )
+    monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
+    refusal = 401, {"error": {"message": "no such key"}}
+    with judge_server(lambda number, body: refusal) as server, pytest.raises(JudgeError):
+        run_judge(replace(asked, judge_base_url=server.base_url))
+    assert tracker.find_finished("judge") == [] and len(tracker.find_finished("answers")) == 1
+    assert loads.folders == [demo.MODEL_DIR, checkpoints["rtn"]] and loads.alive_before == [0, 0]
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # as the project of the stage
+    with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
+        run_judge(replace(asked, judge_base_url=server.base_url))
+        paid = len(server.bodies)
+        assert len(loads.folders) == 2 and paid > 0
+        run_judge(replace(asked, judge_base_url=server.base_url))
+        assert len(server.bodies) == paid  # grades are kept beside the store
+    assert os.listdir() == [] and (home(tracker.uri) / "judgments.jsonl").is_file()  # noqa: PTH208
+    [first, second] = tracker.find_finished("judge")
+    answers = only(tracker, "answers")
+    assert first.data.tags[names.SKIPPED] == f"answers: found in run {answers.info.run_id}"
+    assert first.data.metrics == second.data.metrics and first.data.metrics["judge/mt_bench"] == 7
+    failed = tracker.client.get_run(answers.data.tags[names.PARENT])
+    assert failed.info.status == "FAILED"
+
+
+@pytest.mark.parametrize("name", ["encoder", "bertscore", "model", "checkpoint"])
+@pytest.mark.parametrize("value", ["./nowhere", "a/b/c"])
+def test_a_relative_path_that_is_not_there_says_where_it_was_looked_for(
+    name: str, value: str, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
+) -> None:
+    asked = replace(JudgeConfig(checkpoint=str(checkpoints["none"]), instructions="demo"), **{name: value})
+    with pytest.raises(ConfigError, match=f"(?s)'{name}'.*looked for in {workdir}.*{value}"):
+        run_judge(asked)

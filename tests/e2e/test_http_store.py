@@ -1,0 +1,74 @@
+"""A tracking server that serves artifacts: folders are downloaded once, into the cache, and nowhere else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from mlflow_compress.home import VARIABLE
+from mlflow_compress.tracking import downloads
+from mlflow_compress.tracking.store import Tracker
+
+
+@pytest.fixture
+def server(workdir: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    store = ["--backend-store-uri", f"sqlite:///{workdir / 'mlflow.db'}", "--serve-artifacts"]
+    log = (workdir / "server.log").open("w")
+    places = ["--artifacts-destination", str(workdir / "artifacts")]
+    with log, subprocess.Popen([*command, *store, *places], cwd=workdir, stdout=log, stderr=log) as process:
+        uri = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(300):
+                try:
+                    urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, (workdir / "server.log").read_text()
+                    time.sleep(0.1)
+            yield uri
+        finally:
+            process.kill()  # its workers end with it
+
+
+@pytest.mark.slow  # the server needs seconds to start
+def test_artifacts_are_downloaded_once_and_nothing_is_left_behind(
+    server: str, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = workdir / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv(VARIABLE, str(workdir / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "served")  # the Default experiment's artifacts lie in a folder
+    mlflow.set_tracking_uri(server)
+    monkeypatch.setattr(downloads, "_in_use", {})
+    tracker = Tracker()
+    (workdir / "records").mkdir()
+    (workdir / "records" / "items").write_text("1")
+    with tracker.run("baseline", "baseline", {}) as run:
+        run.log_folder(workdir / "records", "records")
+        (workdir / "records" / "items").write_text("2")
+        assert (tracker.fetch(run.run_id, "records") / "items").read_text() == "1"
+        run.log_folder(workdir / "records", "records")  # a run that is not finished may change
+        assert (tracker.fetch(run.run_id, "records") / "items").read_text() == "2"
+        unfinished = set(scratch.iterdir())
+    first = tracker.fetch(run.run_id, "records")
+    assert first.is_relative_to(workdir / "home" / "downloads") and (first / "items").read_text() == "2"
+    called = []
+    whole = mlflow.artifacts.download_artifacts
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda **kw: called.append(kw) or whole(**kw))
+    assert Tracker().fetch(run.run_id, "records") == first and not called
+    assert set(scratch.iterdir()) == unfinished  # deleted when the process ends

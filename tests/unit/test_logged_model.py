@@ -1,0 +1,215 @@
+"""A variant's MLflow model: loads from the artifact store alone in a fresh process, ranks, and says what it needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from mlflow_compress.compress import compress_model, method_config
+from mlflow_compress.compress.manifest import Manifest
+from mlflow_compress.tracking import logged_model, names
+from mlflow_compress.tracking.evaluations import Variant
+from mlflow_compress.tracking.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values
+from mlflow_compress.tracking.registry import move_alias, register
+from mlflow_compress.tracking.shipped import PACKAGE
+from mlflow_compress.tracking.store import Tracker
+from tests.compress_models import make_llama
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
+
+# What a person does on another machine: load by alias, generate, score. Then which packages our code really imported.
+ELSEWHERE = """
+import ast, json, sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import mlflow, pandas as pd
+
+model = mlflow.pyfunc.load_model("models:/compressed-llama@champion")
+text = model.predict(pd.DataFrame({"prompt": ["the miller"]}), params={"max_new_tokens": 4})["text"][0]
+score = model.predict(pd.DataFrame({"prompt": ["the"], "continuation": [" miller"]}))["loglik"][0]
+import mlflow_compress
+
+ours = [m for name, m in sorted(sys.modules.items()) if name.split(".")[0] == "mlflow_compress" and m.__file__]
+asked = {"pandas", "mlflow"}
+for module in ours:
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            asked |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            asked.add(node.module.split(".")[0])
+known = packages_distributions()
+used = {name: known[name] for name in sorted(asked) if name in sys.modules and name in known}
+print(json.dumps({"text": text, "score": score, "code": mlflow_compress.__file__, "used": used}))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a compressed checkpoint that needs no calibration: rtn 4 bit of a small Llama."""
+    folder = tmp_path_factory.mktemp("made")
+    base = make_llama(folder / "llama")
+    settings = method_config("rtn", bits="4", group_size="32")
+    compress_model(str(base), "rtn", settings, [], folder / "rtn")
+    return folder / "rtn"
+
+
+def entry(checkpoint: Path, *, name: str = "rtn-4bit-g32", log_weights: str = "auto") -> VariantEntry:
+    manifest = Manifest.read(checkpoint)
+    return VariantEntry(
+        name=name,
+        checkpoint=checkpoint,
+        checkpoint_sha256="c" * 64,
+        weight_files=manifest.weight_files,
+        dtype="float32",
+        params={"bits": 4},
+        tags={names.VARIANT: name, names.METHOD: "rtn", names.EVALUATION: "a" * 16},
+        log_weights=log_weights,
+    )
+
+
+def log(tracker: Tracker, what: VariantEntry) -> tuple[str, str]:
+    """Log a variant under a run of its own; return run and model."""
+    with tracker.run(what.name, "main", what.tags, own=False) as run:
+        model = logged_model.log_variant_model(tracker, run.run_id, what)
+    return run.run_id, model
+
+
+def promoted(tracker: Tracker, run_id: str) -> str:
+    """Register a run's model as champion and return the version's description."""
+    tracker.client.create_registered_model("compressed-llama")
+    run = tracker.client.get_run(run_id)
+    version = register(tracker, "compressed-llama", Variant(name="x", checkpoint=("x", "c"), run=run, items=1))
+    move_alias(tracker, "compressed-llama", "champion", str(version.version))
+    return str(tracker.client.get_model_version("compressed-llama", version.version).description)
+
+
+def elsewhere(tracker: Tracker, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Load the champion in a fresh process that does not see this checkout."""
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MLFLOW_RUN_ID")}
+    environment |= {"MLFLOW_TRACKING_URI": tracker.uri, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", ELSEWHERE]  # -P: the working folder is not on the path
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_another_machine_loads_the_champion_from_the_artifact_store_alone(
+    tracker: Tracker, checkpoint: Path, tmp_path: Path
+) -> None:
+    here = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    run_id, model_id = log(tracker, entry(here))
+    assert "stored with the model" in promoted(tracker, run_id)
+    here_says = mlflow.pyfunc.load_model(f"models:/{model_id}").predict(
+        pd.DataFrame({"prompt": ["the"], "continuation": [" miller"]})
+    )
+    shutil.rmtree(here)
+    done = elsewhere(tracker, tmp_path / "other")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["score"] == pytest.approx(here_says["loglik"][0], abs=1e-5) and isinstance(said["text"], str)
+    assert not Path(said["code"]).is_relative_to(PACKAGE)  # the code came with the model
+    pinned = {canonicalize_name(Requirement(line).name) for line in logged_model.requirements(checkpoint)}
+    used = {name: from_ for name, from_ in said["used"].items() if name != "mlflow_compress"}
+    assert {"torch", "transformers", "numpy"} <= used.keys()
+    assert {
+        name for name, distributions in used.items() if not pinned & set(map(canonicalize_name, distributions))
+    } == set()
+
+
+def test_requirements_are_what_is_installed_and_can_be_had_from_an_index(checkpoint: Path) -> None:
+    lines = [Requirement(line) for line in logged_model.requirements(checkpoint)]
+    for requirement in lines:
+        assert "+" not in str(requirement), "indexes have no local versions"
+        assert requirement.specifier.contains(importlib.metadata.version(requirement.name))
+    found = {requirement.name for requirement in lines}
+    assert "compressed-tensors" in found and not found & {"mlflow-compress", "bitsandbytes", "llmcompressor", "gguf"}
+
+
+def test_a_model_by_reference_says_so_and_names_the_folder_when_it_is_gone(
+    tracker: Tracker, checkpoint: Path, tmp_path: Path
+) -> None:
+    here = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    run_id, model_id = log(tracker, entry(here, log_weights="false"))
+    assert f"by reference, loads only where the folder {here}" in promoted(tracker, run_id)
+    tags = tracker.client.get_logged_model(model_id).tags
+    assert tags[names.WEIGHTS] == "reference" and str(here) in tags["mlflow.note.content"]
+    mlflow.pyfunc.load_model(f"models:/{model_id}")
+    shutil.rmtree(here)
+    with pytest.raises(Exception, match=r"registered by reference.*not on this machine.*log_weights=true"):
+        mlflow.pyfunc.load_model(f"models:/{model_id}")
+
+
+def test_auto_stores_small_checkpoints_and_refers_to_large_ones(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entry(checkpoint).keeps_weights
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    monkeypatch.setattr(logged_model, "AUTO_LIMIT", size - 1)
+    assert not entry(checkpoint).keeps_weights
+    assert entry(checkpoint, log_weights="true").keeps_weights
+
+
+def test_logging_loads_no_checkpoint_and_ships_no_demo_data(
+    tracker: Tracker, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow_compress.scoring import loading
+
+    monkeypatch.setattr(loading, "load_model", lambda config: pytest.fail("the checkpoint was loaded"))
+    _, model_id = log(tracker, entry(checkpoint))
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
+    code = [path for path in (folder / "code").rglob("*") if path.is_file()]
+    assert {path.suffix for path in code} == {".py"}
+    assert sum(path.stat().st_size for path in code) < 3e6
+    assert (folder / "artifacts" / "checkpoint" / "compression.json").is_file()
+
+
+def test_a_run_that_is_filled_again_keeps_its_model_and_data_sets(tracker: Tracker, checkpoint: Path) -> None:
+    """A main run that is resumed after its judge failed is published a second time."""
+    task = DataSet(name="mmlu", digest="f" * 64, source={"task": "mmlu"})
+    with tracker.run("x", "main", {}) as run:
+        for value in (0.1, 0.2):
+            model_id = logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint))
+            log_data_sets(tracker, run.run_id, [task])
+            log_model_values(tracker, run.run_id, model_id, {"distance/kl_mean": value}, task)
+    stored = tracker.client.get_run(run.run_id)
+    assert [o.model_id for o in stored.outputs.model_outputs] == [model_id]
+    assert [i.dataset.name for i in stored.inputs.dataset_inputs] == ["mmlu"]
+    assert stored.data.metrics["distance/kl_mean"] == 0.2
+
+
+def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tracker, checkpoint: Path) -> None:
+    whole = DataSet(name=logged_model.EVALUATION_SET, digest="a" * 16, source={"tasks": ["mmlu"]})
+    task = DataSet(name="mmlu", digest="f" * 64, source={"task": "mmlu", "source": "cais/mmlu"})
+    for name, kl in (("near", 0.01), ("middle", 0.03), ("far", 0.2), ("wanda-2:4", 0.02)):
+        run_id, model_id = log(tracker, entry(checkpoint, name=name, log_weights="false"))
+        log_data_sets(tracker, run_id, [task, whole])
+        log_model_values(tracker, run_id, model_id, {"distance/kl_mean": kl}, whole)
+        log_model_values(tracker, run_id, model_id, {"distance/kl_mean/mmlu": kl / 2}, task)
+    found = mlflow.search_logged_models(
+        filter_string="metrics.`distance/kl_mean` < 0.05",
+        order_by=[{"field_name": "metrics.distance/kl_mean", "ascending": True}],
+        output_format="list",
+    )
+    assert [model.name for model in found] == ["near", "wanda-2-4", "middle"]
+    assert found[0].params == {"bits": "4"} and found[0].tags[names.METHOD] == "rtn"
+    other = [{"dataset_name": "evaluation", "dataset_digest": "b" * 16}]
+    assert not mlflow.search_logged_models(
+        filter_string="metrics.`distance/kl_mean` < 0.05", datasets=other, output_format="list"
+    )
+    run = tracker.client.get_run(found[0].source_run_id)
+    assert run.data.metrics["distance/kl_mean"] == 0.01
+    inputs = {i.dataset.name: i.dataset for i in run.inputs.dataset_inputs}
+    assert set(inputs) == {"mmlu", "evaluation"} and inputs["mmlu"].digest == "f" * 16
+    assert json.loads(inputs["mmlu"].source) == {"task": "mmlu", "source": "cais/mmlu"}

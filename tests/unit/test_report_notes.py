@@ -1,0 +1,163 @@
+"""What the report says beside the numbers: n, unscored items, noise floor, gates, failed stages, gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from mlflow_compress.metrics import Evidence, MetricSettings, compute_all, unmet
+from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.records import Items
+from mlflow_compress.report.figures import draw_all
+from mlflow_compress.report.footnotes import footnotes
+from mlflow_compress.report.html import render_report
+from mlflow_compress.report.not_computed import not_computed
+from mlflow_compress.report.rows import headline_rows
+from mlflow_compress.report.text import NOTE_LIMIT, headline_table, note_markdown
+from tests import metric_records
+from tests.report_results import Page, by_name, result
+
+SIZES = SimpleNamespace(
+    base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16, sparsity=None
+)
+FAST = MetricSettings(resamples=100, method="percentile")
+
+
+@pytest.fixture(scope="module")
+def full():
+    found = replace(metric_records.evidence(), settings=FAST)
+    return found, compute_all(found)
+
+
+def rows_of(*results, gates=None):
+    return {row.label: row for row in headline_rows(by_name(*results), gates=gates)}
+
+
+def test_n_is_in_every_table_with_what_is_unscored():
+    flips = result("distance/flips_pct", 5.0, 4.0, 6.0, n=1836, n_unscored=2)
+    tokens = result("distance/corpus_kl_mean", 0.01, 0.009, 0.011, n=9180)
+    assert rows_of(flips)["Answers flipped"].n == "1,836 (2 unscored)"
+    assert rows_of(tokens)["KL, corpus (nats)"].n == "9,180 tokens"
+    note = "2 of 1,838 items unscored: an option is longer than the model's context."
+    pooled = by_name(flips, replace(flips, name="distance/all_flips_pct"))
+    for text in (headline_table(pooled), note_markdown("v", pooled), Page(render_report(**shown(pooled))).text):
+        assert text.count("1,836 (2 unscored)") >= 2
+        assert text.count(note) == 1
+    assert "unscored:" not in headline_table(by_name(tokens))
+
+
+def shown(pooled):
+    return {"title": "t", "verdict": "v", "results": list(pooled.values())}
+
+
+def test_cut_prompts_are_counted():
+    pooled = by_name(result("distance/flips_pct", 5.0, 4.0, 6.0))
+    sentence = "3 prompts were longer than the model's context and lost the beginning."
+    assert sentence in headline_table(pooled, n_truncated=3)
+    assert sentence in note_markdown("v", pooled, n_truncated=3)
+    assert sentence in Page(render_report(**shown(pooled), n_truncated=3)).text
+    assert "longer than" not in headline_table(pooled)
+
+
+def test_a_noise_floor_from_a_sample_says_so():
+    kl, corpus = result("distance/kl_mean", 0.02, n=1920), result("distance/corpus_kl_mean", 0.01, n=9180)
+    floor, again = result("noise/kl_mean", 0.0, n=800), result("noise/corpus_kl_mean", 0.0, n=9180)
+    sampled = footnotes(by_name(kl, corpus, floor, again))
+    assert sampled == [
+        "Noise floor (the baseline against itself in a second run) from a sample of 800 of 1,920 items "
+        "and 9,180 corpus tokens."
+    ]
+    assert footnotes(by_name(kl, replace(floor, n=1920)))[0].endswith("from 1,920 items.")
+    assert footnotes(by_name(kl)) == []
+
+
+def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
+    kl = result("distance/kl_mean", 0.02, 0.01, 0.05, n=300)
+    item, percent = result("distance/kl_share_top_item_pct", 18.4), result("distance/kl_share_top_percent_pct", 30.06)
+    clipped = result("distance/kl_clipped_mean", 0.015, 0.01, 0.02, n=300)
+    above = result("distance/kl_above_clip_pct", 0.33, 0.06, 1.9, n=300)
+    trusted = {"gate/kl_upper": 0.05, "gate/kl_clipped_upper": 0.02}
+    rows = rows_of(kl, item, percent, clipped, above, gates=trusted)
+    assert rows["KL in largest item / 1 %"].difference == "18.4 % / 30.1 % of the mean"
+    assert not any("gate" in label for label in rows)
+    untrusted = {"gate/kl_clipped_upper": 0.02, "gate/kl_above_clip_pct_upper": 1.9}
+    rows = rows_of(kl, item, percent, clipped, above, gates=untrusted)
+    assert rows["KL, clipped (gate)"].difference == "0.015 [0.010, 0.020]"
+    assert rows["KL above clip (gate)"].difference == "0.3 % [0.1, 1.9]"
+    sentence = "the gate reads the clipped mean and the share of items above the clip"
+    assert sentence in " ".join(footnotes(by_name(kl, clipped, above), gates=untrusted))
+    assert sentence not in " ".join(footnotes(by_name(kl, clipped, above), gates=trusted))
+    # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
+    same = by_name(replace(kl, value=0.0), replace(clipped, value=0.0))
+    assert footnotes(same, gates={"gate/kl_clipped_upper": 0.02}) == []
+    assert footnotes(by_name(kl), gates={}) == []
+
+
+def test_generated_answers_read_well():
+    generated = by_name(
+        result("distance/kl_items", 0.0, n=152),
+        result("distance/flips_pct", 4.0, 1.8, 8.3, n=150, n_unscored=2),
+        result("quality/accuracy", 0.5, 0.42, 0.58, n=150, n_unscored=2),
+        result("quality/accuracy_delta", -0.02, -0.05, 0.01, n=150, n_unscored=2),
+    )
+    text = headline_table(generated, SIZES)
+    assert "not measured: answers are generated" in text
+    assert "2 of 152 items unscored: no answer was generated." in text
+    assert "not measured: answers are generated" in Page(render_report(**shown(generated))).text
+    assert "generated" not in headline_table(by_name(result("distance/corpus_kl_mean", 0.1)))
+
+
+def test_generated_answers_alone_can_be_drawn_and_reported(full, tmp_path):
+    evidence = full[0]
+    rows = [row for row in evidence.baseline.items.table.to_pylist() if row["family"] == "exact"]
+    gone = {"option_scores": None, "option_distances": None, "token_scores": None, "token_distances": None}
+    items = Items.from_rows(rows)
+    one, other = (replace(run, items=items, **gone) for run in (evidence.baseline, evidence.variant))
+    found = Evidence(one, other, settings=FAST)
+    results = compute_all(found)
+    figures = draw_all(found, results, [], "mine", tmp_path)
+    page = render_report(title="t", verdict="v", results=results, figures=figures, flips=flips_table(found))
+    assert "trivia" in Page(page).text
+
+
+def test_a_failed_stage_is_named_with_what_is_missing():
+    pooled = by_name(result("distance/flips_pct", 5.0, 4.0, 6.0))
+    failed = {"judge": "The endpoint answered 401 <no key>."}
+    sentence = "Stage judge failed: The endpoint answered 401 <no key>. Missing: similarity of answers, ROUGE-L, BLEU"
+    text = Page(render_report(**shown(pooled), failed_stages=failed)).text
+    assert text.index("v\n") < text.index(sentence) < text.index("Numbers")
+    assert sentence in headline_table(pooled, failed_stages=failed).replace("\n", " ")
+    note = note_markdown("v", pooled, failed_stages=failed)
+    assert note.splitlines()[2].startswith("**Stage judge failed: The endpoint answered 401 &lt;no key>.")
+    assert len(note_markdown("v" * 9000, pooled, failed_stages={"judge": "e" * 9000})) < NOTE_LIMIT
+    assert "failed" not in note_markdown("v", pooled)
+
+
+def test_what_either_stage_computed_is_not_listed_as_missing(full):
+    evidence = full[0]
+    evaluated = replace(evidence, embeddings=None)
+    judged = Evidence(
+        replace(evidence.baseline, items=None, option_scores=None, token_scores=None),
+        replace(evidence.variant, items=None, option_scores=None, token_scores=None),
+        embeddings=evidence.embeddings,
+    )
+    similarity = [r for r in full[1] if r.name == "judge/similarity"]
+    rest = [r for r in full[1] if not r.name.startswith("judge/")]
+    assert "similarity" in unmet(evaluated) and "accuracy" in unmet(judged)
+    listed = not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged))
+    assert not {"similarity", "accuracy"} & listed.keys()
+    # Without the judge stage its metrics are missing for that reason, whatever the evaluation says of them.
+    alone = not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run")
+    assert alone["similarity"] == "the judge stage was not run"
+    assert "accuracy" not in alone
+
+
+def test_the_zeros_of_a_pruned_model_have_a_row():
+    rows = {
+        row.label: row
+        for row in headline_rows({}, SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5}))
+    }
+    assert (rows["Size"].difference, rows["Zeros in linear weights"].variant) == ("same size", "50 %")
+    assert "Zeros in linear weights" not in headline_table({}, SIZES)

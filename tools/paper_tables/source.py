@@ -1,0 +1,86 @@
+"""Reading the papers' tables, and the two kinds of rows that come out."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PAPERS = Path(__file__).resolve().parents[3] / "shared" / "data" / "papers"
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Check:
+    """An identity between printed cells.
+
+    Attributes
+    ----------
+    table : str
+        Tables of the paper that it reads.
+    identity : str
+        What must hold, as one sentence.
+    computed_with : str
+        Our function that computes it, or "arithmetic".
+    n : int
+        Cells or rows that were checked.
+    breaks : tuple of str
+        Those that break it, by name, with the printed and the recomputed value.
+    """
+
+    table: str
+    identity: str
+    computed_with: str
+    n: int
+    breaks: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> int:
+        """Number of cells in which the identity holds."""
+        return self.n - len(self.breaks)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number in a paper's text beside what its own tables give.
+
+    Attributes
+    ----------
+    table : str
+        Tables from which ours is computed.
+    quantity : str
+        What is counted.
+    published : str
+        What the text says; "no number" where it says it in words.
+    ours : str
+        What the tables give.
+    """
+
+    table: str
+    quantity: str
+    published: str
+    ours: str
+
+
+def read(name: str) -> list[Row]:
+    """Return the rows of one table as printed; `NA` means that no value was printed."""
+    with (PAPERS / f"{name}.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def unit(printed: str) -> float:
+    """Return one unit in the last printed digit: 0.01 for "4.87"."""
+    return 10.0 ** -len(printed.partition(".")[2])
+
+
+def agrees(value: float, printed: str, *, units: float = 1.0) -> bool:
+    """Return whether a value lies within some units of the last printed digit (1: cut digits, 0.5: rounded ones)."""
+    return abs(value - float(printed)) <= units * unit(printed) * (1 + 1e-9)
+
+
+def broken(cells: Iterable[tuple[str, bool]]) -> tuple[int, tuple[str, ...]]:
+    """Return how many cells there are and the names of those that do not hold."""
+    named = list(cells)
+    return len(named), tuple(name for name, holds in named if not holds)
