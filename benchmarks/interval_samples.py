@@ -6,7 +6,7 @@ one core; a file that is there already is only read.
 
 Example
 -------
-python benchmarks/interval_samples.py --out /tmp/kl_per_item.npz
+python benchmarks/interval_samples.py --out kl_per_item.npz
 """
 
 import argparse
