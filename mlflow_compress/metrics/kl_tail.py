@@ -23,7 +23,7 @@ CLIP = 1.0
 TRUSTED_ITEMS = 200
 """Fewest items whose mean KL has an interval that a gate may read."""
 
-TRUSTED_TOP_PCT = 3.0
+TRUSTED_TOP_PCT = 2.5
 """A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
 
 Chosen by simulation (`benchmarks/interval_coverage.py`): then no real sample of 200 items and more, whatever its

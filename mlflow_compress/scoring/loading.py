@@ -18,6 +18,7 @@ from mlflow_compress import architectures
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.scoring.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
 from mlflow_compress.scoring.placement import placement
+from mlflow_compress.scoring.rounding import align_weights
 
 __all__ = [
     "DTYPES",
@@ -65,7 +66,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode with its tokenizer.
+    """A model in eval mode with its tokenizer. Its weights are aligned in memory (see `rounding.align_weights`).
 
     Attributes
     ----------
@@ -86,6 +87,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     config: LoadConfig | None = None
+
+    def __post_init__(self) -> None:
+        align_weights(self.model)
 
     @property
     def vocab_size(self) -> int:

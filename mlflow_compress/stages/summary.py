@@ -113,7 +113,8 @@ def _beside(outcome: Outcome) -> dict[str, Any]:
 def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
     """Return what neither the evaluation nor the judge has computed, and why."""
     judge = outcome.children.get("judge")
-    judged = tracker.fetch_json(judge, "not_computed.json") if judge else "the judge stage was not run"
+    absent = f"the judge stage {'failed' if 'judge' in outcome.failed else 'was not run'}"
+    judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
     return not_computed(outcome.results, evaluated=evaluated, judged=judged)
 
 
