@@ -75,9 +75,9 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     main = parent(Tracker())
     assert "Answers flipped" in done.stdout and f"resume={main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
-    assert [line for line in done.stderr.splitlines() if line.startswith("[")][0].startswith("[1/3] quantize")
+    assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/3] quantize")
     assert main.info.status == "FAILED" and main.data.tags[names.FAILED_STAGE] == "judge"
-    assert "no such key" in main.data.tags[names.ERROR]
+    assert "refused the key" in main.data.tags[names.ERROR]
     assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
     assert "distance/kl_mean" in main.data.metrics and "judge/similarity" not in main.data.metrics
     assert names.EVALUATION in main.data.tags and names.BASELINE_RUN in main.data.tags
