@@ -149,6 +149,7 @@ def test_sample_sizes_by_hand():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_planned_power_is_reached():
     rng = np.random.default_rng(5)
     n = items_for_accuracy_change(0.04, 0.12)
