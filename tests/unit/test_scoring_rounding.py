@@ -7,15 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.light import open_light
 from mlflow_compress.scoring.loading import LoadConfig, load_model
 from mlflow_compress.scoring.rounding import ALIGNMENT, align_weights, aligned, rounding_identity
 from mlflow_compress.scoring.store import StateStore, StateWriter, _find_run
+from mlflow_compress.stages import baseline
+from mlflow_compress.stages.inputs import suite_of
+from mlflow_compress.stages.once import digest
 from tests.unit.scoring_levels import PLACES, moved
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 
@@ -122,3 +128,27 @@ def test_a_baseline_of_other_threads_is_said_to_be_one(
     scorer.score(requests, baseline=store)
     assert not scorer.report.same_rounding_as_baseline
     assert "other threads" in caplog.text
+
+
+def test_a_baseline_of_other_threads_is_not_reused_but_stays_comparable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_random("llama", path=tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    config = EvaluateConfig(model=str(tmp_path / "model"), tasks=str(tmp_path / "text.txt"))
+    light, suite = open_light(LoadConfig(path=config.model, device="cpu")), suite_of(config)
+    asked = []
+
+    def find(*given: Any) -> None:
+        asked.append(given[3])
+        raise InterruptedError
+
+    monkeypatch.setattr(baseline, "find_or_do", find)
+    for threads in (1, 2, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        with pytest.raises(InterruptedError):
+            baseline.find_or_evaluate(cast(Any, None), light, suite, config)
+    assert digest(asked[0]) == digest(asked[2]) != digest(asked[1])
+    assert {k: v for k, v in asked[0].items() if k != "rounding"} == {
+        k: v for k, v in asked[1].items() if k != "rounding"
+    }
