@@ -12,10 +12,11 @@ from mlflow_compress.compress.base import METHODS
 from mlflow_compress.compress.settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
 from mlflow_compress.errors import StageError
+from mlflow_compress.home import out_folder
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.stages.inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.stages.progress import Progress
-from mlflow_compress.stages.quantize import method_settings, out_folder, resolved, variant_name
+from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
 from mlflow_compress.stages.resume import STAGES, finished_stages
 from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.variant import model_label, read_manifest

@@ -12,10 +12,9 @@ import pytest
 from mlflow_compress import cli
 from mlflow_compress.config import MainConfig, as_strings, parse
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.home import home
+from mlflow_compress.home import home, out_folder
 from mlflow_compress.stages.main import check
 from mlflow_compress.stages.progress import Progress, duration
-from mlflow_compress.stages.quantize import out_folder
 from mlflow_compress.stages.resume import finished_stages, resumed
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.parameters import new_parameters
