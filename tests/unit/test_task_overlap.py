@@ -117,12 +117,12 @@ def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
     (tmp_path / "calibration.txt").write_text(f"Some text.\n\n{LONG}\n")
     config = MainConfig(calibration=str(tmp_path / "calibration.txt"), tasks=str(tmp_path / "q.jsonl"), shots=0)
     with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
-        main._check_calibration(config)
-    main._check_calibration(MainConfig(tasks=str(tmp_path / "q.jsonl"), shots=0))
+        main.check(config)
+    main.check(MainConfig(tasks=str(tmp_path / "q.jsonl"), shots=0))
 
 
 def test_the_embedded_calibration_text_holds_nothing_that_the_demo_evaluates() -> None:
-    main._check_calibration(MainConfig(all_orders=50))
+    main.check(MainConfig(all_orders=50))
 
 
 def test_documents_that_hold_an_item_are_left_out_whole(task: Task) -> None:
@@ -136,12 +136,12 @@ def test_sets_by_name_come_from_data_dir_and_are_held_against_the_items(tmp_path
     write_set(data, name, ["Some text.", LONG, "Some more text. " * 300])
     config = MainConfig(calibration=name, tasks=str(tmp_path / "q.jsonl"), shots=0, data_dir=str(data))
     with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
-        main._check_calibration(config)
+        main.check(config)
     shutil.rmtree(data / DATASET[name])
     with pytest.raises(
         DataError, match=f"'calibration={name}' needs .*hf download --repo-type dataset {DATASET[name]}"
     ):
-        main._check_calibration(config)
+        main.check(config)
 
 
 def test_what_each_set_takes(tmp_path: Path) -> None:
