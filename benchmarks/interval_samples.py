@@ -1,12 +1,12 @@
 """Real KL per item, which the study of intervals draws from: the demonstration model compressed, and scored.
 
 Writes one array per variant and family of tasks (nats, float32): lettered, cloze, last words, the lettered and cloze
-items together (which the headline is the mean of), and the means of the corpus's windows. About three minutes per
-variant on two cores; a file that is there already is only read.
+items together (which the headline is the mean of), and the means of the corpus's windows. About ten minutes for all on
+one core; a file that is there already is only read.
 
 Example
 -------
-python benchmarks/interval_samples.py --out /tmp/kl_per_item.npz
+python benchmarks/interval_samples.py --out kl_per_item.npz
 """
 
 import argparse

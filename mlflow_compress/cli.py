@@ -12,7 +12,7 @@ from typing import Any
 
 from mlflow_compress import config, lifetime
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
-from mlflow_compress.paths import absolute_paths, started_in
+from mlflow_compress.paths import absolute_paths
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 
@@ -145,7 +145,6 @@ def _command(argv: Sequence[str] | None) -> int:
     lifetime.raise_on_signals()
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
-    started_in()
     known, extra = build_parser().parse_known_args(argv)
     try:
         print(_answer(known, extra), flush=True)

@@ -146,6 +146,14 @@ class JudgeSettings(ModelConfig):
         "auto", "tokens an answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
     )
 
+    def __post_init__(self) -> None:
+        """Refuse what is neither 'auto' nor a number of tokens."""
+        tokens = self.judge_max_tokens
+        if tokens != "auto" and not (tokens.isdecimal() and int(tokens) > 0):
+            raise ConfigError(
+                "Parameter 'judge_max_tokens' is no number of tokens", allowed="'auto', or 1 or more", got=tokens
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(JudgeSettings):

@@ -34,3 +34,11 @@ def home(tracking_uri: str) -> Path:
         return Path(tracking_uri.removeprefix(_SQLITE)).resolve().parent / ".mlflow_compress"
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "mlflow_compress"
+
+
+def out_folder(out: str, tracking_uri: str) -> Path:
+    """Return the folder that receives checkpoints: as given, or for "auto" one that outlives the working folder.
+
+    MLflow runs a project of a git repository in a temporary clone.
+    """
+    return home(tracking_uri) / "checkpoints" if out == "auto" else Path(out).expanduser().resolve()

@@ -13,7 +13,9 @@ C = TypeVar("C")
 
 _SUFFIXES = (".jsonl", ".txt", ".gguf")  # no data set, task or hub id that we know of ends so
 _ALWAYS = ("data_dir",)  # parameters that nothing but a path can be
-_STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"  # hands the folder down to the stages, which run in their own
+
+STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"
+"""Environment variable that tells stages, which run in folders of their own, where the main job was started."""
 
 
 def absolute_paths(config: C) -> C:
@@ -54,8 +56,8 @@ def _too_deep(value: str, kind: str) -> bool:
 
 
 def started_in() -> str:
-    """Return the folder in which relative paths were looked for: the first command's, whichever stage asks."""
-    return os.environ.setdefault(_STARTED_IN, str(Path.cwd()))
+    """Return the folder in which relative paths were looked for: that of the main job, whichever stage asks."""
+    return os.environ.get(STARTED_IN) or str(Path.cwd())
 
 
 def _where(path: Path) -> str:

@@ -82,8 +82,11 @@ class DivergenceGate:
             return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
         if GATE_KL in metrics:
             return Gate(metric=GATE_KL, bound=self.max_kl, label="KL (upper end)").checks(metrics)
-        why = "the mean KL has no interval to trust here, so this decides"
-        clipped = Gate(metric=GATE_KL_CLIPPED, bound=self.max_kl, label=f"KL clipped per item (upper end; {why})")
+        clipped = Gate(
+            metric=GATE_KL_CLIPPED,
+            bound=self.max_kl,
+            label="KL clipped per item (upper end; the interval of the mean cannot be trusted)",
+        )
         outliers = Gate(
             metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
         )

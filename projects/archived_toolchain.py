@@ -17,6 +17,7 @@ from mlflow_compress.compress import calibration
 from mlflow_compress.compress.source import local_folder
 from mlflow_compress.compress.storage import read_headers, total_bytes
 from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
+from mlflow_compress.home import out_folder
 from mlflow_compress.stages.variant import model_label, model_path
 from mlflow_compress.tasks.calibration import load_calibration
 from mlflow_compress.tracking import names
@@ -61,7 +62,7 @@ def calibrate(options: argparse.Namespace, folder: Path) -> tuple[Any, calibrati
 
 def new_folder(options: argparse.Namespace, label: str) -> Path:
     """Return where the checkpoint goes; a folder that exists is a `ConfigError`."""
-    out = Path(options.out).resolve() / f"{model_label(options.model)}-{label}"
+    out = Path(options.out) / f"{model_label(options.model)}-{label}"
     if out.exists():
         raise ConfigError("The output folder exists", got=str(out), fix="Remove it, or give another -P out=...")
     return out
@@ -99,8 +100,9 @@ def run_project(
     """Check, then quantize in a run; return the exit code. An error that is the user's to read is one line."""
     try:
         check(options)
-        label = model_label(options.model)
-        with Tracker().run(f"quantize {method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
+        tracker, label = Tracker(), model_label(options.model)
+        options.out = str(out_folder(options.out, tracker.uri))
+        with tracker.run(f"quantize {method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
             out = quantize(options, run)
     except MlflowCompressError as error:
         sys.stderr.write(f"Error: {error}\n")

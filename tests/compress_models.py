@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from mlflow_compress import architectures
+from mlflow_compress.architectures import bnb_4bit
 from mlflow_compress.compress.probe import ReloadReport
 from mlflow_compress.compress.quiet import quiet
 from mlflow_compress.compress.reload_check import check
@@ -122,9 +123,13 @@ def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = F
 
 
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary)."""
+    """Return a checkpoint's float32 logits, loaded as a user would load it; shape (rows, length, vocabulary).
+
+    bitsandbytes' 4-bit layers are expanded: what its own kernels compute depends on the processor.
+    """
     options = architectures.loading_options(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    bnb_4bit.expand(model)
     with torch.inference_mode():
         return model(input_ids=ids).logits
 

@@ -75,7 +75,13 @@ def workdir(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     move_artifacts(tmp_path / "mlflow.db", tmp_path / "mlartifacts")
     monkeypatch.chdir(tmp_path)
-    for variable in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "OPENAI_API_KEY"):
+    for variable in (
+        "MLFLOW_RUN_ID",
+        "MLFLOW_EXPERIMENT_NAME",
+        "MLFLOW_EXPERIMENT_ID",
+        "MLFLOW_COMPRESS_STARTED_IN",
+        "OPENAI_API_KEY",
+    ):
         monkeypatch.delenv(variable, raising=False)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

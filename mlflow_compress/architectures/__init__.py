@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.architectures import gptq_awq
+from mlflow_compress.architectures import bnb_4bit, gptq_awq
 from mlflow_compress.errors import CheckpointError
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
@@ -35,7 +35,7 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     Our own model classes and formats become known to transformers on the way. A GGUF file takes its configuration from
     the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats, or, where
     that says so, llama.cpp itself computes (`native_gguf`). GPTQ and AWQ files ask for the plain kernel, whose layers
-    `gptq_awq.expand` then replaces.
+    `expand` then replaces, as it does with bitsandbytes' on a CPU.
 
     Raises
     ------
@@ -51,6 +51,8 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     method = quant_method(folder)
     if method in OWN_FORMATS:
         register_formats()
+    if method == bnb_4bit.QUANT_METHOD:
+        bnb_4bit.import_offline()
     files = weight_files(folder)
     if not files or files[0].suffix != ".gguf":
         packed = gptq_awq.loading_options(folder, method, trust_remote_code=trust_remote_code)
@@ -83,6 +85,15 @@ def quant_method(folder: Path) -> str | None:
 def is_native_gguf(folder: Path) -> bool:
     """Return whether llama.cpp itself computes this checkpoint."""
     return bool(_settings(Path(folder)).get(GGUF_NATIVE))
+
+
+def expand(model: Any) -> None:
+    """Replace packed layers, whose kernels would round activations as the processor decides, by plain linear ones.
+
+    These are GPTQ's and AWQ's, and on a CPU those of bitsandbytes with 4 bits. The new ones hold what the file means.
+    """
+    gptq_awq.expand(model)
+    bnb_4bit.expand(model)
 
 
 def require_complete(info: Mapping[str, Any], folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mlflow_compress.architectures import bnb_4bit
 from mlflow_compress.compress.base import Job, Method, MethodConfig, require_bits
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
     """Quantize while loading, save, and measure the model in memory afterwards.
 
     On a CPU the first forward in evaluation mode repacks 4-bit weights in place; a checkpoint saved after that is
-    silently corrupt. So the model is saved before any forward, and the logits come from the very object that was
-    saved: the repacked weights compute what the stored ones mean, only their storage has changed.
+    silently corrupt. So the model is saved before any forward. Its 4-bit layers are then expanded to the values that
+    they stand for, on a CPU, and the logits come from these (see `architectures.bnb_4bit`).
 
     Quantization starts from the stored weights widened to float32, and everything left unquantized is stored in the
     base's own type, which loses nothing.
@@ -74,6 +75,7 @@ def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
     import torch
     from transformers import BitsAndBytesConfig
 
+    bnb_4bit.import_offline()
     config = BitsAndBytesConfig(llm_int8_skip_modules=job.source.ignored, **options)
     model = job.source.load(job.device, quantization_config=config)
     _cast_unquantized(model, job.source.torch_dtype)
@@ -81,6 +83,7 @@ def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
     model.save_pretrained(job.folder)
     job.source.tokenizer().save_pretrained(job.folder)
     _cast_unquantized(model, torch.float32)
+    bnb_4bit.expand(model)
     return job.probe.logits(model)
 
 

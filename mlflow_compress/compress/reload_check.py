@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import architectures
-from mlflow_compress.architectures import gptq_awq
 from mlflow_compress.compress import probe
 from mlflow_compress.errors import MlflowCompressError
 
@@ -56,7 +55,7 @@ def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
-    gptq_awq.expand(model)
+    architectures.expand(model)
     return model
 
 

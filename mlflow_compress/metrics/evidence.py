@@ -31,7 +31,7 @@ class MetricSettings:
     seed : int
         Seed of the bootstrap.
     method : {"bca", "percentile"}
-        Kind of bootstrap interval.
+        Kind of bootstrap interval; means of divergences always have the studentised one.
     alpha : float
         Miscoverage that conformal sets aim at.
     split_seed : int

@@ -85,8 +85,10 @@ def _turn(turn: int) -> Statistic:
     return statistic
 
 
-def _average(means: Float) -> Float:
-    return np.asarray((_turn(0)(means) + _turn(1)(means)) / 2.0, dtype=np.float64)
+def _pooled(means: Float) -> Float:
+    """All scored answers weigh the same, as FastChat pools them, not the two turns."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
 
 
 def _key(name: str, direction: Direction, low: float, meaning: str) -> Key:
@@ -97,17 +99,21 @@ def _key(name: str, direction: Direction, low: float, meaning: str) -> Key:
 @METRICS.register("judge_scores")
 @metric(
     keys=(
-        _key("mt_bench", "higher", 1.0, "Mean of the two turns' mean scores; of turn 1 where there is no turn 2."),
+        _key("mt_bench", "higher", 1.0, "Mean score of the graded answers of both turns, each counting once."),
         _key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
         _key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
-        _key("mt_bench_baseline", "neither", 1.0, "The baseline's average."),
+        _key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
         _key("mt_bench_delta", "higher", -9.0, "Variant minus baseline, on question turns that both have scores for."),
     ),
     needs=("judgments",),
-    source="FastChat llm_judge, single-answer grading; unreadable ratings are counted as unscored, never as -1",
+    source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
+    "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
 def judge_scores(evidence: Evidence) -> list[MetricResult]:
-    """Mean scores by turn and on average, by category too; bootstrap over questions, `n` counts scored answers."""
+    """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
+
+    The difference is paired: over the answers that have a score of both models.
+    """
     assert evidence.subject.judgments is not None and evidence.baseline.judgments is not None
     subject = turn_scores(evidence.subject.judgments)
     results = _mean_scores(evidence, subject, "")
@@ -129,9 +135,7 @@ def judge_scores(evidence: Evidence) -> list[MetricResult]:
 def _mean_scores(evidence: Evidence, scores: TurnScores, suffix: str) -> list[MetricResult]:
     s = evidence.settings
     has_second = bool(np.isfinite(scores.score[:, 1]).any())
-    wanted: dict[str, tuple[Statistic, list[int]]] = {
-        f"mt_bench{suffix}": (_average, [0, 1]) if has_second else (_turn(0), [0])
-    }
+    wanted: dict[str, tuple[Statistic, list[int]]] = {f"mt_bench{suffix}": (_pooled, [0, 1])}
     if suffix == "":
         wanted["mt_bench_turn1"] = (_turn(0), [0])
         if has_second:

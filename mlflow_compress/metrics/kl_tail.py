@@ -20,6 +20,31 @@ CLIP = 1.0
 """Nats at which the KL of an item is clipped."""
 
 
+TRUSTED_ITEMS = 200
+"""Fewest items whose mean KL has an interval that a gate may read."""
+
+TRUSTED_TOP_PCT = 2.5
+"""A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
+
+Chosen by simulation on real samples of 200 items and more, whatever their largest item holds
+(`benchmarks/interval_coverage.py`): no interval is both trusted and too low in more than 2.9 % of the draws. With 5 %
+one is in 11 %, because a sample that missed the largest item looks harmless; with 3 % one is in 4.7 to 5.7 %.
+"""
+
+
+def mean_is_trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
+    """Return whether a gate may read the interval of a mean KL.
+
+    Parameters
+    ----------
+    kl : MetricResult
+        The mean KL.
+    top_item : MetricResult, optional
+        `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
+    """
+    return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
+
+
 def top_share_pct(kl: Float, count: int) -> float:
     """Return the percentage of a sum that its `count` largest values hold; the sum must be positive.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlflow_compress.metrics.divergence import divergence
@@ -18,6 +19,8 @@ from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metri
 from mlflow_compress.metrics.view import row_keys
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
+R = TypeVar("R", bound=Records)
+
 # The floors that are metrics of their own; `noise_table` has that of every distance.
 _FLOORS: tuple[tuple[str, float, str], ...] = (
     ("flips_pct", 100.0, "percent"),
@@ -28,10 +31,6 @@ _FLOORS: tuple[tuple[str, float, str], ...] = (
     ("corpus_top1_agreement", 1.0, "share"),
     ("corpus_dp_rms_pct", 100.0, "percent"),
 )
-
-
-_BY_ITEM = ("items", "option_scores", "generations")
-R = TypeVar("R", bound=Records)
 
 
 @METRICS.register("noise_floor")
@@ -61,7 +60,7 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     if evidence.noise is None:
         return []
     settings = replace(evidence.settings, pooled_only=True)
-    first = _of_the_sample(evidence.baseline, evidence.noise)
+    first = _sampled(evidence.baseline, evidence.noise)
     itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
@@ -71,24 +70,26 @@ def noise_distances(evidence: Evidence) -> list[MetricResult]:
     ]
 
 
-def _of_the_sample(baseline: RunRecords, noise: RunRecords) -> RunRecords:
-    """Return the baseline's records of what the second run covers: its items, and its windows of each corpus.
+def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
+    """Return the baseline's records of what the second run covers: a sample of the items, some of a corpus's windows.
 
-    What was not drawn is thus neither compared nor counted as unscored.
+    Items and windows that the second run was not asked for are no unscored ones, and do not count.
     """
-    kept: dict[str, Any] = {}
-    if noise.items is not None:
-        kept |= {name: _among(getattr(baseline, name), noise.items) for name in _BY_ITEM}
-    if noise.token_scores is not None:
-        kept["token_scores"] = _among(baseline.token_scores, noise.token_scores)
-    return replace(baseline, **kept)
+    asked = [row_keys(r) for r in (noise.items, noise.option_scores, noise.generations) if r is not None]
+    windows = row_keys(noise.token_scores) if noise.token_scores is not None else None
 
+    def rows(records: R | None, keys: pa.Array | None) -> R | None:
+        if records is None or keys is None:
+            return None
+        return type(records)(records.table.filter(pc.is_in(row_keys(records), value_set=keys)))
 
-def _among(records: R | None, sample: Records) -> R | None:
-    """Return the rows whose (task, item_id) the sample has."""
-    if records is None:
-        return None
-    return type(records)(records.table.filter(pc.is_in(row_keys(records), value_set=row_keys(sample))))
+    items = pa.concat_arrays(asked) if asked else None
+    return RunRecords(
+        items=rows(baseline.items, items),
+        option_scores=rows(baseline.option_scores, items),
+        generations=rows(baseline.generations, items),
+        token_scores=rows(baseline.token_scores, windows),
+    )
 
 
 def distinguishable(distance: MetricResult, floor: MetricResult, *, direction: Direction = "lower") -> bool:

@@ -32,7 +32,7 @@ class OptionGrid:
     greedy : numpy.ndarray of bool, same shape
         Every token of the option is the argmax.
     scored : numpy.ndarray of bool, shape (n_items, n_permutations)
-        All options of the item are there.
+        All options of the item are there and have a log-likelihood.
     """
 
     loglik: Float
@@ -87,6 +87,11 @@ def check_complete(view: ItemView, counts: Int, what: str) -> Bool:
     return np.asarray((counts == wanted) & (wanted > 0), dtype=bool)
 
 
+def is_null(records: OptionScores | OptionDistances, column: str) -> Bool:
+    """Return where a column is null, shape (n_rows,): a null says "not scored", a NaN that something broke."""
+    return np.asarray(records.table.column(column).is_null().to_numpy(), dtype=bool)
+
+
 def option_cells(view: ItemView, scores: OptionScores | OptionDistances) -> tuple[Int, Int, Int]:
     """Return (item row, permutation, option) of every row; negative positions and repeated cells are refused."""
     item = view.locate(scores)
@@ -109,10 +114,14 @@ def option_grid(view: ItemView, scores: OptionScores) -> OptionGrid:
     DataError
         For NaN or infinite log-likelihoods (a broken forward pass must not become an answer), for an item with only
         some of its options, and for an option without characters under a rule that divides by them.
+
+    Notes
+    -----
+    A null log-likelihood is an option longer than the model's context: its item is unscored in that order.
     """
     item, permutation, option = option_cells(view, scores)
-    loglik = scores.column("loglik")
-    bad = ~np.isfinite(loglik)
+    loglik, unscored = scores.column("loglik").astype(np.float64), is_null(scores, "loglik")
+    bad = ~np.isfinite(loglik) & ~unscored
     if bad.any():
         raise DataError(
             f"{int(bad.sum())} log-likelihoods are NaN or infinite; the first belongs to "
@@ -136,6 +145,8 @@ def option_grid(view: ItemView, scores: OptionScores) -> OptionGrid:
     empty = length <= 0
     if empty.any():
         raise DataError("An option has no characters to normalise by", got=view.name(int(item[np.argmax(empty)])))
+    grid.scored[item[unscored], permutation[unscored]] = False
+    loglik = np.where(unscored, -np.inf, loglik)
     grid.loglik[cells] = loglik
     grid.by_rule[cells] = loglik / length
     grid.content[cells] = scores.column("content").astype(np.int64)
@@ -222,7 +233,9 @@ def predict(view: ItemView, run: RunRecords) -> tuple[Predictions, OptionGrid | 
 
 
 def option_means(view: ItemView, distances: OptionDistances, column: str) -> Float:
-    """Return one value an item: the mean over its options of a distance at permutation 0; NaN where it has none.
+    """Return one value per item: the mean over its options of a distance at permutation 0; NaN where it has none.
+
+    An item with a null distance has none: one of its options is longer than the model's context.
 
     Raises
     ------
@@ -231,11 +244,13 @@ def option_means(view: ItemView, distances: OptionDistances, column: str) -> Flo
     """
     original = distances.where(permutation=0)
     item, _, _ = option_cells(view, original)
-    values = original.column(column).astype(np.float64)
-    if len(values) and not np.isfinite(values).all():
-        first = int(np.argmax(~np.isfinite(values)))
+    values, unscored = original.column(column).astype(np.float64), is_null(original, column)
+    bad = ~np.isfinite(values) & ~unscored
+    if bad.any():
+        first = int(np.argmax(bad))
         raise DataError(f"The {column} distances hold NaN or infinite values", got=view.name(int(item[first])))
     counts = np.bincount(item, minlength=len(view))
     there = check_complete(view, counts, distances.NAME)
-    sums = np.bincount(item, weights=values, minlength=len(view))
+    there[item[unscored]] = False
+    sums = np.bincount(item, weights=np.where(unscored, 0.0, values), minlength=len(view))
     return np.where(there, sums / np.maximum(counts, 1), np.nan)

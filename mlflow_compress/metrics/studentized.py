@@ -18,8 +18,8 @@ from mlflow_compress.metrics.intervals import Interval
 UPPER_TAIL = 0.6
 """Share of the nominal tail (2.5 % at 95 %) that the upper end's quantile leaves: 1.5 %.
 
-Calibrated: with the whole tail one of the real samples misses in 6 % of the draws at n = 200; with this, none does in
-more than 5 %.
+Calibrated on real samples of 200 items and more whose largest item holds under 5 % of the mean: with the whole tail one
+misses in 5.2 % of the draws, more than the 5 % that are accepted; with this, none does in more than 3.9 %.
 """
 
 _ROUNDING = 1e-12  # a resample's variance below this share of its second moment is that of equal values

@@ -36,7 +36,9 @@ NATS = Scale(decimals=0)
 _MOST_DECIMALS = 6
 _SIGNIFICANT = 3
 _SAME_SIZE = "same size"
-_SPARSE = 0.01  # share of zeros below which a model is not called pruned
+_SPARSE = (
+    0.1  # share of zeros below which a model is not called pruned: a trained one may have some, the demo has 4.6 %
+)
 
 
 def scale_of(unit: str) -> Scale:

@@ -24,6 +24,9 @@ th { font-weight: 600; } thead th { color: var(--muted); font-size: .82rem; bord
 thead th { white-space: nowrap; overflow-wrap: normal; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.d { white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.count { text-align: right; min-width: 4.2rem; overflow-wrap: normal; font-variant-numeric: tabular-nums; }
+table.headline tbody th { min-width: 11rem; overflow-wrap: break-word; }
+table.headline td.d { white-space: normal; min-width: 8.5rem; overflow-wrap: normal; }
 table.parts { font-size: .84rem; } table.parts th, table.parts td { padding-right: 10px; }
 table.parts tbody th { padding-left: 18px; font-weight: 400; }
 table.parts tr.whole > * { background: var(--soft); } table.parts tr.whole th { font-weight: 600; padding-left: 8px; }
@@ -39,9 +42,14 @@ td summary { color: inherit; }
 table.pairs th { width: 15rem; font-weight: 500; color: var(--muted); }
 code { font: .88em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 @media (max-width: 600px) { body { font-size: 15px; } main { padding: 18px 14px 48px; } .verdict { font-size: 1.2rem; }
-  table.pairs th { width: 8.5rem; } table.headline { font-size: .88rem; }
-  table.headline small { display: none; } table.headline th, table.headline td { padding-right: 10px; }
-  table.headline tbody th { min-width: 6.6rem; } }
+  table.pairs th { width: 8.5rem; }
+  /* A row of the headline table becomes a block: its name, then one line per filled cell. */
+  table.headline, table.headline tbody, table.headline tr, table.headline th { display: block; }
+  table.headline thead, table.headline td.empty { display: none; }
+  table.headline tr { padding: 8px 0; border-bottom: 1px solid var(--line); }
+  table.headline tbody th { border: 0; padding: 0 0 2px; }
+  table.headline td { display: flex; border: 0; padding: 1px 0; text-align: left; min-width: 0; }
+  table.headline td::before { content: attr(data-column); flex: 0 0 8rem; color: var(--muted); font-size: .85em; } }
 @media print { body { font-size: 10.5pt; } table { font-size: 8.5pt; } table.parts { font-size: 7.5pt; }
   main { max-width: none; padding: 0; } .scroll { overflow: visible; }
   table.wide { min-width: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }

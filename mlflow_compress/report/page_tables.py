@@ -42,13 +42,20 @@ def _distinguishable(text: str | None) -> str:
 
 
 def _headline_row(row: Row) -> str:
-    return (
-        f'<tr><th scope="row">{escape(row.label)}<small>{escape(row.meaning)}</small></th>'
-        f'<td class="n">{escape(row.n or "")}</td>'
-        f'<td class="n">{_or_dash(row.baseline)}</td><td class="n">{_or_dash(row.variant)}</td>'
-        f'<td class="d">{_or_dash(row.difference)}</td><td class="d">{_or_dash(row.noise)}</td>'
-        f"<td>{_distinguishable(row.distinguishable)}</td></tr>"
+    """Return a row whose cells carry their column's name, which narrow screens show in front of them."""
+    cells = [
+        ("count", "n", escape(row.n or "")),
+        ("n", "Baseline", _or_dash(row.baseline)),
+        ("n", "Variant", _or_dash(row.variant)),
+        ("d", "Difference", _or_dash(row.difference)),
+        ("d", "Noise floor", _or_dash(row.noise)),
+        ("", "Distinguishable", _distinguishable(row.distinguishable)),
+    ]
+    shown = "".join(
+        f'<td class="{kind}{" empty" if text in ("", _or_dash(None)) else ""}" data-column="{column}">{text}</td>'
+        for kind, column, text in cells
     )
+    return f'<tr><th scope="row">{escape(row.label)}<small>{escape(row.meaning)}</small></th>{shown}</tr>'
 
 
 def headline_section(

@@ -159,17 +159,21 @@ _GATED_INSTEAD = (
     (_CLIPPED, "KL, clipped (gate)", NATS, "Mean of the items' KL, each cut at 1 nat: what the gate reads."),
     (_ABOVE_CLIP, "KL above clip (gate)", PERCENT, "Share of items with a KL above 1 nat: what the gate reads."),
 )
+_KL_ITEMS = "distance/kl_items"
 _GATE_KL = "gate/kl_upper"
 
 
 def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
     """Return whether the gates leave out the KL's upper end and read the clipped mean instead."""
-    return gates is not None and KL in pooled and _CLIPPED in pooled and _GATE_KL not in gates
+    if gates is None or _GATE_KL in gates or _CLIPPED not in pooled:
+        return False
+    return KL in pooled and pooled[KL].value > 0  # of equal models nothing needs an interval
 
 
 def only_generated(pooled: Pooled) -> bool:
     """Return whether all answers were generated: such items have flips, but no options and hence no KL."""
-    return "distance/flips_pct" in pooled and not {KL, "distance/all_flips_pct"} & pooled.keys()
+    items = pooled.get(_KL_ITEMS)
+    return items is not None and items.value == 0
 
 
 def _count(result: MetricResult, counted: str) -> str:

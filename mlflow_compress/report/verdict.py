@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
 from mlflow_compress.report.rows import KL, only_generated
@@ -13,7 +14,6 @@ _SIGNIFICANCE = 0.05
 # Flips are called out beside a quiet accuracy when they are at least twice its change and a point more.
 _TIMES, _POINTS = 2.0, 1.0
 _MATTERS = 2.0  # points of accuracy that a promotion lets a variant lose; a sample that cannot show them is too small
-_MUCH = 5.0  # percent of the mean KL in one item above which no interval of the mean covers (METRICS, section 14)
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
@@ -62,7 +62,11 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
     for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if key in pooled:
             held = pooled.get("distance/kl_share_top_item_pct") if key == KL else None
-            one = f" ({held.value:.0f} % of it from one item)" if held is not None and held.value >= _MUCH else ""
+            one = (
+                f" ({held.value:.0f} % of it from one item)"
+                if held is not None and held.value >= TRUSTED_TOP_PCT
+                else ""
+            )
             return f"{words} {interval_text(pooled[key], NATS, difference=False)}{one}"
     return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
 
@@ -90,7 +94,7 @@ def verdict(
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`. Read: `quality/accuracy_delta`, `quality/mcnemar_p`,
         `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (`distance/corpus_kl_mean` where there is
-        none) and `distance/kl_share_top_item_pct`. What is missing is said to be missing.
+        none), `distance/kl_share_top_item_pct` and `distance/kl_items`. What is missing is said to be missing.
     size_ratio : float or None
         Bytes of the baseline over bytes of the variant; None where it is not known.
     sparsity : float, optional

@@ -22,6 +22,7 @@ from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, t
 from mlflow_compress.scoring.plan import plan_batches, plan_packs
 from mlflow_compress.scoring.processes.spread import Spread, run_spread
 from mlflow_compress.scoring.requests import Encoded, Encoder
+from mlflow_compress.scoring.rounding import rounding_identity
 from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
 from mlflow_compress.scoring.store import StateStore, StateWriter
 from mlflow_compress.scoring.units import Plan
@@ -256,8 +257,9 @@ class Scorer:
         spread: Spread,
     ) -> None:
         digest = plan.digest
-        same = None
+        same = same_rounding = None
         if isinstance(job.baseline, StateStore):
+            same_rounding = job.baseline.manifest.rounding == rounding_identity(self.loaded.device)
             same = digest in {p["plan"] for p in job.baseline.manifest.passes}
         elif job.baseline is not None:
             same = job.n_splits == 0
@@ -272,6 +274,7 @@ class Scorer:
             n_rows=len(plan.keys),
             plan=digest,
             same_plan_as_baseline=same,
+            same_rounding_as_baseline=same_rounding,
             n_splits=job.n_splits,
             head=self._whole,
             seconds=time.monotonic() - began,
@@ -279,6 +282,8 @@ class Scorer:
             alone=spread.alone,
         )
         logger.info("scored: %s", self.report)
+        if same_rounding is False:
+            logger.warning("The baseline was computed with other threads or another processor: it differs by rounding")
         if self.report.n_unscored:
             logger.warning("%d options are longer than the model's context and stay unscored", self.report.n_unscored)
 

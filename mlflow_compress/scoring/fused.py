@@ -12,19 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from llvmlite import binding
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
 
 from mlflow_compress.scoring.divergence import FARTHEST, finish
 from mlflow_compress.scoring.ranks import BLOCK, n_blocks
 from mlflow_compress.scoring.sums import Sums
-
-if numba.config.CPU_FEATURES is None and binding.get_host_cpu_features().get("avx512f"):
-    # Whole registers: by itself the compiler takes half of their width, for programs that use it now and then.
-    numba.config.CPU_FEATURES = binding.get_host_cpu_features().flatten() + ",-prefer-256-bit"
 
 f32, i32 = np.float32, np.int32
 _RUN = 1024  # tokens of a float32 sum
@@ -85,6 +80,20 @@ def _share_out(n: int, work: Callable[[slice], None]) -> None:
         list(pool.map(work, map(slice, cuts, cuts[1:])))
 
 
+@intrinsic
+def _wide(typing_context):  # type: ignore[no-untyped-def]
+    """Let the function that calls this use 512-bit registers, where the CPU has them.
+
+    By itself the compiler takes half of their width, for programs that use them now and then.
+    """
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` refuses values
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
 @_compiled
 def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
     """Write block maxima, and of every row ln sum e^x and the entropy in nats."""
@@ -117,6 +126,7 @@ def _normalise_row(logits, maxima, normal):  # type: ignore[no-untyped-def]
 @_sums
 def _block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
     """Write the highest logit of every block; as integers of the same order, whose maximum is a vector instruction."""
+    _wide()
     for b in range(len(maxima)):
         block = logits[b * BLOCK : (b + 1) * BLOCK].view(i32)
         highest = i32(-(1 << 31))
@@ -134,6 +144,7 @@ def _flipped(bits):  # type: ignore[no-untyped-def]
 @_sums
 def _exp_sums(logits, highest):  # type: ignore[no-untyped-def]
     """Return sum z and sum z ln z, with z = e^(x - highest)."""
+    _wide()
     total = mean = np.float64(0)
     for start in range(0, len(logits), _RUN):
         run = logits[start : start + _RUN]
@@ -151,6 +162,7 @@ def _exp_sums(logits, highest):  # type: ignore[no-untyped-def]
 @_sums
 def _compare_row(theirs, ours, highest, total, shift, found):  # type: ignore[no-untyped-def]
     """Sum over the vocabulary as `divergences` does, with d = ln q - ln p = ours - theirs + shift."""
+    _wide()
     share = f32(_ONE / total)
     kl = kl_reverse = js = apart = n_far = np.float64(0)
     for start in range(0, len(ours), _RUN):

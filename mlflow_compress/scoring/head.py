@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.scoring.rounding import aligned
 
 Tensor = torch.Tensor
 
@@ -108,9 +109,9 @@ class Head:
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size).
 
-        On a CPU the next call may write over them.
+        On a CPU the next call may write over them. Equal states give equal bits wherever they lie in memory.
         """
-        states = states.to(self.device)
+        states = aligned(states.to(self.device))
         if self._wide is not None:
             states = states.float()
         with torch.inference_mode(), self._replaced(_GivenStates(states[None])):
@@ -169,6 +170,6 @@ def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> He
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
     vocab_size, hidden_size = weights["weight"].shape
     linear = torch.nn.Linear(hidden_size, vocab_size, bias="bias" in weights, device="meta")
-    linear.load_state_dict(dict(weights), assign=True)
+    linear.load_state_dict({name: aligned(weight) for name, weight in weights.items()}, assign=True)
     model.set_output_embeddings(linear)
     return Head(model.eval())

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from mlflow_compress import architectures
-from mlflow_compress.architectures import gptq_awq
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.scoring.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
 from mlflow_compress.scoring.placement import placement
+from mlflow_compress.scoring.rounding import align_weights
 
 __all__ = [
     "DTYPES",
@@ -66,7 +66,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode with its tokenizer.
+    """A model in eval mode with its tokenizer. Its weights are aligned in memory (see `rounding.align_weights`).
 
     Attributes
     ----------
@@ -87,6 +87,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     config: LoadConfig | None = None
+
+    def __post_init__(self) -> None:
+        align_weights(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -191,11 +194,11 @@ def resolve_folder(path: str) -> Path:
 
 def _decompress(model: Any) -> None:
     """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
-    body and head apart; gptqmodel's kernels would round activations."""
+    body and head apart; the kernels of gptqmodel and bitsandbytes would round activations."""
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
-    gptq_awq.expand(model)
+    architectures.expand(model)
 
 
 @contextlib.contextmanager

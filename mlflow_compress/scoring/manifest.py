@@ -15,7 +15,7 @@ from mlflow_compress import atomic
 from mlflow_compress.errors import StoreError
 
 Keys = npt.NDArray[np.uint8]
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 HEAD_FILE = "head.safetensors"
 STATES, LOG_PROBS = "states", "log_probs"
@@ -41,6 +41,8 @@ class Manifest:
         The baseline's configuration, from which the head's own code is rebuilt.
     limits : dict
         What fixes how work is cut (tokens a batch, rows a head product); a variant uses the same.
+    rounding : dict
+        What decided the last bits on the machine that wrote it (see `rounding.rounding_identity`).
     passes : list of dict
         Per pass: label, path ("packed" or "plain"), and the digest of its plan.
     shards : list of dict
@@ -59,6 +61,7 @@ class Manifest:
     vocab_size: int
     model_config: dict[str, Any]
     limits: dict[str, int]
+    rounding: dict[str, str]
     passes: list[dict[str, str]]
     shards: list[dict[str, Any]]
 

@@ -61,6 +61,9 @@ class ScoringReport:
         Digest of the batches: passes with equal digests and weights give equal bits.
     same_plan_as_baseline : bool or None
         Whether the batches were cut as the baseline's; None without a baseline.
+    same_rounding_as_baseline : bool or None
+        Whether a stored baseline was computed on the same kind of processor with as many threads; if not, results
+        differ by rounding. None without a stored baseline.
     n_splits : int
         How often memory ran out and the rest went on in smaller batches, which moves results within rounding.
     head : str or None
@@ -82,6 +85,7 @@ class ScoringReport:
     n_rows: int
     plan: str
     same_plan_as_baseline: bool | None
+    same_rounding_as_baseline: bool | None
     n_splits: int
     head: str | None
     seconds: float

@@ -29,6 +29,7 @@ from mlflow_compress.scoring.writer import StateWriter
 __all__ = ["Manifest", "StateStore", "StateWriter"]
 
 _OPEN_SHARDS = 2
+_PROBES = 16  # keys that are compared before a whole run of them
 
 
 class StateStore:
@@ -104,7 +105,12 @@ class StateStore:
         return self._head.to(device)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Return the store's row of each key, shape (n,); -1 where the baseline never scored those tokens."""
+        """Return the store's row of each key, shape (n,); -1 where the baseline never scored those tokens.
+
+        A key may stand in several rows, whose states differ in their last bits: they come from batches of other
+        lengths. Where the keys stand in the store in this very order, these rows are returned, so that the same plan
+        meets its own states; else each key's first row.
+        """
         if self._index is None:
             parts = [self._keys(str(shard["file"])) for shard in self.manifest.shards]
             every = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
@@ -112,6 +118,9 @@ class StateStore:
             order = np.argsort(short, kind="stable")
             self._index = (short[order], every, order)
         short, every, order = self._index
+        start = _find_run(every, keys)
+        if start is not None:
+            return np.arange(start, start + len(keys))
         wanted = np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
         place = np.searchsorted(short, wanted).clip(max=max(len(short) - 1, 0))
         if not len(short):
@@ -167,6 +176,17 @@ class StateStore:
             return dict(load_file(self.folder / name))
         except SafetensorError as error:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
+
+
+def _find_run(every: Keys, keys: Keys) -> int | None:
+    """Return where `keys` stand in `every` one after the other, for the first time."""
+    n = len(keys)
+    if not 0 < n <= len(every):
+        return None
+    starts = np.arange(len(every) - n + 1)
+    for probe in np.unique(np.linspace(0, n - 1, _PROBES, dtype=np.int64)):  # many texts begin with the same token
+        starts = starts[(every[starts + probe] == keys[probe]).all(axis=1)]
+    return next((s for s in starts.tolist() if np.array_equal(every[s : s + n], keys)), None)
 
 
 def _check_owner(manifest: Manifest, baseline: KnownModel) -> None:

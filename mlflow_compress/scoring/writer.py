@@ -18,6 +18,7 @@ from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.scoring.head import rebuild_head
 from mlflow_compress.scoring.loading import LoadedModel, tokenizer_hash
 from mlflow_compress.scoring.manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, STATES, Keys, Manifest, write_file
+from mlflow_compress.scoring.rounding import rounding_identity
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ class StateWriter:
             vocab_size=self.loaded.vocab_size,
             model_config=self.model_config,
             limits=self._limits,
+            rounding=rounding_identity(self.loaded.device),
             passes=self._passes,
             shards=self.shards,
         )

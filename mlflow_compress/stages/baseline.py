@@ -18,6 +18,7 @@ from mlflow_compress.scoring.identity import KnownModel, tokenizer_hash
 from mlflow_compress.scoring.light import LightModel
 from mlflow_compress.scoring.loading import LoadedModel
 from mlflow_compress.scoring.manifest import MANIFEST
+from mlflow_compress.scoring.rounding import rounding_identity
 from mlflow_compress.scoring.store import StateStore
 from mlflow_compress.scoring.writer import StateWriter
 from mlflow_compress.stages import measure as measuring
@@ -128,7 +129,8 @@ def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: 
         run.log_json(results_json(results), "metrics.json")
         log_own_metrics(run, suite, measured)
 
-    fingerprint = {**asked, "noise_items": config.noise_items}
+    # Threads and processor decide the last bits: a baseline of others is evaluated again, and stays comparable.
+    fingerprint = {**asked, "noise_items": config.noise_items, "rounding": rounding_identity(model.device)}
     run_id, fresh = find_or_do(tracker, "baseline", model_label(config.model), fingerprint, work)
     if fresh:
         gc.collect()  # modules refer to each other: without it, two models would be in memory when the variant loads

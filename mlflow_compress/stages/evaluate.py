@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.config import EMBEDDED, EvaluateConfig
 from mlflow_compress.metrics.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.details import details
 from mlflow_compress.metrics.evidence import Evidence, MetricSettings
@@ -66,13 +66,14 @@ class Evaluated:
     found_in: str | None
 
 
-def evaluate_variant(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, kept: ExitStack) -> Evaluated:
+def evaluate_variant(
+    config: EvaluateConfig, suite: Suite, tracker: Tracker, run: TrackedRun, kept: ExitStack
+) -> Evaluated:
     """Return the records of variant and baseline, scoring only what no finished run of the store has scored.
 
     What the tasks' sources say in their own metrics is logged here, while the tasks are at hand. What an interrupted
     run would resume from stays until `kept` is closed, when the run is finished.
     """
-    suite = suite_of(config)
     with folder_or_hub("model", model_path(config.model)):
         base = light(model_path(config.model), config)
     variant = light(config.checkpoint, config)
@@ -82,6 +83,7 @@ def evaluate_variant(config: EvaluateConfig, tracker: Tracker, run: TrackedRun, 
     # The baseline's run stands for the questions, the settings and the states that distances are measured from.
     fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
     run.set_tags({names.FINGERPRINT: fingerprint, names.EVALUATION: baseline.evaluation})
+    run.log_params({"device": variant.device.type})
     resume = kept.enter_context(unfinished(tracker.uri, fingerprint))
     before = tracker.find_finished("evaluate", **{names.FINGERPRINT: fingerprint})
     if before:
@@ -122,24 +124,25 @@ def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricRes
 
 
 def run_evaluate(config: EvaluateConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user.
+    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
 
     Raises
     ------
     MlflowCompressError
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
+    manifest, suite = read_manifest(config.checkpoint), suite_of(config)
     tracker = Tracker()
     label = model_label(config.model)
     with ExitStack() as kept, tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
-        manifest = read_manifest(config.checkpoint)
         run.rename(f"evaluate {manifest.label} {label}")
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        asked = {"model": config.model, "tasks": config.tasks, "dtype": config.dtype, "noise_items": config.noise_items}
+        tasks = EMBEDDED if config.tasks == "auto" else config.tasks
+        asked = {"model": config.model, "tasks": tasks, "dtype": config.dtype, "noise_items": config.noise_items}
         run.log_params({**asked, **settings_of(config)})
-        found = evaluate_variant(config, tracker, run, kept)
+        found = evaluate_variant(config, suite, tracker, run, kept)
         baseline = found.baseline
         results = compute_all(found.evidence)
         log_evaluation(run, found.evidence, results, baseline.about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.metrics.kl_tail import mean_is_trusted
 from mlflow_compress.promotion import (
     GATE_DROP,
     GATE_FLIPS,
@@ -14,35 +15,11 @@ from mlflow_compress.promotion import (
 )
 from mlflow_compress.records import MetricResult
 
-TRUSTED_ITEMS = 200
-"""Fewest items whose mean KL has an interval that a gate may read."""
-
-TRUSTED_TOP_PCT = 3.0
-"""A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
-
-Chosen by simulation (`benchmarks/interval_coverage.py`): then no real sample of 200 items and more, whatever its
-largest item holds, has an interval that is both believed and too low in more than 5 % of the draws; with 5 % one has in
-11 %.
-"""
-
-
-def trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
-    """Return whether a gate may read the interval of a mean KL.
-
-    Parameters
-    ----------
-    kl : MetricResult
-        The mean KL.
-    top_item : MetricResult, optional
-        `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
-    """
-    return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
-
 
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return what gates read, unrounded; an interval that is not there, or cannot be trusted, leaves its key out.
 
-    `gate/kl_upper` is the upper end of the mean KL, only where `trusted` says so; `gate/kl_clipped_upper` and
+    `gate/kl_upper` is the upper end of the mean KL, only where `mean_is_trusted` says so; `gate/kl_clipped_upper` and
     `gate/kl_above_clip_pct_upper`, which have honest bounds at every n, stand in for it elsewhere. `gate/kl_items` is
     the number of items with a KL, 0 where all answers are generated and a KL gate does not apply.
     """
@@ -50,7 +27,7 @@ def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     kl, items, delta = (
         pooled.get(name) for name in ("distance/kl_mean", "distance/kl_items", "quality/accuracy_delta")
     )
-    if kl is not None and kl.high is not None and trusted(kl, pooled.get("distance/kl_share_top_item_pct")):
+    if kl is not None and kl.high is not None and mean_is_trusted(kl, pooled.get("distance/kl_share_top_item_pct")):
         found[GATE_KL] = kl.high
     for key, name in (
         (GATE_KL_CLIPPED, "distance/kl_clipped_mean"),

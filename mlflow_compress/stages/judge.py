@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig, JudgeSettings
-from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import (
@@ -55,14 +54,10 @@ class Answers:
     samples: Generations
 
 
-def _graded_tokens(config: JudgeSettings, loaded: LoadedModel) -> int:
+def _graded_tokens(config: JudgeSettings, loaded: KnownModel) -> int:
     """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
     if config.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
-    if not config.judge_max_tokens.isdecimal() or int(config.judge_max_tokens) < 1:
-        raise ConfigError(
-            "Parameter 'judge_max_tokens' must be 'auto' or a positive whole number", got=config.judge_max_tokens
-        )
     return int(config.judge_max_tokens)
 
 
@@ -193,9 +188,8 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
     return str(folder), authors_layer(name, folder)
 
 
-def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
+def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> Evidence:
     """Let the variant (and once the baseline) answer, embed, grade, and log what came of it."""
-    instructions = instructions_of(config)
     with folder_or_hub("encoder", config.encoder):
         encoder = load_encoder(config.encoder, device=config.device)
     with folder_or_hub("bertscore", config.bertscore):
@@ -221,7 +215,14 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
         ),
         settings=settings,
     )
-    run.log_params({"encoder": encoder.name, "judge_model": config.judge_model if grades else "none"})
+    run.log_params(
+        {
+            "encoder": encoder.name,
+            "judge_model": config.judge_model if grades else "none",
+            "judge_max_tokens": _graded_tokens(config, models[1]),
+            "device": models[1].device.type,
+        }
+    )
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     skipped = [*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
     if skipped:
@@ -236,22 +237,22 @@ def judge(config: JudgeConfig, tracker: Tracker, run: TrackedRun) -> Evidence:
 
 
 def run_judge(config: JudgeConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user.
+    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
 
     Raises
     ------
     MlflowCompressError
         A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached.
     """
+    manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     tracker = Tracker()
     label = model_label(config.model)
     with tracker.run(f"judge {label}", "judge", {names.BASE_MODEL: label}) as run:
-        manifest = read_manifest(config.checkpoint)
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
             {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
         )
-        found = judge(config, tracker, run)
+        found = judge(config, instructions, tracker, run)
         results = compute_all(found)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")

@@ -8,13 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlflow_compress.compress.base import METHODS
 from mlflow_compress.compress.settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
 from mlflow_compress.errors import StageError
+from mlflow_compress.home import out_folder
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.stages.inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.stages.progress import Progress
-from mlflow_compress.stages.quantize import method_settings, out_folder, resolved, variant_name
+from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
 from mlflow_compress.stages.resume import STAGES, finished_stages
 from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.variant import model_label, read_manifest
@@ -39,7 +41,9 @@ def check(config: MainConfig) -> dict[str, object]:
     For the demo and for files they need neither torch nor transformers. Tasks of lm-evaluation-harness do, since its
     package imports them: an hour of compression is not spent on a misspelt task.
     """
-    settings, calibration, suite = method_settings(config), calibration_set(config), suite_of(config)
+    settings = method_settings(config)
+    METHODS.get(config.method).require_backend(settings)
+    calibration, suite = calibration_set(config), suite_of(config)
     if calibration is not None:
         check_apart(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:

@@ -18,7 +18,7 @@ from mlflow_compress.compress.source import resolve as resolve_source
 from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.home import home
+from mlflow_compress.home import out_folder
 from mlflow_compress.stages.inputs import calibration_set
 from mlflow_compress.stages.variant import model_label, model_path
 from mlflow_compress.tasks.calibration import CalibrationSet
@@ -44,11 +44,6 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
 def variant_name(config: QuantizeConfig) -> str:
     """Return the variant's short name, most distinctive first: "awq-4bit-g128"."""
     return METHODS.get(config.method).label(method_settings(config))
-
-
-def out_folder(out: str, tracking_uri: str) -> Path:
-    """Return the folder that receives checkpoints: as given, or one that lasts wherever the command was started."""
-    return home(tracking_uri) / "checkpoints" if out == AUTO else Path(out).expanduser().resolve()
 
 
 def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
@@ -142,6 +137,7 @@ def describe(manifest: Manifest) -> str:
 def run_quantize(config: QuantizeConfig) -> str:
     """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind."""
     settings, calibration = method_settings(config), calibration_set(config)
+    METHODS.get(config.method).require_backend(settings)
     tracker = Tracker()
     config = replace(config, out=str(out_folder(config.out, tracker.uri)))
     label = model_label(config.model)

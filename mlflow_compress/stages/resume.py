@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
+from typing import Any
 
 from mlflow_compress.config import EvaluateSettings, JudgeSettings, MainConfig, QuantizeConfig, as_strings, parse
 from mlflow_compress.errors import ConfigError, TrackingError
@@ -15,13 +16,16 @@ STAGES: dict[str, type] = {"quantize": QuantizeConfig, "evaluate": EvaluateSetti
 
 
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
-    """Return the run id of every stage of a main run that is finished, by stage."""
-    children = tracker.children(run_id)
-    return {stage: children[stage].info.run_id for stage in STAGES if _is_finished(children.get(stage))}
+    """Return the run id of every stage of a main run that is finished, by stage; no such run is a `ConfigError`."""
+    try:
+        children = tracker.children(run_id)
+    except TrackingError as error:
+        raise ConfigError("This run cannot be resumed: the store has none of this id", got=run_id) from error
+    return {stage: child.info.run_id for stage in STAGES if (child := children.get(stage)) and _is_finished(child)}
 
 
-def _is_finished(run: object) -> bool:
-    return run is not None and run.info.status == "FINISHED"  # type: ignore[attr-defined]
+def _is_finished(run: Any) -> bool:
+    return bool(run.info.status == "FINISHED")
 
 
 def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> MainConfig:
@@ -39,13 +43,13 @@ def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> 
     Raises
     ------
     ConfigError
-        No such main run, one that is finished or still running, or another value of what a finished stage has used.
+        Not a main run, one that is finished or still running, or another value of what a finished stage has used.
     """
+    run = tracker.client.get_run(config.resume)
     try:
-        run = tracker.client.get_run(config.resume)
         stored = tracker.fetch_json(config.resume, names.PARAMETERS)
     except TrackingError as error:
-        raise ConfigError("This run cannot be resumed: it is no main run with parameters", got=config.resume) from error
+        raise ConfigError("This run cannot be resumed: it holds no parameters", got=config.resume) from error
     if run.info.status in ("FINISHED", "RUNNING"):
         raise ConfigError(
             f"Run {config.resume} is {run.info.status}",

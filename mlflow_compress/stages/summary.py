@@ -20,23 +20,12 @@ from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.text import headline_table, note_markdown
 from mlflow_compress.report.verdict import verdict
-from mlflow_compress.stages.about import read_about
 from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.quantize import size_values
-from mlflow_compress.stages.results import logged
-from mlflow_compress.tasks.catalogue import TASKS
+from mlflow_compress.stages.variant_results import log_model
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
-from mlflow_compress.tracking.logged_model import (
-    EVALUATION_SET,
-    DataSet,
-    VariantEntry,
-    log_data_sets,
-    log_model_values,
-    log_variant_model,
-)
 from mlflow_compress.tracking.names import NOISE, RECORDS
-from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
 
@@ -111,7 +100,8 @@ def _beside(outcome: Outcome) -> dict[str, Any]:
 def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
     """Return what neither the evaluation nor the judge has computed, and why."""
     judge = outcome.children.get("judge")
-    judged = tracker.fetch_json(judge, "not_computed.json") if judge else "the judge stage was not run"
+    absent = f"the judge stage {'failed' if 'judge' in outcome.failed else 'was not run'}"
+    judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
     return not_computed(outcome.results, evaluated=evaluated, judged=judged)
 
 
@@ -183,66 +173,6 @@ def _log_answers(outcome: Outcome, tracker: Tracker, run: TrackedRun) -> None:
         run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
 
 
-def _params(outcome: Outcome) -> dict[str, object]:
-    """Return the settings behind the numbers, resolved."""
-    return {
-        "model": outcome.label,
-        "method": outcome.manifest.method,
-        **outcome.manifest.settings,
-        "dtype": outcome.dtype,
-        "seed": outcome.seed,
-    }
-
-
-def _data_sets(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[dict[str, DataSet], DataSet | None]:
-    """Return the data set of every task and corpus by name, and that of the whole evaluation."""
-    hashes = read_about(tracker.fetch(outcome.children["evaluate"], RECORDS)).get("tasks")
-    by_task = {
-        name: DataSet(
-            name=name,
-            digest=found,
-            source={"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})},
-        )
-        for name, found in (hashes.items() if isinstance(hashes, dict) else ())
-    }
-    if evaluation is None:
-        return by_task, None
-    return by_task, DataSet(name=EVALUATION_SET, digest=evaluation, source={"tasks": sorted(by_task)})
-
-
-def _log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
-    """Log the variant's model, and every metric on run and model at once, with the data sets they were measured on."""
-    manifest = outcome.manifest
-    entry = VariantEntry(
-        name=outcome.variant,
-        checkpoint=Path(outcome.checkpoint),
-        checkpoint_sha256=outcome.checkpoint_sha256,
-        weight_files=manifest.weight_files,
-        dtype=outcome.dtype,
-        params=_params(outcome),
-        tags={
-            names.VARIANT: outcome.variant,
-            names.METHOD: manifest.method,
-            names.BASE_MODEL: outcome.label,
-            names.BASE_WEIGHTS: manifest.base_weights_hash,
-            **({names.EVALUATION: evaluation} if evaluation else {}),
-        },
-        log_weights=outcome.log_weights,
-    )
-    model = log_variant_model(tracker, run.run_id, entry)
-    by_task, whole = _data_sets(outcome, tracker, evaluation)
-    log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
-    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
-    measured = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled)
-    log_model_values(tracker, run.run_id, model, measured, whole)
-    log_model_values(tracker, run.run_id, model, size_values(manifest))
-    # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
-    for name, data_set in by_task.items():
-        values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
-        if values:
-            log_model_values(tracker, outcome.children["evaluate"], model, values, data_set)
-
-
 def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -> None:
     """Log everything that a person looks at or compares on the variant's parent run.
 
@@ -276,8 +206,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     run.set_tags(
         {names.BASE_WEIGHTS: outcome.manifest.base_weights_hash, names.CHECKPOINT_SHA256: outcome.checkpoint_sha256}
     )
-    run.log_params(_params(outcome))
-    _log_model(outcome, tracker, run, evaluation)
+    log_model(outcome, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")
     if changed:

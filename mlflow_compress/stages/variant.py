@@ -11,6 +11,7 @@ from mlflow_compress.compress.manifest import Manifest
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.paths import started_in
 
 
 def model_path(model: str) -> str:
@@ -54,12 +55,12 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
             raise
         raise ConfigError(
             f"Parameter '{parameter}': {str(error).rstrip('.')}",
-            fix=f"A relative folder was looked for in {Path.cwd()}",
+            fix=f"A relative folder was looked for in {started_in()}",
         ) from error
 
 
 def _no_folder(parameter: str, value: str, *, allowed: str) -> ConfigError:
-    looked = "" if Path(value).is_absolute() else f" (looked for in {Path.cwd()})"
+    looked = "" if Path(value).is_absolute() else f" (looked for in {started_in()})"
     return ConfigError(
         f"Parameter '{parameter}' names no folder{looked}", allowed=allowed, got=value, fix="Give its absolute path"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import ReadWriteLock, Timeout
 
+from mlflow_compress import atomic
 from mlflow_compress.errors import ConfigError
 
 LIMIT_VARIABLE = "MLFLOW_COMPRESS_CACHE_GB"
@@ -113,13 +114,12 @@ class Downloads:
         partial.mkdir()
         try:
             download(partial)
-            partial.rename(self.folder / key)
+            atomic.rename(partial, self.folder / key)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        listing = self.folder / f"{key}.json.partial"
-        listing.write_text(json.dumps(_checksums(self.folder / key), indent=1) + "\n")
-        listing.rename(self._listing(key))
+        text = json.dumps(_checksums(self.folder / key), indent=1)
+        atomic.write(self._listing(key), f"{text}\n".encode())
 
     def _partial(self, key: str) -> Path:
         return self.folder / f"{key}.partial"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def tags_filter(tags: Mapping[str, str]) -> str:
     """Return the filter "every one of these tags has this value", in MLflow's search syntax.
 
-    A value may hold one kind of quotes and is then quoted with the other. A value that holds both cannot be written,
-    and is left out: check what the search returns with `has_tags`.
+    A value may hold one kind of quotes and is then quoted with the other. A value that holds both, or a backslash,
+    cannot be written and is left out: check what the search returns with `has_tags`.
     """
     return " and ".join(f"tags.`{key}` = {quoted}" for key, value in tags.items() if (quoted := _quoted(value)))
 
@@ -21,4 +21,4 @@ def has_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 def _quoted(value: str) -> str | None:
     quote = next((mark for mark in "'\"" if mark not in value), None)
-    return f"{quote}{value}{quote}" if quote else None
+    return f"{quote}{value}{quote}" if quote and "\\" not in value else None

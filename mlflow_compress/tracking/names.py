@@ -9,7 +9,7 @@ BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # id of what was asked and how: only runs that share it may be compared
-ITEMS = "items/n"  # run metric: number of items with a prediction that the headline values are pooled over
+ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files: tells apart variants of one name
 BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files: folders of one name may hold several models
@@ -19,8 +19,6 @@ BASELINE_RUN = "baseline_run_id"  # of an evaluate run: which baseline evaluatio
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts of which the model read the end only
-
-ITEMS = "items/n"  # metric: items with a prediction that the headline pools
 FAILED_STAGE = "failed_stage"  # of a main run that shows what the other stages found
 
 # Artifact folders and files of the stages' runs.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlflow.projects.backend.loader import load_backend
@@ -23,6 +24,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
+from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import TrackedRun, Tracker
 
@@ -47,9 +49,8 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
     """
     tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, names.STAGE: stage}
     child = tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id
-    _this_python_first()
     try:
-        with tempfile.TemporaryDirectory() as downloads:
+        with tempfile.TemporaryDirectory() as downloads, _environment():
             returncode = _wait(_start(tracker, project_folder(stage), parameters, child, downloads))
     except KeyboardInterrupt:
         tracker.client.set_terminated(child, "KILLED")
@@ -104,9 +105,17 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> Stage
     return StageError(what, stage=stage, fix=fix)
 
 
-def _this_python_first() -> None:
-    """Let `python` mean this interpreter in child processes, also where its environment is not activated."""
-    folder = str(Path(sys.executable).parent)
-    path = os.environ.get("PATH", "")
-    if path.split(os.pathsep)[0] != folder:
-        os.environ["PATH"] = f"{folder}{os.pathsep}{path}"
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Set what the child process reads from its environment, which is a copy of this one.
+
+    `python` is this interpreter, also where its environment is not activated.
+    """
+    before = dict(os.environ)
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", os.defpath)])
+    os.environ[STARTED_IN] = started_in()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

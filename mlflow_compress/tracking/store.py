@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import shutil
 import tempfile
 import time
@@ -28,6 +27,7 @@ from mlflow_compress.tracking import names
 from mlflow_compress.tracking.downloads import Downloads, limit_bytes
 from mlflow_compress.tracking.experiment import choose_experiment, create_database
 from mlflow_compress.tracking.filters import has_tags, tags_filter
+from mlflow_compress.tracking.parameters import new_parameters
 from mlflow_compress.tracking.rounding import rounded
 
 _NOTE_LIMIT = 8000
@@ -41,15 +41,6 @@ def _absolute(uri: str) -> str:
     if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
         return prefix + str(Path(uri.removeprefix(prefix)).resolve())
     return uri
-
-
-def _unquoted(text: str) -> str:
-    """Return a parameter as it was given to `mlflow run`, which logs it quoted for a shell."""
-    try:
-        parts = shlex.split(text)
-    except ValueError:  # a single quote: nothing that a shell quoted
-        return text
-    return parts[0] if len(parts) == 1 else text
 
 
 class TrackedRun:
@@ -86,12 +77,7 @@ class TrackedRun:
         `mlflow run` has logged every parameter as it was given, shell-quoted ("auto"), and MLflow changes none.
         """
         there = self._client.get_run(self.run_id).data.params
-        new: dict[str, str] = {}
-        for key, value in params.items():
-            if key not in there:
-                new[key] = str(value)
-            elif _unquoted(there[key]) != str(value) and f"resolved/{key}" not in there:
-                new[f"resolved/{key}"] = str(value)
+        new = new_parameters(there, {key: str(value) for key, value in params.items()})
         self._client.log_batch(self.run_id, params=[Param(key, value) for key, value in new.items()])
 
     def remove_tags(self, *keys: str) -> None:
@@ -300,5 +286,8 @@ class Tracker:
         )
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run."""
-        return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        """Return a JSON artifact of a run; where it has none of this name, that is a `TrackingError`."""
+        try:
+            return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error

@@ -1,4 +1,4 @@
-"""The evaluate stage as an MLflow project of its own: calls the library in this checkout."""
+"""The evaluate stage as an MLflow project of its own: calls the library in this checkout, or the installed one."""
 
 import sys
 from pathlib import Path

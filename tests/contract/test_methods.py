@@ -177,7 +177,7 @@ def one_method_a_format() -> list[str]:
     "names",
     [
         pytest.param(one_method_a_format(), id="one method a format"),
-        pytest.param(installed(), id="every method", marks=pytest.mark.slow),
+        pytest.param(installed(), id="every method", marks=[pytest.mark.slow, pytest.mark.ci]),
     ],
 )
 def test_checkpoints_of_each_format_load_in_a_fresh_process(
@@ -208,6 +208,7 @@ def test_a_method_that_needs_text_refuses_to_run_without(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", METHODS.names())
 def test_the_same_settings_give_the_same_bytes(
     name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

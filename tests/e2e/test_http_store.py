@@ -43,6 +43,7 @@ def server(workdir: Path) -> Iterator[str]:
             process.kill()  # its workers end with it
 
 
+@pytest.mark.ci
 @pytest.mark.slow  # the server needs seconds to start
 def test_artifacts_are_downloaded_once_and_nothing_is_left_behind(
     server: str, workdir: Path, monkeypatch: pytest.MonkeyPatch

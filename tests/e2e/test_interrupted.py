@@ -118,11 +118,11 @@ def test_what_a_variant_answered_stays_until_it_is_stored(
     config = replace(little(tmp_path), checkpoint=model_path("demo"))
     with tracker.run("evaluate demo", "evaluate", {}) as run:
         with pytest.raises(OSError, match="no space"), ExitStack() as kept:
-            evaluate_variant(config, tracker, run, kept)
+            evaluate_variant(config, suite_of(config), tracker, run, kept)
             raise OSError("no space for the artifacts")
         [left] = left_behind(tracker)
         with ExitStack() as kept:
-            evaluate_variant(config, tracker, run, kept)
+            evaluate_variant(config, suite_of(config), tracker, run, kept)
             assert left.exists()
         assert not left.exists()
 

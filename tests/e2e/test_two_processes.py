@@ -35,6 +35,7 @@ def records(folder: Path, *launcher: str) -> dict[str, RunRecords]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_two_processes_leave_the_records_of_one(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     one, two = records(tmp_path / "one"), records(tmp_path / "two", *launcher)

@@ -19,6 +19,7 @@ from mlflow_compress.tracking import names
 from mlflow_compress.tracking.store import Tracker
 
 ROOT = Path(__file__).parents[2]
+WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]
 FEW = {"limit": "12", "max_new_tokens": "16", "samples": "2", "judge_max_tokens": "16"}
 
 
@@ -109,7 +110,7 @@ def test_the_control_has_not_moved_at_all(world: World) -> None:
 
 
 def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["promote", "--max_kl", "10", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100"]) == 0
+    assert cli.main(["promote", *WIDE]) == 0
     assert "rtn-4bit-g128 (version" in capsys.readouterr().out
     version = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
     assert version.tags[names.VARIANT] == "rtn-4bit-g128"
@@ -125,7 +126,7 @@ def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.Capture
 
 
 def test_the_champion_loads_by_alias_generates_and_scores(world: World) -> None:
-    assert cli.main(["promote", "--max_kl", "10", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100"]) == 0
+    assert cli.main(["promote", *WIDE]) == 0
     model = mlflow.pyfunc.load_model("models:/compressed-demo@champion")
     texts = model.predict(pd.DataFrame({"prompt": ["Answer:", "Once"]}))["text"].tolist()
     assert len(texts) == 2 and all(isinstance(text, str) and text for text in texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow.entities import LoggedModelOutput
@@ -11,6 +12,7 @@ from mlflow.entities import LoggedModelOutput
 from mlflow_compress import cli
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.stages import summary
 from mlflow_compress.stages.promote import run_promote
 from mlflow_compress.tracking import names
 from mlflow_compress.tracking.evaluations import evaluations
@@ -184,3 +186,22 @@ def test_a_version_and_its_logged_model_point_to_each_other(tracker: Tracker) ->
     [link] = json.loads(model.tags["mlflow.modelVersions"])
     assert (link["name"], str(link["version"])) == ("compressed-llama", str(version.version))
     assert version.tags[names.EVALUATION] == ALL
+
+
+def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on five items, of another model of that name, or of an earlier release have no place beside this one."""
+    finished(tracker, "rtn-4bit", ALL, size=100, kl=0.02)
+    finished(tracker, "rtn-4bit", ALL, size=100, kl=0.03, checkpoint="d" * 64)
+    finished(tracker, "rtn-8bit", ALL, size=200, kl=0.01)
+    finished(tracker, "rtn-2bit", FIVE, items=5)
+    finished(tracker, "rtn-3bit", OTHER, weights="2" * 64)
+    finished(tracker, "rtn-6bit", None)
+    monkeypatch.setattr(summary, "_values", lambda outcome: {"size/bytes": 99.0, "distance/kl_mean": 0.5})
+    outcome = SimpleNamespace(variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama")
+    rows, shown = summary._variants(outcome, tracker, ALL)  # type: ignore[arg-type]
+    assert shown == "rtn-4bit (dddddddd)"
+    assert {row["name"]: (row["bytes"], row["kl"]) for row in rows} == {
+        "rtn-4bit (cccccccc)": (100, 0.02),
+        "rtn-4bit (dddddddd)": (99.0, 0.5),  # this run's own values, not those of its earlier run
+        "rtn-8bit": (200, 0.01),
+    }

@@ -175,11 +175,18 @@ def test_logging_loads_no_checkpoint_and_ships_no_demo_data(
     assert (folder / "artifacts" / "checkpoint" / "compression.json").is_file()
 
 
-def test_a_run_that_is_filled_again_keeps_its_model(tracker: Tracker, checkpoint: Path) -> None:
+def test_a_run_that_is_filled_again_keeps_its_model_and_data_sets(tracker: Tracker, checkpoint: Path) -> None:
+    """A main run that is resumed after its judge failed is published a second time."""
+    task = DataSet(name="mmlu", digest="f" * 64, source={"task": "mmlu"})
     with tracker.run("x", "main", {}) as run:
-        found = {logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint)) for _ in range(2)}
-    assert len(found) == 1
-    assert [o.model_id for o in tracker.client.get_run(run.run_id).outputs.model_outputs] == list(found)
+        for value in (0.1, 0.2):
+            model_id = logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint))
+            log_data_sets(tracker, run.run_id, [task])
+            log_model_values(tracker, run.run_id, model_id, {"distance/kl_mean": value}, task)
+    stored = tracker.client.get_run(run.run_id)
+    assert [o.model_id for o in stored.outputs.model_outputs] == [model_id]
+    assert [i.dataset.name for i in stored.inputs.dataset_inputs] == ["mmlu"]
+    assert stored.data.metrics["distance/kl_mean"] == 0.2
 
 
 def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tracker, checkpoint: Path) -> None:

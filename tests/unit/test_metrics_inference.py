@@ -228,6 +228,7 @@ def test_first_column_is_the_mean():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_intervals_cover_at_their_level():
     # 1,500 simulated studies each; 95 % +- 3 standard errors (0.0056) of the simulation, and small-sample slack below.
     rng = np.random.default_rng(11)

@@ -219,6 +219,46 @@ def test_judge_scores_by_hand():
     assert {r.name for r in by_category} == set(found)
 
 
+def _show_result(scores):
+    """FastChat's `show_result` in single mode: rows with a score of -1 are dropped, then the mean of all others."""
+    rows = [(turn, -1 if score is None else score) for (_, turn, _), score in scores.items()]
+    kept = [(turn, score) for turn, score in rows if score != -1]
+    by_turn = [[score for t, score in kept if t == turn] for turn in (0, 1)]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    return mean([score for _, score in kept]), *(mean(values) if values else None for values in by_turn)
+
+
+def test_pooled_score_weights_answers_not_turns():
+    # Turn 1: 9 and 3, turn 2: 2 and one without a readable score. All answers: 14/3; the mean of the turns' means is 4.
+    scores = {("a", 0, 0): 9.0, ("a", 1, 0): 2.0, ("b", 0, 0): 3.0, ("b", 1, 0): None}
+    run = Evidence(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(scores)))
+    found = headline(compute_all(run))
+    assert found["judge/mt_bench"].value == pytest.approx(14 / 3)
+    assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
+    # Shared answers: 9 - 8, 2 - 6, 3 - 4; the mean is -4/3.
+    assert found["judge/mt_bench_delta"].value == pytest.approx(-4 / 3)
+    assert found["judge/mt_bench_delta"].n == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_equal_fastchat(seed):
+    rng = np.random.default_rng(seed)
+    scores = {
+        (f"q{i}", turn, 0): None if rng.random() < 0.25 else float(rng.integers(1, 11))
+        for i in range(20)
+        for turn in (0, 1)
+    }
+    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    ours = [found[f"judge/mt_bench{part}"].value for part in ("", "_turn1", "_turn2")]
+    assert ours == pytest.approx(list(_show_result(scores)))
+
+
+def test_a_turn_without_any_readable_score_is_counted():
+    scores = {key: score if key[1] == 0 else None for key, score in BASE.items()}
+    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    assert (found["judge/mt_bench"].value, found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (6.0, 2, 2)
+
+
 def test_first_turn_alone():
     only = {key: score for key, score in BASE.items() if key[1] == 0}
     found = headline(compute_all(Evidence(RunRecords(judgments=_judged(only)))))

@@ -62,7 +62,8 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
 
 
 def _labels(evidence):
-    return {row["name"]: row["label"] for row in noise_table(evidence, compute_all(evidence))}
+    rows = noise_table(evidence, compute_all(evidence))
+    return {row["name"]: row["label"] for row in rows if row["label"] is not None}
 
 
 def test_the_variant_stands_out_and_a_second_run_does_not():
@@ -75,7 +76,7 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
     assert set(_labels(again).values()) == {"not distinguishable from the noise floor"}
     alone = Evidence(FULL.baseline, FULL.variant)
-    assert set(_labels(alone).values()) == {None}
+    assert _labels(alone) == {}
     assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
     floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
     assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
@@ -91,7 +92,7 @@ def test_the_second_run_may_cover_fewer_items():
         token_distances=None,
     )
     found = headline(compute_all(Evidence(FULL.baseline, FULL.variant, few)))
-    assert found["noise/kl_mean"].n == 30
+    assert (found["noise/kl_mean"].n, found["noise/kl_mean"].n_unscored) == (30, 0)
     assert "noise/corpus_kl_mean" not in found
     assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
 
@@ -148,6 +149,7 @@ def test_sample_sizes_by_hand():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_planned_power_is_reached():
     rng = np.random.default_rng(5)
     n = items_for_accuracy_change(0.04, 0.12)

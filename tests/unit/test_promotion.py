@@ -110,7 +110,7 @@ def test_two_bounded_numbers_decide_where_kl_has_no_interval(clipped: float, out
     one = divergent(kl_items=300, kl_clipped_upper=clipped, kl_above_clip_pct_upper=outliers)
     [outcome] = decide([one], KL_GATE).outcomes
     assert outcome.passed == passes
-    assert "no interval to trust here, so this decides" in outcome.reasons[0]
+    assert "the interval of the mean cannot be trusted" in outcome.reasons[0]
     assert "items above the clip limit in %" in outcome.reasons[1]
 
 

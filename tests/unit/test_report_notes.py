@@ -89,12 +89,15 @@ def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
     sentence = "the gate reads the clipped mean and the share of items above the clip"
     assert sentence in " ".join(footnotes(by_name(kl, clipped, above), gates=untrusted))
     assert sentence not in " ".join(footnotes(by_name(kl, clipped, above), gates=trusted))
-    # Without the values that replace it nothing is claimed about a gate.
+    # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
+    same = by_name(replace(kl, value=0.0), replace(clipped, value=0.0))
+    assert footnotes(same, gates={"gate/kl_clipped_upper": 0.02}) == []
     assert footnotes(by_name(kl), gates={}) == []
 
 
 def test_generated_answers_read_well():
     generated = by_name(
+        result("distance/kl_items", 0.0, n=152),
         result("distance/flips_pct", 4.0, 1.8, 8.3, n=150, n_unscored=2),
         result("quality/accuracy", 0.5, 0.42, 0.58, n=150, n_unscored=2),
         result("quality/accuracy_delta", -0.02, -0.05, 0.01, n=150, n_unscored=2),

@@ -142,6 +142,7 @@ def wait_for_parts(folder: Path, n: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_killed_whole_ends_with_the_same_bytes(world: tuple[Path, Any]) -> None:
     folder = world[0]
     with launched("killed", folder) as process:
@@ -161,6 +162,7 @@ def test_a_job_killed_whole_ends_with_the_same_bytes(world: tuple[Path, Any]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_process_is_killed_the_job_ends(tmp_path: Path, victim: int) -> None:
     prepare(tmp_path)

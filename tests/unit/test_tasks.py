@@ -245,14 +245,15 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
     from mlflow_compress.stages import evaluate
 
     def never(*_: Any) -> None:
-        pytest.fail("a model was loaded")
+        pytest.fail("a model was loaded, or a run made")
 
-    for name in ("load", "light"):
+    monkeypatch.setattr(evaluate, "read_manifest", lambda checkpoint: None)
+    for name in ("load", "light", "Tracker"):
         monkeypatch.setattr(evaluate, name, never)
     (tmp_path / "mine.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
         config = EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x")
-        evaluate.evaluate_variant(config, None, None, None)  # type: ignore[arg-type]
+        evaluate.run_evaluate(config)
 
 
 def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:

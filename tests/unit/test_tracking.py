@@ -60,6 +60,15 @@ def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
     assert tracker.find_finished("main") == []
 
 
+@pytest.mark.parametrize("value", ["it's", 'say "x"', "both ' and \"", "a\\", "%", "O'Neil/llama"])
+def test_names_with_quotes_are_found(value: str, tracker: Tracker) -> None:
+    for name in (value, "another"):
+        with tracker.run("x", "main", {names.BASE_MODEL: name}):
+            pass
+    [found] = tracker.find_finished("main", **{names.BASE_MODEL: value})
+    assert found.data.tags[names.BASE_MODEL] == value
+
+
 def test_the_run_of_mlflow_run_is_filled_once(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tracker.client.create_run(tracker.experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
@@ -91,6 +100,7 @@ def test_lost_artifacts_are_an_error_with_a_way_out(tracker: Tracker) -> None:
 def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     name = registered_name("org/model")
     assert name == "compressed-org-model"
+    assert registered_name("it's\"") == "compressed-it-s-"  # quotes would end a value in MLflow's filters
     tracker.client.create_registered_model(name)
     versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
     assert move_alias(tracker, name, "champion", versions[0]) is None

@@ -1,0 +1,70 @@
+"""What decides the last bits of a product besides its numbers: where they lie in memory, the processor, the threads.
+
+On a CPU a product of few rows may come out one unit in the last place apart when an operand begins at another place
+(MKL picks its loops by the address), and a product of any size with another number of threads or on another processor.
+The first is ended here: operands begin at multiples of `ALIGNMENT`. The second is written down with a stored baseline.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+ALIGNMENT = 64
+"""Bytes: a cache line, the widest vector register, and where PyTorch's own allocator begins a tensor."""
+
+_SWITCHES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_NUM_THREADS", "MKL_DYNAMIC")
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose numbers begin at a multiple of `ALIGNMENT` and follow each other: itself, or a copy.
+
+    Tensors on other devices, where allocators align them, are returned as they are.
+    """
+    if tensor.device.type != "cpu" or (tensor.data_ptr() % ALIGNMENT == 0 and tensor.is_contiguous()):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def align_weights(model: torch.nn.Module) -> None:
+    """Copy a model's floating-point parameters and buffers that are not `aligned`, in place.
+
+    Weights that are mapped from a file begin wherever its header ends. Packed weights (integers, and tensors of a
+    library's own class) stay: products of integers are exact.
+    """
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if _is_plain(parameter.data):
+                parameter.data = aligned(parameter.data)
+        for name, buffer in module.named_buffers(recurse=False):
+            if _is_plain(buffer):
+                module._buffers[name] = aligned(buffer)
+
+
+def rounding_identity(device: torch.device) -> dict[str, str]:
+    """Return what decides the last bits of a model's numbers on this machine; equal identities give equal bits.
+
+    Returns
+    -------
+    dict of str to str
+        On a CPU ``processor`` (its family), ``instructions`` (those that PyTorch uses), ``threads``, and MKL's
+        environment variables that are set. On a GPU its name.
+    """
+    if device.type == "cuda":
+        return {"processor": torch.cuda.get_device_name(device)}
+    if device.type != "cpu":
+        return {"processor": device.type}
+    from llvmlite import binding
+
+    return {
+        "processor": str(binding.get_host_cpu_name()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        **{name: os.environ[name] for name in _SWITCHES if os.environ.get(name)},
+    }
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is torch.Tensor and tensor.is_floating_point()

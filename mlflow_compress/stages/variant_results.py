@@ -1,0 +1,101 @@
+"""What MLflow's model of a variant is given: its settings, its metrics, and the data sets they were measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_compress.stages.about import read_about
+from mlflow_compress.stages.gate_values import gate_values
+from mlflow_compress.stages.quantize import size_values
+from mlflow_compress.stages.results import logged
+from mlflow_compress.tasks.catalogue import TASKS
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.logged_model import (
+    EVALUATION_SET,
+    DataSet,
+    VariantEntry,
+    log_data_sets,
+    log_model_values,
+    log_variant_model,
+)
+from mlflow_compress.tracking.names import RECORDS
+from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.store import TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from mlflow_compress.stages.summary import Outcome
+
+ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
+
+
+def _params(outcome: Outcome) -> dict[str, object]:
+    """Return the settings behind the numbers, resolved."""
+    return {
+        "model": outcome.label,
+        "method": outcome.manifest.method,
+        **outcome.manifest.settings,
+        "dtype": outcome.dtype,
+        "seed": outcome.seed,
+    }
+
+
+def _data_sets(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[dict[str, DataSet], DataSet | None]:
+    """Return the data set of every task and corpus by name, and that of the whole evaluation."""
+    hashes = read_about(tracker.fetch(outcome.children["evaluate"], RECORDS)).get("tasks")
+    by_task = {
+        name: DataSet(
+            name=name,
+            digest=found,
+            source={"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})},
+        )
+        for name, found in (hashes.items() if isinstance(hashes, dict) else ())
+    }
+    if evaluation is None:
+        return by_task, None
+    return by_task, DataSet(name=EVALUATION_SET, digest=evaluation, source={"tasks": sorted(by_task)})
+
+
+def log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
+    """Log the variant's model, and every metric on run and model at once, with the data sets they were measured on.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        What the stages found.
+    tracker, run : Tracker, TrackedRun
+        The store and the main run.
+    evaluation : str or None
+        The evaluation id, which is the digest of the data set of all tasks.
+    """
+    manifest = outcome.manifest
+    entry = VariantEntry(
+        name=outcome.variant,
+        checkpoint=Path(outcome.checkpoint),
+        checkpoint_sha256=outcome.checkpoint_sha256,
+        weight_files=manifest.weight_files,
+        dtype=outcome.dtype,
+        params=_params(outcome),
+        tags={
+            names.VARIANT: outcome.variant,
+            names.METHOD: manifest.method,
+            names.BASE_MODEL: outcome.label,
+            names.BASE_WEIGHTS: manifest.base_weights_hash,
+            **({names.EVALUATION: evaluation} if evaluation else {}),
+        },
+        log_weights=outcome.log_weights,
+    )
+    run.log_params({**manifest.settings, "log_weights": str(entry.keeps_weights).lower()})
+    model = log_variant_model(tracker, run.run_id, entry)
+    by_task, whole = _data_sets(outcome, tracker, evaluation)
+    log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
+    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
+    values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
+    apart = {name for name in values if name.startswith(ITEMLESS)}
+    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
+    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
+    # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
+    for name, data_set in by_task.items():
+        values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
+        if values:
+            log_model_values(tracker, outcome.children["evaluate"], model, values, data_set)

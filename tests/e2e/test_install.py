@@ -1,0 +1,160 @@
+"""The package outside its checkout: as a wheel, as a source distribution, and as an MLflow project of a git repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlflow_compress.tracking.store import Tracker
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("quantize", "evaluate", "judge")
+FEW = {"method": "none", "judge": "false", "shuffles": "0"}
+
+
+def started(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command and require that it succeeds."""
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+def tracked_files(target: Path) -> Path:
+    """Copy the checkout without what builds and runs have left in it."""
+    listed = started(["git", "ls-files", "-co", "--exclude-standard", "-z"], ROOT).stdout.split("\0")
+    for name in filter(None, listed):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+def few_items(folder: Path) -> Path:
+    """Write a small task file."""
+    rows = [
+        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
+        for i in range(6)
+    ]
+    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "choice.jsonl"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a source distribution from the checkout, and a wheel from that; return their folder."""
+    source = tracked_files(tmp_path_factory.mktemp("source"))
+    dist = tmp_path_factory.mktemp("dist")
+    build = "import setuptools.build_meta as b, sys; b.build_sdist(sys.argv[1])"
+    started([sys.executable, "-c", build, str(dist)], source)
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    [archive] = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(unpacked, filter="data")
+    [inside] = unpacked.iterdir()
+    build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+    started([sys.executable, "-c", build, str(dist)], inside)
+    return dist
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_stages_and_what_they_refer_to(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+        for stage in STAGES:
+            folder = f"mlflow_compress/_projects/projects/{stage}"
+            project = yaml.safe_load(opened.read(f"{folder}/MLproject"))
+            environment = os.path.normpath(f"{folder}/{project['python_env']}")
+            assert {f"{folder}/run.py", environment} <= names
+            assert project == yaml.safe_load((ROOT / "projects" / stage / "MLproject").read_text())
+    assert not {name for name in names if name.split("/")[0] not in ("mlflow_compress",) and ".dist-info" not in name}
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    installed = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site)]
+    started([*installed, str(wheel)], tmp_path)
+    options = [f"--{name}={value}" for name, value in {**FEW, "tasks": few_items(folder).name}.items()]
+    # -P: the working folder is not on the path; the wheel comes before the checkout that tests are run from.
+    done = started(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            "from mlflow_compress.cli import main; raise SystemExit(main())",
+            "main",
+            *options,
+        ],
+        folder,
+        PYTHONPATH=str(site),
+        PATH="/usr/bin:/bin",  # nothing is activated
+        MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
+    )
+    assert "Answers flipped" in done.stdout
+    assert done.stdout.splitlines()[0] == str(site / "mlflow_compress" / "__init__.py")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".mlflow_compress",
+        "choice.jsonl",
+        "mlflow.db",
+        "mlruns",
+    ]
+    assert not list(site.rglob(".mlflow_compress")) and not list(site.rglob("mlruns"))
+
+
+@pytest.mark.slow
+def test_mlflow_runs_a_git_repository_and_keeps_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository, folder, temporary = tmp_path / "repository", tmp_path / "work", tmp_path / "tmp"
+    for made in (folder, temporary):
+        made.mkdir()
+    tracked_files(repository)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
+    started(["git", "init", "-q", "-b", "main"], repository)
+    started(["git", "add", "-A"], repository)
+    started(["git", *identity, "commit", "-q", "-m", "state"], repository)
+    # MLflow uses a file:// repository in its place; of any other address it makes a temporary clone.
+    address = {
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": f"url.file://{repository}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://example.invalid/repository.git",
+        "GIT_CONFIG_KEY_1": "safe.directory",
+        "GIT_CONFIG_VALUE_1": "*",
+    }
+    values = {**FEW, "tasks": str(few_items(folder))}
+    options = [part for name, value in values.items() for part in ("-P", f"{name}={value}")]
+    command = [sys.executable, "-m", "mlflow", "run", "https://example.invalid/repository.git"]
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    done = started(
+        [*command, "--env-manager", "local", *options],
+        folder,
+        **address,
+        MLFLOW_TRACKING_URI=store,
+        TMPDIR=str(temporary),
+        PATH=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert "Answers flipped" in done.stdout
+    assert "example.invalid" in done.stderr, "MLflow made no clone"
+    clones = [path.parent for path in temporary.glob("*/MLproject")]
+    assert clones, "MLflow made no clone"
+    assert not [path for clone in clones for path in clone.rglob("compression.json")]
+    [manifest] = (folder / ".mlflow_compress" / "checkpoints").glob("*/compression.json")
+    assert manifest.is_file()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    runs = Tracker().client.search_runs([Tracker().experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.info.artifact_uri.removeprefix("file://").startswith(str(folder)) for run in runs} == {True}

@@ -1,0 +1,109 @@
+"""A judge that fails loses nothing: the evaluation is published, and the rest is done by resuming the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow.entities import Run
+
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.store import Tracker
+from tests.judge_server import judge_server
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+REFUSAL = 401, {"error": {"message": "no such key"}}
+# Runs the command and tells which libraries the main process itself has imported by then.
+COMMAND = """
+import json, sys
+from mlflow_compress.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([name for name in ("torch", "transformers", "sentence_transformers", "lm_eval") if name in sys.modules]))
+raise SystemExit(code)
+"""
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the main job in `folder` with a key for the judge."""
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "OPENAI_API_KEY": "none-needed", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", COMMAND, "main", *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def parent(tracker: Tracker) -> Run:
+    """Return the one main run of the store."""
+    [found] = [
+        run for run in tracker.client.search_runs([tracker.experiment_id]) if run.data.tags.get(names.STAGE) == "main"
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """Run a small variant whose judge refuses every request; model paths and tasks are relative."""
+    folder = tmp_path_factory.mktemp("judge")
+    rows = [
+        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
+        for i in range(6)
+    ]
+    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    says = [{"question_id": i, "category": "c", "turns": [f"Say {i}"]} for i in range(2)]
+    (folder / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in says))
+    few = ["--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
+    with judge_server(lambda number, body: REFUSAL) as server:
+        asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]
+        done = run(folder, *asked, "--judge_base_url", server.base_url)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    yield folder, done
+    mlflow.set_tracking_uri(before)
+
+
+def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
+    failed: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    done = failed[1]
+    assert done.returncode == 1, done.stderr[-3000:]
+    main = parent(Tracker())
+    assert "Answers flipped" in done.stdout and f"resume={main.info.run_id}" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
+    assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/3] quantize")
+    assert main.info.status == "FAILED" and main.data.tags[names.FAILED_STAGE] == "judge"
+    assert "refused the key" in main.data.tags[names.ERROR]
+    assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
+    assert "distance/kl_mean" in main.data.metrics and "judge/similarity" not in main.data.metrics
+    assert names.EVALUATION in main.data.tags and names.BASELINE_RUN in main.data.tags
+    assert main.data.metrics[names.ITEMS] == 6
+    assert "auto" not in {value for name, value in main.data.params.items() if name != "judge_base_url"}
+    assert main.data.params["device"] in ("cpu", "cuda")
+
+
+def test_resuming_runs_the_judge_alone_and_publishes_again(
+    failed: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    tracker = Tracker()
+    main = parent(tracker)
+    children = tracker.children(main.info.run_id)
+    with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
+        done = run(failed[0], "--resume", main.info.run_id, "--judge_base_url", server.base_url)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "[1/3] quantize: finished before" in done.stderr and "[2/3] evaluate: finished before" in done.stderr
+    again = parent(tracker)
+    assert again.info.status == "FINISHED" and not {names.ERROR, names.FAILED_STAGE} & set(again.data.tags)
+    assert again.data.metrics["judge/mt_bench"] == 7
+    assert again.data.metrics["distance/kl_mean"] == main.data.metrics["distance/kl_mean"]
+    now = tracker.children(main.info.run_id)
+    assert {stage: now[stage].info.run_id for stage in ("quantize", "evaluate")} == {
+        stage: children[stage].info.run_id for stage in ("quantize", "evaluate")
+    }
+    assert now["judge"].info.status == "FINISHED"
+    running = [r for r in tracker.client.search_runs([tracker.experiment_id]) if r.info.status == "RUNNING"]
+    assert running == []

@@ -1,0 +1,177 @@
+"""The main job around its stages: what is refused before a run is made, what is resumed, what the user is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress import cli
+from mlflow_compress.config import MainConfig, as_strings, parse
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import home, out_folder
+from mlflow_compress.stages.main import check
+from mlflow_compress.stages.progress import Progress, duration
+from mlflow_compress.stages.resume import finished_stages, resumed
+from mlflow_compress.tracking import names
+from mlflow_compress.tracking.parameters import new_parameters
+from mlflow_compress.tracking.store import Tracker
+
+ROOT = Path(__file__).parents[2]
+IMPORTS = """
+import sys
+from mlflow_compress.config import MainConfig
+from mlflow_compress.stages import main, summary
+main.check(MainConfig())
+print([name for name in ("torch", "transformers", "lm_eval", "sentence_transformers", "datasets") if name in sys.modules])
+"""
+
+
+def run_ids(tracker: Tracker) -> list[str]:
+    return [run.info.run_id for run in tracker.client.search_runs([tracker.experiment_id])]
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "words"),
+    [
+        ("main", "--bits=3.5", "bits"),
+        ("main", "--method=awk", "awk"),
+        ("main", "--tasks=no_such_task_at_all.jsonl", "'tasks' names no file"),
+        ("main", "--instructions=nobody", "'instructions' names no set and no file"),
+        ("main", "--calibration=nothing", "'calibration' names no set and no file"),
+        ("main", "--judge_max_tokens=many", "judge_max_tokens"),
+        ("main", "--resume=0123", "cannot be resumed"),
+        ("quantize", "--method=awk", "awk"),
+        ("quantize", "--calibration=nothing", "'calibration' names no set and no file"),
+        ("evaluate", "--checkpoint=./nowhere", "'checkpoint' names no folder"),
+        ("evaluate", "--limit=-1", "'limit' is too small"),
+        ("judge", "--judge_max_tokens=0", "judge_max_tokens"),
+    ],
+)
+def test_what_is_refused_leaves_no_run(
+    command: str, option: str, words: str, tracker: Tracker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, option]) == 2
+    assert words in capsys.readouterr().err
+    assert run_ids(tracker) == []
+
+
+def test_what_is_refused_fails_the_run_that_mlflow_has_made(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tracker.client.create_run(tracker.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    assert cli.main(["main", "--method", "awk"]) == 2
+    run = tracker.client.get_run(given)
+    assert run.info.status == "FAILED" and "awk" in run.data.tags[names.ERROR]
+    assert run_ids(tracker) == [given]
+
+
+def test_the_main_job_imports_no_model_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_parameters_are_shown_resolved() -> None:
+    known = check(MainConfig(method="rtn"))
+    resolved = {name: known[name] for name in ("bits", "group_size", "tasks", "instructions", "prompt")}
+    assert resolved == {"bits": 4, "group_size": 128, "tasks": "demo", "instructions": "demo", "prompt": "hendrycks"}
+    assert known["calibration"] == known["calibration_samples"] == "none"  # rtn is not calibrated
+    assert "auto" not in known.values() and "resume" not in known
+    calibrated = check(MainConfig(method="awq"))
+    assert calibrated["calibration"] == "demo" and calibrated["calibration_samples"] == 32  # awq's default
+
+
+def test_what_mlflow_logged_as_given_is_resolved_beside_it() -> None:
+    there = {"bits": "auto", "data_dir": "''", "model": "'/a b/c'", "seed": "42", "system_prompt": "it's"}
+    values = {"bits": "4", "data_dir": "", "model": "/a b/c", "seed": "42", "system_prompt": "it's", "device": "cpu"}
+    assert new_parameters(there, values) == {"resolved/bits": "4", "device": "cpu"}
+    assert new_parameters({**there, "resolved/bits": "4", "device": "cpu"}, values) == {}
+
+
+def test_checkpoints_lie_where_they_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_COMPRESS_HOME", raising=False)
+    uri = "sqlite:////data/mlflow.db"
+    assert out_folder("auto", uri) == home(uri) / "checkpoints"
+    assert out_folder("mine", uri) == tmp_path / "mine"
+
+
+def failed_run(tracker: Tracker, *finished: str) -> str:
+    """Return a main run that failed after some stages."""
+    with pytest.raises(ConfigError), tracker.run("x", "main", {}) as main:
+        main.log_json(as_strings(MainConfig(method="rtn", bits="3", seed=7)), names.PARAMETERS)
+        for stage in ("quantize", "evaluate", "judge"):
+            child = tracker.client.create_run(tracker.experiment_id, tags={names.PARENT: main.run_id, "stage": stage})
+            tracker.client.set_terminated(child.info.run_id, "FINISHED" if stage in finished else "FAILED")
+        raise ConfigError("broken")
+    return main.run_id
+
+
+def test_a_resumed_run_has_the_parameters_that_it_was_started_with(tracker: Tracker) -> None:
+    run_id = failed_run(tracker, "quantize", "evaluate")
+    finished = finished_stages(tracker, run_id)
+    assert set(finished) == {"quantize", "evaluate"}
+    again = resumed(MainConfig(resume=run_id, judge_model="other"), tracker, finished)
+    assert (again.method, again.bits, again.seed, again.judge_model) == ("rtn", "3", 7, "other")
+    assert again.resume == run_id
+
+
+def test_what_finished_stages_used_cannot_change(tracker: Tracker) -> None:
+    run_id = failed_run(tracker, "quantize")
+    with pytest.raises(ConfigError, match=r"'bits' is that of a finished stage.*Allowed: 3.*Got: '8'"):
+        resumed(MainConfig(resume=run_id, bits="8"), tracker, finished_stages(tracker, run_id))
+    assert resumed(MainConfig(resume=run_id, limit=5), tracker, finished_stages(tracker, run_id)).limit == 5
+
+
+def test_only_a_run_that_did_not_finish_is_resumed(tracker: Tracker) -> None:
+    run_id = failed_run(tracker)
+    for status in ("FINISHED", "RUNNING"):
+        tracker.client.update_run(run_id, status=status)
+        with pytest.raises(ConfigError, match=f"is {status}"):
+            resumed(MainConfig(resume=run_id), tracker, {})
+
+
+def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
+    with tracker.run("x", "promote", {}) as run:
+        pass
+    tracker.client.update_run(run.run_id, status="FAILED")
+    with pytest.raises(ConfigError, match="holds no parameters"):
+        resumed(MainConfig(resume=run.run_id), tracker, {})
+
+
+def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> None:
+    run_id = failed_run(tracker)
+    tracker.client.set_tag(run_id, names.FAILED_STAGE, "judge")
+    with tracker.reopen(run_id):
+        assert tracker.client.get_run(run_id).info.status == "RUNNING"
+    run = tracker.client.get_run(run_id)
+    assert run.info.status == "FINISHED" and not {names.ERROR, names.FAILED_STAGE} & set(run.data.tags)
+
+
+def test_resume_round_trips_through_strings() -> None:
+    assert parse(MainConfig, as_strings(MainConfig(resume="abc"))).resume == "abc"
+
+
+def test_the_user_hears_what_happens_and_how_long_it_took_before(tracker: Tracker) -> None:
+    heard: list[str] = []
+    progress = Progress(tracker, "it's", heard.append)
+    progress.begin("evaluate", 2, 3)
+    with tracker.run("x", "evaluate", {names.BASE_MODEL: "it's"}) as run:
+        pass
+    info = tracker.client.get_run(run.run_id).info
+    tracker.client.set_terminated(run.run_id, "FINISHED", end_time=info.start_time + 42_000)
+    progress.begin("evaluate", 2, 3)
+    assert heard[0].startswith("[2/3] evaluate: scores both models") and "no estimate" in heard[0]
+    assert "about 42 s, as in the last run" in heard[1]
+    assert [duration(seconds) for seconds in (42.4, 100, 5000, 9000)] == ["42 s", "2 min", "83 min", "2.5 h"]
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    command = f"'{sys.executable}' -m mlflow_compress methods | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stderr == ""
+    assert int(done.stdout) in (0, 141)  # 0 where the reader was slower

@@ -1,0 +1,87 @@
+"""Parameters that name files and folders: made absolute, or refused with the folder that they were looked for in."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.config import EvaluateConfig, MainConfig
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.paths import STARTED_IN, absolute_paths, started_in
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(STARTED_IN, raising=False)
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["model", "encoder", "bertscore", "checkpoint", "data_dir"])
+def test_a_relative_folder_becomes_absolute(name: str, folder: Path) -> None:
+    assert getattr(absolute_paths(MainConfig(**{name: "model"})), name) == str(folder / "model")
+
+
+@pytest.mark.parametrize("name", ["calibration", "instructions", "tasks"])
+def test_a_relative_file_becomes_absolute(name: str, folder: Path) -> None:
+    assert getattr(absolute_paths(MainConfig(**{name: "mine.jsonl"})), name) == str(folder / "mine.jsonl")
+
+
+def test_of_several_tasks_only_the_files_are_paths(folder: Path) -> None:
+    (folder / "piqa").mkdir()  # a folder that happens to have the name of a task
+    assert absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8")).tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
+
+
+def test_names_and_hub_ids_stay(folder: Path) -> None:
+    config = MainConfig(model="org/name", encoder="embedded", bertscore="roberta-large", calibration="c4")
+    assert absolute_paths(config) == config
+    assert absolute_paths(MainConfig()) == MainConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "./llama"),
+        ("model", "models/new/llama"),
+        ("tasks", "piqa,yours.jsonl"),
+        ("calibration", "text.txt"),
+        ("instructions", "../say.jsonl"),
+        ("bertscore", "~/nowhere"),
+        ("encoder", "./encoder"),
+        ("checkpoint", "model.Q4_K_M.gguf"),
+        ("data_dir", "hub"),
+    ],
+)
+def test_a_path_that_is_not_there_says_where_it_was_looked_for(name: str, value: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        absolute_paths(MainConfig(**{name: value}))
+    assert f"'{name}' names no" in str(caught.value)
+    if not value.startswith("~"):  # which is absolute
+        assert f"looked for in the working folder, {folder}" in str(caught.value)
+
+
+def test_under_mlflow_the_message_says_whose_folder_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0")
+    with pytest.raises(ConfigError, match=f"MLflow starts projects in their own folder.*{folder}"):
+        absolute_paths(EvaluateConfig(tasks="yours.jsonl"))
+
+
+def test_stages_name_the_folder_of_the_main_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started_in() == str(folder)
+    monkeypatch.setenv(STARTED_IN, "/where/main/began")
+    assert started_in() == "/where/main/began"
+
+
+def test_every_parameter_that_speaks_of_files_or_folders_is_declared_as_one() -> None:
+    speaks = {f.name for f in fields(MainConfig) if {"file", "files", "folder"} & set(_words(f.metadata["help"]))}
+    # `out` need not be there yet, and log_weights says where a checkpoint is not copied to.
+    assert {f.name for f in fields(MainConfig) if f.metadata["path"]} == speaks - {"out"}
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").replace(":", " ").replace(";", " ").split()

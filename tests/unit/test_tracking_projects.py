@@ -1,0 +1,162 @@
+"""Stages in processes of their own: how their end, and that of the main process, is seen in the store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+
+from mlflow_compress.errors import StageError
+from mlflow_compress.lifetime import killed_by
+from mlflow_compress.tracking import names, projects
+from mlflow_compress.tracking.store import Tracker
+
+ROOT = Path(__file__).parents[2]
+PARENT = """
+import sys
+from pathlib import Path
+from mlflow_compress import lifetime
+from mlflow_compress.tracking import projects
+from mlflow_compress.tracking.store import Tracker
+
+projects.project_folder = lambda stage: Path(sys.argv[1])
+lifetime.raise_on_signals()
+tracker = Tracker()
+with tracker.run("main", "main", {}) as run:
+    projects.run_stage(tracker, "evaluate", {}, parent=run)
+"""
+STAGE = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from mlflow_compress import lifetime
+from mlflow_compress.tracking.store import Tracker
+
+lifetime.raise_on_signals()
+lifetime.end_with_parent()
+with Tracker().run("stage", "evaluate", {{}}):
+    Path("started").write_text(str(os.getpid()))
+    time.sleep(120)
+"""
+
+
+def project(folder: Path, code: str) -> Path:
+    """Write an MLflow project whose only stage runs `code`."""
+    folder.mkdir()
+    (folder / "MLproject").write_text("name: stage\nentry_points:\n  main:\n    command: python run.py\n")
+    (folder / "run.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+def runs(tracker: Tracker) -> dict[str, Run]:
+    """Return every run of the store by stage."""
+    found = tracker.client.search_runs([tracker.experiment_id])
+    return {run.data.tags[names.STAGE]: run for run in found}
+
+
+def fails_with(tracker: Tracker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageError:
+    monkeypatch.setattr(projects, "project_folder", lambda stage: folder)
+    with pytest.raises(StageError) as caught, tracker.run("main", "main", {}) as run:
+        projects.run_stage(tracker, "evaluate", {}, parent=run)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["SIGFPE", "SIGKILL", "SIGSEGV"])
+def test_a_stage_that_a_signal_killed_names_it_and_has_failed(
+    name: str, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project(tmp_path / "p", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
+    error = fails_with(tracker, folder, monkeypatch)
+    assert str(error).startswith(f"Stage evaluate was killed by {name}.") and error.stage == "evaluate"
+    assert ("memory" in str(error)) == (name == "SIGKILL")
+    found = runs(tracker)
+    assert {run.info.status for run in found.values()} == {"FAILED"}
+    assert found["evaluate"].data.tags[names.ERROR] == f"Stage evaluate was killed by {name}"
+    assert f"killed by {name}" in found["main"].data.tags[names.ERROR]
+
+
+def test_a_stage_that_ends_by_itself_tells_its_exit_code_and_its_error(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = fails_with(tracker, project(tmp_path / "p", "raise SystemExit(3)\n"), monkeypatch)
+    assert str(silent) == "Stage evaluate failed: exit code 3."
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from mlflow_compress.cli import main
+        raise SystemExit(main(["evaluate", "--limit", "-1"]))
+    """
+    refused = fails_with(tracker, project(tmp_path / "q", code), monkeypatch)
+    assert "Stage evaluate failed: Parameter 'limit' is too small" in str(refused)
+
+
+def test_python_is_this_interpreter_and_the_environment_is_as_before(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    before = dict(os.environ)
+    folder = project(tmp_path / "p", "import sys\nfrom pathlib import Path\nPath('which').write_text(sys.prefix)\n")
+    monkeypatch.setattr(projects, "project_folder", lambda stage: folder)
+    with tracker.run("main", "main", {}) as run:
+        projects.run_stage(tracker, "evaluate", {}, parent=run)
+    assert (folder / "which").read_text() == sys.prefix
+    assert dict(os.environ) == before
+
+
+def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a main process with a stage that sleeps; return it and the stage's process id."""
+    folder = project(tmp_path / "p", STAGE.format(root=str(ROOT)))
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    main = subprocess.Popen([sys.executable, "parent.py", str(folder)], cwd=tmp_path, env=environment)
+    for _ in range(1200):
+        if (folder / "started").exists() and (pid := (folder / "started").read_text()):
+            return main, int(pid)
+        assert main.poll() is None, "the main process ended"
+        time.sleep(0.1)
+    raise AssertionError("the stage did not start")
+
+
+def ends(pid: int, seconds: float = 60) -> bool:
+    """Return whether a process ends within `seconds`; one that nobody has waited for yet has ended too."""
+    for _ in range(int(seconds * 10)):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_main_process_ends_the_stage_and_both_runs_are_killed(
+    number: signal.Signals, tracker: Tracker, tmp_path: Path
+) -> None:
+    main, stage = started(tmp_path)
+    main.send_signal(number)
+    main.wait(60)
+    assert ends(stage, seconds=0.1), "the stage outlived the main process"
+    assert {name: run.info.status for name, run in runs(tracker).items()} == {"main": "KILLED", "evaluate": "KILLED"}
+
+
+def test_a_stage_ends_when_the_main_process_was_killed_at_once(tracker: Tracker, tmp_path: Path) -> None:
+    main, stage = started(tmp_path)
+    main.kill()
+    main.wait(60)
+    assert ends(stage), "the stage goes on without the main process"
+    assert runs(tracker)["evaluate"].info.status == "KILLED"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "name"), [(-8, "SIGFPE"), (136, "SIGFPE"), (137, "SIGKILL"), (0, None), (1, None), (2, None)]
+)
+def test_signals_are_read_from_return_codes(returncode: int, name: str | None) -> None:
+    assert killed_by(returncode) == name
