@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from setting import harness_requests, machine, make_model, parser
 
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
 
 SUBJECTS = (
     "high_school_computer_science",

@@ -83,7 +83,7 @@ def measure(base: Path, method: str, settings: dict[str, str]) -> dict[str, Any]
     from mlflow_compress import demo
     from mlflow_compress.compress import METHODS, compress_model, method_config
     from mlflow_compress.errors import MlflowCompressError
-    from mlflow_compress.scoring.loading import LoadConfig, load_model
+    from mlflow_compress.models.loading import LoadConfig, load_model
 
     known = METHODS.get(method).Config.__dataclass_fields__
     config = method_config(method, **{**{k: v for k, v in SMALL.items() if k in known}, **settings})

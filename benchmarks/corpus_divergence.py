@@ -22,11 +22,11 @@ import psutil
 import torch
 from setting import machine, make_model, make_variant, parser, texts
 
-from mlflow_compress.scoring.corpus import cut_windows
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.requests import Encoder
-from mlflow_compress.scoring.store import StateStore, StateWriter
+from mlflow_compress.scoring.plan.corpus_windows import cut_windows
+from mlflow_compress.scoring.plan.encoding import Encoder
 
 VOCAB_SIZE = 131_072
 WINDOW = 512

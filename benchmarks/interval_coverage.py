@@ -21,11 +21,11 @@ from interval_samples import samples
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from mlflow_compress.metrics.bootstrap import resample_counts
-from mlflow_compress.metrics.bounded_mean import bounded_mean_interval
-from mlflow_compress.metrics.intervals import wilson
 from mlflow_compress.metrics.kl_tail import CLIP, TRUSTED_ITEMS, TRUSTED_TOP_PCT
-from mlflow_compress.metrics.studentized import UPPER_TAIL, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import resample_counts
+from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
+from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.studentized import UPPER_TAIL, studentized_interval
 
 Float = npt.NDArray[np.float64]
 STORED = Path(__file__).with_name("kl_per_item.npz")

@@ -19,16 +19,16 @@ import numpy.typing as npt
 
 from mlflow_compress import demo
 from mlflow_compress.compress import compress_model, method_config
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.tokens import token_groups
-from mlflow_compress.metrics.view import CHOICE
+from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.token_groups import token_groups
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.store import StateStore
-from mlflow_compress.scoring.writer import StateWriter
-from mlflow_compress.stages.measure import measure
-from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.stages.evaluation.run_model import measure
 from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tasks.task import TaskSettings
 
 Samples = dict[str, npt.NDArray[np.float64]]
 
@@ -51,7 +51,7 @@ def load(folder: Path) -> LoadedModel:
     return load_model(LoadConfig(path=str(folder), device="cpu"))
 
 
-def kl_per_item(evidence: Evidence) -> Samples:
+def kl_per_item(evidence: MetricInputs) -> Samples:
     """Return the KL of every item by family, of the pooled items, and the mean KL of every window of the corpus."""
     kl, family = evidence.distance("kl"), evidence.view.family
     found = {name: kl[family == name] for name in FAMILIES}
@@ -79,7 +79,7 @@ def make(out: Path) -> None:
                 str(demo.MODEL_DIR), method, method_config(method, **settings), calibration, checkpoint
             )
             measured = measure(Scorer(load(checkpoint), quiet), suite, baseline=store, generations=False).records
-            for family, kl in kl_per_item(Evidence(records, measured)).items():
+            for family, kl in kl_per_item(MetricInputs(records, measured)).items():
                 found[f"{manifest.label}/{family}"] = kl.astype(np.float32)
             print(f"{manifest.label} is scored", flush=True)
     np.savez_compressed(out, **found)

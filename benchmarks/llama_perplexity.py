@@ -22,10 +22,11 @@ import torch
 from setting import machine, make_model, make_variant, parser, texts
 from transformers import AutoTokenizer
 
-from mlflow_compress.compress import gguf_file, gguf_model
+from mlflow_compress.compress.gguf import gguf_model
+from mlflow_compress.models import gguf_file
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.store import StateStore, StateWriter
 
 WINDOW = 512
 F32 = gguf.GGMLQuantizationType.F32

@@ -70,7 +70,7 @@ def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
 
     from mlflow_compress import demo
     from mlflow_compress.compress import compress_model, method_config
-    from mlflow_compress.scoring.loading import LoadConfig, load_model
+    from mlflow_compress.models.loading import LoadConfig, load_model
 
     calibration = [(demo.DATA_DIR / "calibration.txt").read_text()]
     tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)

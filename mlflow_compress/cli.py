@@ -115,7 +115,7 @@ def _reject(error: MlflowCompressError) -> None:
     """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
     if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, TrackingError):
         return
-    from mlflow_compress.tracking.store import Tracker
+    from mlflow_compress.tracking.tracker import Tracker
 
     Tracker().reject(error)
 
@@ -172,11 +172,11 @@ def _answer(known: argparse.Namespace, extra: Sequence[str]) -> str:
     if extra:
         raise ConfigError("Unexpected argument", got=extra[0])
     if known.command == "methods":
-        from mlflow_compress.compress.table import as_text
+        from mlflow_compress.compress.method_table import as_text
 
         return as_text()
     if known.command == "tasks":
-        from mlflow_compress.tasks.table import as_text
+        from mlflow_compress.tasks.task_table import as_text
 
         return as_text()
     return _compared(known.baseline, known.variant, known.json)

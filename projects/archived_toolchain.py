@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from mlflow_compress.compress import calibration
-from mlflow_compress.compress.source import local_folder
-from mlflow_compress.compress.storage import read_headers, total_bytes
+from mlflow_compress.compress import calibration_tokens
 from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder
-from mlflow_compress.stages.variant import model_label, model_path
-from mlflow_compress.tasks.calibration import load_calibration
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.models.source_model import local_folder
+from mlflow_compress.models.stored_weights import read_headers, total_bytes
+from mlflow_compress.stages.model_names import model_label, model_path
+from mlflow_compress.tasks.sources.calibration_sets import load_calibration
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 TEXTS = ("model", "calibration", "data_dir", "out")
 NUMBERS = ("calibration_samples", "calibration_length", "group_size", "seed")
@@ -51,11 +51,11 @@ def read_dtype(folder: Path) -> torch.dtype:
     return dtype
 
 
-def calibrate(options: argparse.Namespace, folder: Path) -> tuple[Any, calibration.Calibration]:
+def calibrate(options: argparse.Namespace, folder: Path) -> tuple[Any, calibration_tokens.Calibration]:
     """Return the tokenizer and the calibration tokens, those of the quantize stage with the same parameters."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens={})  # transformers 5 writes a list
     texts = load_calibration(options.calibration, model=options.model, data_dir=options.data_dir).rendered(tokenizer)
-    return tokenizer, calibration.prepare(
+    return tokenizer, calibration_tokens.prepare(
         tokenizer, texts, samples=options.calibration_samples, length=options.calibration_length, seed=options.seed
     )
 
@@ -78,7 +78,7 @@ def log(run: TrackedRun, out: Path, seconds: float, params: dict[str, Any]) -> N
     """Log settings, cost and where the checkpoint is."""
     run.log_params(params)
     run.log_values({"speed/compress_seconds": round(seconds, 2), "size/bytes": total_bytes(read_headers(out))})
-    run.set_tags({names.CHECKPOINT: str(out), names.METHOD: params["method"]})
+    run.set_tags({run_names.CHECKPOINT: str(out), run_names.METHOD: params["method"]})
 
 
 def parser(description: str, *, texts: Sequence[str] = (), numbers: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def run_project(
         check(options)
         tracker, label = Tracker(), model_label(options.model)
         options.out = str(out_folder(options.out, tracker.uri))
-        with tracker.run(f"quantize {method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
+        with tracker.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
             out = quantize(options, run)
     except MlflowCompressError as error:
         sys.stderr.write(f"Error: {error}\n")

@@ -20,11 +20,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from mlflow_compress import architectures
-from mlflow_compress.architectures import bnb_4bit
 from mlflow_compress.compress.probe import ReloadReport
 from mlflow_compress.compress.quiet import quiet
 from mlflow_compress.compress.reload_check import check
+from mlflow_compress.models import architectures
+from mlflow_compress.models.architectures import bnb_4bit
 
 TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
 

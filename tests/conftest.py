@@ -17,7 +17,7 @@ import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # What runs leave in the folder that they are started in. Tests have stores and folders of their own.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 
-from mlflow_compress.metrics import AnswerEmbeddings, Evidence
+from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs
 from mlflow_compress.records import (
     Generations,
     Items,
@@ -187,7 +187,7 @@ def embeddings(rng: np.random.Generator, *, n: int = 10, k: int = 5, d: int = 16
     return AnswerEmbeddings("instructions", tuple(f"i{i}" for i in range(n)), a, b, c)
 
 
-def evidence(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> Evidence:
+def evidence(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> MetricInputs:
     """Full evidence: baseline, a variant that moved, a noise run that moved less, and embeddings."""
     rng = np.random.default_rng(seed)
     table = items(n)
@@ -214,10 +214,10 @@ def evidence(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int =
         )
 
     baseline, variant, noise = run(0.0, 1.5, 0.0), moved(run(0.5, 1.2, 0.1), 0.1), moved(run(0.02, 1.5, 0.001), 0.001)
-    return Evidence(baseline, variant, noise, embeddings=embeddings(rng))
+    return MetricInputs(baseline, variant, noise, embeddings=embeddings(rng))
 
 
-def identical(full: Evidence) -> Evidence:
+def identical(full: MetricInputs) -> MetricInputs:
     """Evidence of a variant that equals its baseline: all distances 0."""
     assert full.baseline.option_scores is not None and full.baseline.token_scores is not None
     rng = np.random.default_rng(0)
@@ -237,4 +237,4 @@ def identical(full: Evidence) -> Evidence:
     )
     given = full.embeddings
     same = AnswerEmbeddings(given.task, given.item_ids, given.baseline, given.baseline) if given is not None else None
-    return Evidence(full.baseline, variant, variant, embeddings=same, settings=full.settings)
+    return MetricInputs(full.baseline, variant, variant, embeddings=same, settings=full.settings)

@@ -2,7 +2,7 @@
 
 Example
 -------
-python tools/train_demo.py --seed 17 --out rebuilt
+python -m tools.train_demo --seed 17 --out rebuilt
 
 On a machine shared with other work, set ``OMP_WAIT_POLICY=PASSIVE`` in the environment: it is much faster there.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from mlflow_compress.demo.checks import compare, letter_logits, prompts, rounded
-from mlflow_compress.demo.files import SEED, write_data_files
-from mlflow_compress.demo.stages import STAGES
-from mlflow_compress.demo.training import Trainer
+from tools.demo_generator.checks import compare, letter_logits, prompts, rounded
+from tools.demo_generator.files import SEED, write_data_files
+from tools.demo_generator.stages import STAGES
+from tools.demo_generator.training import Trainer
 
 
 def measure(model_folder: Path, data_folder: Path) -> dict[str, Any]:

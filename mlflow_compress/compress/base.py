@@ -15,9 +15,9 @@ from mlflow_compress.registry import Registry
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compress.calibration import Calibration
+    from mlflow_compress.compress.calibration_tokens import Calibration
     from mlflow_compress.compress.probe import Probe
-    from mlflow_compress.compress.source import SourceModel
+    from mlflow_compress.models.source_model import SourceModel
 
 
 @dataclass(frozen=True, kw_only=True)

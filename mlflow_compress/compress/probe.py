@@ -13,7 +13,7 @@ from mlflow_compress.errors import CheckpointError, ReloadMismatchError
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compress.source import SourceModel
+    from mlflow_compress.models.source_model import SourceModel
 
 SEQUENCES, LENGTH, STRIDE = 4, 48, 6
 PROBE_FILE = Path("probe") / "logits.safetensors"

@@ -15,9 +15,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress import architectures
 from mlflow_compress.compress import probe
 from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.models import architectures
 
 
 def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:

@@ -1,7 +1,7 @@
 """Embedded demonstration: a tiny trained causal LM, its evaluation files and the generator behind them.
 
 The model knows one small invented world. Everything in this package can be rebuilt from a seed with
-``python tools/train_demo.py``; the files below are what that command wrote.
+``python -m tools.train_demo``; the files below are what that command wrote.
 """
 
 from pathlib import Path

@@ -4,6 +4,6 @@
 endpoint for grades, with `prompts`, `parsing` (pure), `endpoint` (the network) and `cache` (what was already graded).
 """
 
-from mlflow_compress.judges.registry import JUDGES, Judge
+from mlflow_compress.judges.judge_registry import JUDGES, Judge
 
 __all__ = ["JUDGES", "Judge"]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.judges.cache import JudgmentCache, content_key
 from mlflow_compress.judges.endpoint import OPENAI_URL, Endpoint, EndpointConfig
+from mlflow_compress.judges.judge_registry import JUDGES, Judge
+from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
 from mlflow_compress.judges.parsing import parse_rating
 from mlflow_compress.judges.prompts import Prompt, grading_prompt, needs_reference
-from mlflow_compress.judges.registry import JUDGES, Judge
 from mlflow_compress.records import Generations, Judgments
 
 KEY_VARIABLE = "OPENAI_API_KEY"

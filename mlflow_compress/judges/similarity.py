@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.judges.encoder import EMBEDDED, SentenceEncoder
-from mlflow_compress.judges.registry import JUDGES, Judge
+from mlflow_compress.judges.judge_registry import JUDGES, Judge
 from mlflow_compress.records import Generations
 
 

@@ -5,16 +5,16 @@ A new metric is one new file with a function under `@METRICS.register(name)` and
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.compute import compute_all, headline, unmet
-from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
-from mlflow_compress.metrics.registry import METRICS, Key, Metric, all_keys, key
+from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, Metric, all_keys, key
 
 __all__ = [
     "METRICS",
     "AnswerEmbeddings",
-    "Evidence",
     "Key",
     "Metric",
+    "MetricInputs",
     "MetricSettings",
     "all_keys",
     "compute_all",

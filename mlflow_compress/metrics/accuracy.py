@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.intervals import paired_difference, wilson
-from mlflow_compress.metrics.predictions import Predictions
-from mlflow_compress.metrics.registry import METRICS, Key, metric
-from mlflow_compress.metrics.significance import mcnemar_exact
-from mlflow_compress.metrics.view import ANSWERED
+from mlflow_compress.metrics.core.item_table import ANSWERED
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.predictions import Predictions
+from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.records import MetricResult
 
 
-def _shares(evidence: Evidence, predictions: Predictions, name: str) -> list[MetricResult]:
+def _shares(evidence: MetricInputs, predictions: Predictions, name: str) -> list[MetricResult]:
     scored, correct = predictions.scored[:, 0], predictions.correct[:, 0]
     level = evidence.settings.level
     results = []
@@ -48,7 +48,7 @@ def _shares(evidence: Evidence, predictions: Predictions, name: str) -> list[Met
     needs=("items", "predictions"),
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong",
 )
-def accuracy(evidence: Evidence) -> list[MetricResult]:
+def accuracy(evidence: MetricInputs) -> list[MetricResult]:
     """``#correct / #scored``, pooled over the headline's items (micro-average), by task and by category."""
     results = _shares(evidence, evidence.subject_predictions, "quality/accuracy")
     if evidence.variant is not None:
@@ -79,7 +79,7 @@ def accuracy(evidence: Evidence) -> list[MetricResult]:
     needs=("items", "variant", "predictions"),
     source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar 1947, exact; Tango 1998",
 )
-def accuracy_delta(evidence: Evidence) -> list[MetricResult]:
+def accuracy_delta(evidence: MetricInputs) -> list[MetricResult]:
     """``(w2c - c2w)/N`` over items with a prediction of both models, with the exact McNemar p-value."""
     both = evidence.scored_by_both
     right_b, right_q = evidence.baseline_predictions.correct[:, 0], evidence.variant_predictions.correct[:, 0]

@@ -9,14 +9,14 @@ import numpy as np
 from scipy.special import factorial
 
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics.arrays import Bool, Float, Int
-from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, first_column
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.intervals import paired_difference, wilson
+from mlflow_compress.metrics.core.item_table import ALL_ORDERS, ItemTable, Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.predictions import predict
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
-from mlflow_compress.metrics.predictions import predict
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.view import ALL_ORDERS, ItemView, Part
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
+from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import MetricResult, RunRecords
 
 
@@ -65,7 +65,7 @@ class _Orders:
     excess: Float
 
 
-def _measure(view: ItemView, run: RunRecords) -> _Orders:
+def _measure(view: ItemTable, run: RunRecords) -> _Orders:
     assert run.option_scores is not None  # `needs` has been checked
     scores = run.option_scores.where(task=sorted(set(view.task)))
     found, grid = predict(view, RunRecords(option_scores=scores))
@@ -108,7 +108,7 @@ _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
     needs=("items", "option_scores", f"family:{ALL_ORDERS}"),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",
 )
-def all_orders(evidence: Evidence) -> list[MetricResult]:
+def all_orders(evidence: MetricInputs) -> list[MetricResult]:
     """Every order of the sampled items, pooled and by task; an item that lacks an order in either model is left out.
 
     Means have bootstrap intervals over items, the robust accuracy Wilson's and Tango's. A position bias is a distance,
@@ -116,7 +116,7 @@ def all_orders(evidence: Evidence) -> list[MetricResult]:
     """
     items = evidence.baseline.items
     assert items is not None
-    view = ItemView(items.where(family=ALL_ORDERS))
+    view = ItemTable(items.where(family=ALL_ORDERS))
     models = {"": _measure(view, evidence.subject)}
     if evidence.variant is not None:
         models["_baseline"] = _measure(view, evidence.baseline)
@@ -131,7 +131,7 @@ def all_orders(evidence: Evidence) -> list[MetricResult]:
     return results
 
 
-def _report(evidence: Evidence, part: Part, models: dict[str, _Orders], rows: Int) -> Iterator[MetricResult]:
+def _report(evidence: MetricInputs, part: Part, models: dict[str, _Orders], rows: Int) -> Iterator[MetricResult]:
     s, n = evidence.settings, len(rows)
 
     def result(name: str, value: float, interval: tuple[float, float] | None) -> MetricResult:

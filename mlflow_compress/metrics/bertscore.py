@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.errors import CheckpointError, DataError
-from mlflow_compress.metrics.arrays import Float, same_length
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, same_length
 from mlflow_compress.metrics.text import answer_pairs
 from mlflow_compress.records import MetricResult
 
@@ -86,7 +86,7 @@ def authors_layer(name: str, folder: Path) -> int:
     needs=("variant", "generations", "bertscore_model", "package:bert_score"),
     source="bert_score 0.3.13, F without idf and without rescaling",
 )
-def bert_score_mean(evidence: Evidence) -> list[MetricResult]:
+def bert_score_mean(evidence: MetricInputs) -> list[MetricResult]:
     """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
     pairs = answer_pairs(evidence)
     model = evidence.settings.bertscore_model

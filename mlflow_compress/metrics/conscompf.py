@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import Float, finite
-from mlflow_compress.metrics.bootstrap import bootstrap
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, finite
+from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.records import MetricResult
 
 Weighting = Literal["equation4", "reference", "unweighted"]
@@ -149,7 +149,7 @@ def _key(name: str, direction: Direction, meaning: str) -> Key:
     needs=("variant", "embeddings"),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
-def conscompf(evidence: Evidence) -> list[MetricResult]:
+def conscompf(evidence: MetricInputs) -> list[MetricResult]:
     """Similarity with its floor; bootstrap over instructions."""
     given, s = evidence.embeddings, evidence.settings
     if given is None or given.variant is None:

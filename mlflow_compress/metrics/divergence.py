@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_compress.metrics.bootstrap import bootstrap
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.studentized import studentized_interval
-from mlflow_compress.metrics.view import CHOICE
+from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.stats.bootstrap import bootstrap
+from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult
 
 SCORED = (*CHOICE, "last_word")
@@ -47,7 +47,7 @@ _SKEWED = ("kl_mean", "kl_reverse_mean", "js_mean")
     needs=("items", "variant", "option_distances"),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
 )
-def divergence(evidence: Evidence) -> list[MetricResult]:
+def divergence(evidence: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
 
     Divergences are skewed: their interval is the studentised bootstrap's.

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import same_length
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.intervals import wilson
-from mlflow_compress.metrics.registry import METRICS, Key, metric
-from mlflow_compress.metrics.significance import mcnemar_exact
-from mlflow_compress.metrics.view import ANSWERED
+from mlflow_compress.metrics.core.item_table import ANSWERED
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.stats.arrays import same_length
+from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.records import MetricResult
 
 
@@ -119,7 +119,7 @@ def _key(name: str, meaning: str) -> Key:
     needs=("items", "variant", "predictions"),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
 )
-def flips(evidence: Evidence) -> list[MetricResult]:
+def flips(evidence: MetricInputs) -> list[MetricResult]:
     """All transitions in percent with Wilson intervals; `all_flips` and what needs answers only for multiple choice."""
     view, both = evidence.view, evidence.scored_by_both
     b, q = evidence.baseline_predictions, evidence.variant_predictions

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.arrays import Float, Int, Objects
-from mlflow_compress.metrics.bootstrap import Statistic, bootstrap
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult
 
 TURNS = 2
@@ -109,7 +109,7 @@ def _key(name: str, direction: Direction, low: float, meaning: str) -> Key:
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
-def judge_scores(evidence: Evidence) -> list[MetricResult]:
+def judge_scores(evidence: MetricInputs) -> list[MetricResult]:
     """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
 
     The difference is paired: over the answers that have a score of both models.
@@ -132,7 +132,7 @@ def judge_scores(evidence: Evidence) -> list[MetricResult]:
     return results + _mean_scores(evidence, delta, "_delta")
 
 
-def _mean_scores(evidence: Evidence, scores: TurnScores, suffix: str) -> list[MetricResult]:
+def _mean_scores(evidence: MetricInputs, scores: TurnScores, suffix: str) -> list[MetricResult]:
     s = evidence.settings
     has_second = bool(np.isfinite(scores.score[:, 1]).any())
     wanted: dict[str, tuple[Statistic, list[int]]] = {f"mt_bench{suffix}": (_pooled, [0, 1])}

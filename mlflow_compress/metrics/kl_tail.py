@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlflow_compress.metrics.arrays import Float
-from mlflow_compress.metrics.bounded_mean import bounded_mean_interval
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
 from mlflow_compress.metrics.divergence import SCORED
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.intervals import wilson
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
+from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0
@@ -56,7 +56,7 @@ def top_share_pct(kl: Float, count: int) -> float:
     return float(100.0 * np.sort(kl)[-count:].sum() / kl.sum())
 
 
-def _kl_by_part(evidence: Evidence) -> Iterator[tuple[Part, Float, int]]:
+def _kl_by_part(evidence: MetricInputs) -> Iterator[tuple[Part, Float, int]]:
     """Yield the KL of each part's items, rounding below 0 removed, and how many items have none."""
     pooled = [family for family in evidence.headline_families if family in SCORED]
     for part in evidence.parts(SCORED, pooled=pooled, categories=()):
@@ -85,7 +85,7 @@ def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) 
     needs=("items", "variant", "option_distances", "positive_kl"),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
-def kl_concentration(evidence: Evidence) -> list[MetricResult]:
+def kl_concentration(evidence: MetricInputs) -> list[MetricResult]:
     """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0."""
     level, results = evidence.settings.level, []
     for part, kl, left in _kl_by_part(evidence):
@@ -108,7 +108,7 @@ def kl_concentration(evidence: Evidence) -> list[MetricResult]:
     needs=("items", "variant", "option_distances"),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
 )
-def kl_clipped(evidence: Evidence) -> list[MetricResult]:
+def kl_clipped(evidence: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
     level, results = evidence.settings.level, []
     for part, kl, left in _kl_by_part(evidence):
@@ -137,7 +137,7 @@ def kl_clipped(evidence: Evidence) -> list[MetricResult]:
     needs=("items", "variant", "predictions", "item_distances"),
     source="ours; a generated answer has no distribution that both models give to the same text",
 )
-def kl_items(evidence: Evidence) -> list[MetricResult]:
+def kl_items(evidence: MetricInputs) -> list[MetricResult]:
     """Number of headline items with a KL; 0 says that there is none by construction, not that it was not measured."""
     rows = np.flatnonzero(np.isin(evidence.view.family, evidence.headline_families))
     if not len(rows):

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.bootstrap import bootstrap
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.intervals import wilson
-from mlflow_compress.metrics.registry import METRICS, Key, metric
-from mlflow_compress.metrics.view import CHOICE
+from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.bootstrap import bootstrap
+from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
 
@@ -100,7 +100,7 @@ _MEANINGS = {
     needs=("items", "option_scores"),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
 )
-def margins(evidence: Evidence) -> list[MetricResult]:
+def margins(evidence: MetricInputs) -> list[MetricResult]:
     """Mean of ``p(best) - p(second best)`` over correct and over incorrect items, pooled and by task."""
     models = {"": evidence.subject_predictions}
     if evidence.variant is not None:

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mlflow_compress.metrics.core.item_table import row_keys
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, key, metric
 from mlflow_compress.metrics.divergence import divergence
-from mlflow_compress.metrics.evidence import Evidence
 from mlflow_compress.metrics.flips import flips
 from mlflow_compress.metrics.kl_tail import kl_clipped
 from mlflow_compress.metrics.perplexity import corpus_distance
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, key, metric
-from mlflow_compress.metrics.view import row_keys
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
@@ -49,19 +49,19 @@ _FLOORS: tuple[tuple[str, float, str], ...] = (
     needs=("noise",),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
-def noise_floor(evidence: Evidence) -> list[MetricResult]:
+def noise_floor(evidence: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
     wanted = {f"distance/{name}": f"noise/{name}" for name, *_ in _FLOORS}
     return [replace(r, name=wanted[r.name]) for r in noise_distances(evidence) if r.name in wanted]
 
 
-def noise_distances(evidence: Evidence) -> list[MetricResult]:
+def noise_distances(evidence: MetricInputs) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
     if evidence.noise is None:
         return []
     settings = replace(evidence.settings, pooled_only=True)
     first = _sampled(evidence.baseline, evidence.noise)
-    itself = Evidence(first, replace(evidence.noise, items=None), settings=settings)
+    itself = MetricInputs(first, replace(evidence.noise, items=None), settings=settings)
     return [
         result
         for distance in (flips, divergence, kl_clipped, corpus_distance)
@@ -115,12 +115,12 @@ def _ends(result: MetricResult) -> tuple[float, float]:
     return result.low, result.high
 
 
-def noise_table(evidence: Evidence, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
+def noise_table(evidence: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
     """Return one row a pooled distance: its value, its floor, and whether it can be told from noise.
 
     Parameters
     ----------
-    evidence : Evidence
+    evidence : MetricInputs
         With a noise run; without one every floor and label is None.
     results : iterable of MetricResult
         What `compute_all` returned for it.

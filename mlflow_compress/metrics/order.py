@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import Bool, Float, Int
-from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, first_column
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.predictions import OptionGrid, Predictions
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
 from mlflow_compress.records import MetricResult
 
 
@@ -132,7 +132,7 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
     needs=("items", "option_scores", "family:lettered", "shuffles"),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
 )
-def answer_order(evidence: Evidence) -> list[MetricResult]:
+def answer_order(evidence: MetricInputs) -> list[MetricResult]:
     """``M`` and ``100 (Acc - M)/Acc`` over lettered items scored under every order; bootstrap over items.
 
     The accuracy in the drop is that of the same items. The drop is not returned where it does not exist (accuracy 0).

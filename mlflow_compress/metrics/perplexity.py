@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from mlflow_compress.metrics.arrays import Float, finite
-from mlflow_compress.metrics.bootstrap import Statistic, bootstrap, cluster_sums
-from mlflow_compress.metrics.corpus import CorpusStatistics, TokenBatch, reduce_batches
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.studentized import studentized_interval
-from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.stats.arrays import Float, finite
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums
+from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, TokenBatch, reduce_batches
+from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
 
@@ -22,7 +22,7 @@ def _scores(run: RunRecords) -> TokenScores:
     return run.token_scores
 
 
-def _parts(evidence: Evidence, tokens: TokenScores) -> Iterator[tuple[Part, Float]]:
+def _parts(evidence: MetricInputs, tokens: TokenScores) -> Iterator[tuple[Part, Float]]:
     groups = token_groups(tokens)
     yield Part(None, None, np.arange(len(tokens))), groups.window.astype(np.float64)
     if evidence.settings.pooled_only:
@@ -54,7 +54,7 @@ def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: st
     needs=("token_scores",),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
 )
-def perplexity(evidence: Evidence) -> list[MetricResult]:
+def perplexity(evidence: MetricInputs) -> list[MetricResult]:
     """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval where there is one window only."""
     ours = _scores(evidence.baseline)
     columns = [finite("the baseline's nll", ours.column("nll"))]
@@ -121,7 +121,7 @@ def stream_statistics(
     return reduce_batches(paired())
 
 
-def corpus_confidence(evidence: Evidence) -> tuple[Float, Float]:
+def corpus_confidence(evidence: MetricInputs) -> tuple[Float, Float]:
     """Return the baseline's probability of each corpus token and the KL there, shapes (n_tokens,)."""
     ours = _scores(evidence.baseline)
     assert evidence.variant is not None and evidence.variant.token_distances is not None
@@ -173,7 +173,7 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
     needs=("variant", "token_scores", "token_distances"),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
 )
-def corpus_distance(evidence: Evidence) -> list[MetricResult]:
+def corpus_distance(evidence: MetricInputs) -> list[MetricResult]:
     """Token-level distances pooled over all corpora's tokens and by corpus; `statistics` has every llama.cpp number."""
     ours = _scores(evidence.baseline)
     assert evidence.variant is not None and evidence.variant.token_distances is not None

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import Float, finite
-from mlflow_compress.metrics.association import Correlation, correlate, pearson
 from mlflow_compress.metrics.conscompf import similarity
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, finite
+from mlflow_compress.metrics.stats.correlation import Correlation, correlate, pearson
 from mlflow_compress.metrics.text import answer_pairs, rouge_l
-from mlflow_compress.metrics.view import Part
 from mlflow_compress.records import MetricResult
 
 
@@ -37,7 +37,7 @@ def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Corr
     return pearson(x[i, j], np.abs(r[i] - r[j]), interval=False)
 
 
-def _rouge_differences(evidence: Evidence) -> dict[str, float]:
+def _rouge_differences(evidence: MetricInputs) -> dict[str, float]:
     """Return ``1 - ROUGE-L`` of the models' first answers to each instruction, mean over samples, by item id."""
     pairs, given = answer_pairs(evidence), evidence.embeddings
     if pairs is None or given is None:
@@ -64,7 +64,7 @@ def _key(name: str, what: str) -> Key:
     needs=("variant", "embeddings", "generations", "package:rouge_score", "package:rapidfuzz"),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
-def similarity_rouge(evidence: Evidence) -> list[MetricResult]:
+def similarity_rouge(evidence: MetricInputs) -> list[MetricResult]:
     """Over instructions that have both: near -1 where the two agree; nothing where either does not vary.
 
     The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models

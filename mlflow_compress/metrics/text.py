@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.arrays import Float, Int, same_length
-from mlflow_compress.metrics.bootstrap import bootstrap, cluster_sums, ratio
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Key, metric
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
+from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio
 from mlflow_compress.records import Generations, MetricResult, align
 
 Strings = npt.NDArray[Any]
@@ -116,7 +116,7 @@ class AnswerPairs:
         for task in sorted(set(self.task)):
             yield Part(task, None, np.flatnonzero(self.task == task))
 
-    def mean(self, name: str, scores: Float, evidence: Evidence) -> Iterator[MetricResult]:
+    def mean(self, name: str, scores: Float, evidence: MetricInputs) -> Iterator[MetricResult]:
         """Yield the mean of a score an answer, for each part, with an interval over instructions."""
         s = evidence.settings
         for part in self.parts():
@@ -126,7 +126,7 @@ class AnswerPairs:
             yield part.result(name, float(scores[rows].mean()), interval, n=len(rows), level=s.level)
 
 
-def answer_pairs(evidence: Evidence) -> AnswerPairs | None:
+def answer_pairs(evidence: MetricInputs) -> AnswerPairs | None:
     """Return the paired free answers, or None where there are none.
 
     Tasks of the family "exact" are left out: their one-word answers are scored as right or wrong.
@@ -174,7 +174,7 @@ def answer_pairs(evidence: Evidence) -> AnswerPairs | None:
     needs=("variant", "generations", "package:rouge_score", "package:rapidfuzz", "package:sacrebleu"),
     source="rouge_score tokens and definition; sacrebleu corpus BLEU",
 )
-def text_overlap(evidence: Evidence) -> list[MetricResult]:
+def text_overlap(evidence: MetricInputs) -> list[MetricResult]:
     """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
     pairs = answer_pairs(evidence)
     if pairs is None:

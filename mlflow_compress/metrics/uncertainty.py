@@ -9,12 +9,12 @@ import numpy as np
 from scipy.special import softmax
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.arrays import Float, Int
-from mlflow_compress.metrics.bootstrap import Statistic, stratified_bootstrap
-from mlflow_compress.metrics.conformal import SCORES, ConformalResult, conformal, split
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.view import Part
+from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.metrics.stats.bootstrap import Statistic, stratified_bootstrap
+from mlflow_compress.metrics.stats.conformal import SCORES, ConformalResult, conformal, split
 from mlflow_compress.records import MetricResult
 
 N_OPTIONS = 6
@@ -105,7 +105,7 @@ _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
     needs=("items", "option_scores", "family:lettered_six"),
     source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
 )
-def uncertainty(evidence: Evidence) -> list[MetricResult]:
+def uncertainty(evidence: MetricInputs) -> list[MetricResult]:
     """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over test items.
 
     Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
@@ -132,12 +132,12 @@ def uncertainty(evidence: Evidence) -> list[MetricResult]:
     return results
 
 
-def models_of(evidence: Evidence) -> list[str]:
+def models_of(evidence: MetricInputs) -> list[str]:
     """Return "baseline", and "variant" where there is one."""
     return ["baseline"] if evidence.variant is None else ["baseline", "variant"]
 
 
-def scored_rows(evidence: Evidence, part: Part) -> Int:
+def scored_rows(evidence: MetricInputs, part: Part) -> Int:
     """Return the six-option items of a part that every model has scored.
 
     They are sorted by id, so that the seeded split does not depend on the order in which items were recorded.
@@ -149,12 +149,12 @@ def scored_rows(evidence: Evidence, part: Part) -> Int:
     return np.asarray(rows[np.argsort(evidence.view.item_id[rows].astype(str), kind="stable")], dtype=np.int64)
 
 
-def six_probabilities(evidence: Evidence, side: str, rows: Int) -> Float:
+def six_probabilities(evidence: MetricInputs, side: str, rows: Int) -> Float:
     """Return the softmax over the six option logits of "baseline" or "variant", shape (n_rows, 6)."""
     return np.asarray(softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
 
 
-def _judge(evidence: Evidence, rows: Int, sides: list[str]) -> dict[str, _Model]:
+def _judge(evidence: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Model]:
     s, gold = evidence.settings, evidence.view.gold[rows]
     calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
     models: dict[str, _Model] = {}
@@ -172,7 +172,7 @@ def _judge(evidence: Evidence, rows: Int, sides: list[str]) -> dict[str, _Model]
     return models
 
 
-def _report(evidence: Evidence, part: Part, tables: dict[str, list[Float]], n_unscored: int) -> list[MetricResult]:
+def _report(evidence: MetricInputs, part: Part, tables: dict[str, list[Float]], n_unscored: int) -> list[MetricResult]:
     s = evidence.settings
     subject = tables["variant"] if "variant" in tables else tables["baseline"]
     n = sum(len(t) for t in subject)

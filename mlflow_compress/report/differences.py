@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlflow_compress.metrics.registry import key
+from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.records import MetricResult
 
 

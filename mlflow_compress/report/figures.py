@@ -9,9 +9,8 @@ from typing import Any
 
 import matplotlib
 
-from mlflow_compress.metrics.compute import headline
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.tables import change_by_margin, flips_by_category, kl_values, token_kl_values
+from mlflow_compress.metrics.core.compute import headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.plots.categories import Group, draw_categories
 from mlflow_compress.report.plots.divergence import draw_divergence
@@ -19,6 +18,7 @@ from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.pairs import draw_pairs
 from mlflow_compress.report.plots.style import RC, Drawing
 from mlflow_compress.report.plots.variants import draw_variants
+from mlflow_compress.report.record_tables import change_by_margin, flips_by_category, kl_values, token_kl_values
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Figure:
     caption: str
 
 
-def _predictions(evidence: Evidence) -> bool:
+def _predictions(evidence: MetricInputs) -> bool:
     return evidence.variant is not None and all(evidence.missing(need) is None for need in ("items", "predictions"))
 
 
-def _margin(evidence: Evidence) -> Drawing | None:
+def _margin(evidence: MetricInputs) -> Drawing | None:
     bins = change_by_margin(evidence) if _predictions(evidence) else None
     return None if bins is None else draw_margin(bins, level=evidence.settings.level)
 
 
-def _divergence(evidence: Evidence) -> Drawing | None:
+def _divergence(evidence: MetricInputs) -> Drawing | None:
     if evidence.missing("items") is None and evidence.missing("option_distances") is None:
         kl = kl_values(evidence)
         if len(kl):
@@ -48,7 +48,7 @@ def _divergence(evidence: Evidence) -> Drawing | None:
     return draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _groups(evidence: Evidence, results: Sequence[MetricResult]) -> list[Group]:
+def _groups(evidence: MetricInputs, results: Sequence[MetricResult]) -> list[Group]:
     """Categories where a task has them, else the task as a whole."""
     if not _predictions(evidence):
         return []
@@ -76,13 +76,13 @@ def _groups(evidence: Evidence, results: Sequence[MetricResult]) -> list[Group]:
     return groups
 
 
-def _categories(evidence: Evidence, results: Sequence[MetricResult]) -> Drawing | None:
+def _categories(evidence: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
     groups = _groups(evidence, results)
     return draw_categories(groups) if groups else None
 
 
 def draw_all(
-    evidence: Evidence,
+    evidence: MetricInputs,
     results: Sequence[MetricResult],
     variants: Sequence[Mapping[str, Any]],
     current: str,
@@ -92,7 +92,7 @@ def draw_all(
 
     Parameters
     ----------
-    evidence : Evidence
+    evidence : MetricInputs
         Records of baseline and variant.
     results : sequence of MetricResult
         `metrics.compute_all(evidence)`.

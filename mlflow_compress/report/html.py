@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.metrics.compute import headline
+from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.footnotes import failures, footnotes
 from mlflow_compress.report.page_style import CSS

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mlflow_compress.metrics.registry import all_keys
+from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.numbers import NATS, PERCENT, PLAIN, SHARE, interval_text, scale_of, value_text
 from mlflow_compress.report.rows import Pooled, Row, Sizes, headline_rows, interval_percent

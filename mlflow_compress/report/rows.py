@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlflow_compress.metrics.registry import key
+from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.differences import above_floor, noise_floor, separates
 from mlflow_compress.report.numbers import (

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
+from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
-from mlflow_compress.scoring.assemble import option_distances, option_scores, token_distances, token_scores
-from mlflow_compress.scoring.body import check_can_pack, separate
-from mlflow_compress.scoring.corpus import Windows, cut_documents, cut_strided, cut_windows
-from mlflow_compress.scoring.execute import Lane, Pass, Targets
-from mlflow_compress.scoring.journal import Arrays
-from mlflow_compress.scoring.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
-from mlflow_compress.scoring.plan import plan_batches, plan_packs
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.checkpointing.journal import Arrays
+from mlflow_compress.scoring.forward.body import check_can_pack, split_body_and_head
+from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_documents, cut_strided, cut_windows
+from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
+from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
+from mlflow_compress.scoring.plan.units import Plan
 from mlflow_compress.scoring.processes.spread import Spread, run_spread
-from mlflow_compress.scoring.requests import Encoded, Encoder
-from mlflow_compress.scoring.rounding import rounding_identity
-from mlflow_compress.scoring.settings import ScoringConfig, ScoringReport
-from mlflow_compress.scoring.store import StateStore, StateWriter
-from mlflow_compress.scoring.units import Plan
+from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
+from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 
 __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
@@ -51,7 +51,7 @@ class Scorer:
     def __init__(self, loaded: LoadedModel, config: ScoringConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self.body, self.head, self._whole = separate(loaded.model)
+        self.body, self.head, self._whole = split_body_and_head(loaded.model)
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ScoringReport | None = None
 
@@ -151,11 +151,11 @@ class Scorer:
         self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, (), spread)
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
-    def _beside(self, baseline: StateStore | LoadedModel | None) -> StateStore | Lane | None:
+    def _beside(self, baseline: StateStore | LoadedModel | None) -> StateStore | ModelRunner | None:
         if isinstance(baseline, LoadedModel):
             check_same_tokenizer(baseline, self.loaded)
-            body, head, _ = separate(baseline.model)
-            return Lane(body, head)
+            body, head, _ = split_body_and_head(baseline.model)
+            return ModelRunner(body, head)
         return baseline
 
     def _job(
@@ -163,12 +163,12 @@ class Scorer:
         limits: dict[str, int],
         label: str,
         capture: StateWriter | None,
-        beside: StateStore | Lane | None,
+        beside: StateStore | ModelRunner | None,
         *,
         entropy: bool = False,
-    ) -> Pass:
-        return Pass(
-            lane=Lane(self.body, self.head),
+    ) -> ScoringPass:
+        return ScoringPass(
+            lane=ModelRunner(self.body, self.head),
             head_rows=limits["head_rows"],
             capture=capture,
             baseline=beside,
@@ -180,7 +180,7 @@ class Scorer:
 
     def _run(
         self,
-        job: Pass,
+        job: ScoringPass,
         plan: Plan,
         targets: Targets,
         limits: dict[str, int],
@@ -218,7 +218,7 @@ class Scorer:
             "head_rows": self.config.head_rows or stored.get("head_rows") or rows,
         }
 
-    def _path(self, max_length: int, beside: StateStore | Lane | None) -> tuple[str, str | None]:
+    def _path(self, max_length: int, beside: StateStore | ModelRunner | None) -> tuple[str, str | None]:
         """Return "packed" or "plain", and why not packed."""
         if self.config.path == "plain":
             return "plain", "asked for"
@@ -226,7 +226,7 @@ class Scorer:
             paths = {p["path"] for p in beside.manifest.passes if p["label"] == "options"}
             if paths == {"plain"}:
                 return "plain", "as the baseline"
-        bodies = [self.body, *([beside.body] if isinstance(beside, Lane) else [])]
+        bodies = [self.body, *([beside.body] if isinstance(beside, ModelRunner) else [])]
         reason = next((r for r in (check_can_pack(b, max_length) for b in bodies) if r is not None), None)
         if reason is not None and self.config.path == "packed":
             raise ConfigError(f"This model cannot be scored in packs: {reason}", fix="Use path 'auto'")
@@ -247,7 +247,7 @@ class Scorer:
 
     def _tell(
         self,
-        job: Pass,
+        job: ScoringPass,
         plan: Plan,
         path: str,
         reason: str | None,
@@ -288,10 +288,10 @@ class Scorer:
             logger.warning("%d options are longer than the model's context and stay unscored", self.report.n_unscored)
 
 
-def _identity(baseline: StateStore | Lane | None) -> str:
+def _identity(baseline: StateStore | ModelRunner | None) -> str:
     """Return what a journal has to know about the baseline."""
     if baseline is None:
         return "none"
-    if isinstance(baseline, Lane):
+    if isinstance(baseline, ModelRunner):
         return f"resident {baseline.body.model.config.name_or_path}"
     return baseline.manifest.digest

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlflow_compress
-from mlflow_compress import architectures
+from mlflow_compress.models import architectures
 
-SOURCES = ("architectures", "records", "scoring", "tasks")
+SOURCES = ("models", "records", "scoring", "tasks")
 """Sub-packages whose code decides which tokens a model reads, what is computed, and what is written down."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")

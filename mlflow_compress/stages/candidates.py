@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress.compress.storage import hash_weights
 from mlflow_compress.config import EMBEDDED, PromoteConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.stages.variant import model_label, model_path
+from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.tracking.evaluations import Evaluation, evaluations
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 AUTO = "auto"
 _ID = re.compile("[0-9a-f]{6,16}")

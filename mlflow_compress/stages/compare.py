@@ -8,11 +8,11 @@ from typing import Any
 
 from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.metrics.answers import Answer, answers_from_harness, answers_from_rows
-from mlflow_compress.metrics.compare import compare_answers, compare_records
+from mlflow_compress.metrics.core.answer_comparison import compare_answers, compare_records
+from mlflow_compress.metrics.core.answer_files import Answer, answers_from_harness, answers_from_rows
 from mlflow_compress.records import RunRecords
-from mlflow_compress.stages.about import check_alike, read_about
-from mlflow_compress.tasks.files import read_jsonl
+from mlflow_compress.stages.evaluation.eval_metadata import check_alike, read_about
+from mlflow_compress.tasks.sources.question_files import read_jsonl
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
@@ -34,7 +34,7 @@ def _read(source: str) -> Path | list[Answer]:
 
 def _folder_of_run(run_id: str) -> Path:
     """Return the records of a run; a variant's parent run stands for its evaluate stage."""
-    from mlflow_compress.tracking.store import Tracker
+    from mlflow_compress.tracking.tracker import Tracker
 
     tracker = Tracker()
     children = tracker.children(run_id)

@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import EMBEDDED, EvaluateConfig
-from mlflow_compress.metrics.compute import compute_all, headline, unmet
-from mlflow_compress.metrics.details import details
-from mlflow_compress.metrics.evidence import Evidence, MetricSettings
-from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.models.identity import ReadsText, check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.report.details import details
+from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.verdict import verdict
-from mlflow_compress.scoring.chat import chat_format
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.identity import ReadsText, check_same_tokenizer
-from mlflow_compress.scoring.store import StateStore
-from mlflow_compress.stages.about import About, settings_of, write_about
-from mlflow_compress.stages.baseline import Baseline, find_or_evaluate, identity
-from mlflow_compress.stages.gate_values import gate_values
-from mlflow_compress.stages.inputs import suite_of
-from mlflow_compress.stages.measure import Measured, measure
-from mlflow_compress.stages.models import light, load
-from mlflow_compress.stages.once import digest
-from mlflow_compress.stages.own import log_own_metrics
-from mlflow_compress.stages.results import logged, results_json
-from mlflow_compress.stages.unfinished import unfinished
-from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_about
+from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
+from mlflow_compress.stages.evaluation.open_models import light, load
+from mlflow_compress.stages.evaluation.result_files import logged, results_json
+from mlflow_compress.stages.evaluation.run_model import ModelOutputs, measure
+from mlflow_compress.stages.get_or_create import digest
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.resumable_workdir import unfinished
+from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tasks.suite import Suite
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.names import RECORDS
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 
@@ -54,14 +54,14 @@ class Evaluated:
 
     Attributes
     ----------
-    evidence : Evidence
+    evidence : MetricInputs
         Everything that metrics read.
     baseline : Baseline
     found_in : str or None
         The run whose records these are, where the variant was evaluated before; None where it was scored now.
     """
 
-    evidence: Evidence
+    evidence: MetricInputs
     baseline: Baseline
     found_in: str | None
 
@@ -82,19 +82,19 @@ def evaluate_variant(
     baseline = find_or_evaluate(tracker, base, suite, config)
     # The baseline's run stands for the questions, the settings and the states that distances are measured from.
     fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
-    run.set_tags({names.FINGERPRINT: fingerprint, names.EVALUATION: baseline.evaluation})
+    run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
     run.log_params({"device": variant.device.type})
     resume = kept.enter_context(unfinished(tracker.uri, fingerprint))
-    before = tracker.find_finished("evaluate", **{names.FINGERPRINT: fingerprint})
+    before = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if before:
         records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
-        measured = Measured(records, int(before[0].data.metrics[names.TRUNCATED]))
+        measured = ModelOutputs(records, int(before[0].data.metrics[run_names.TRUNCATED]))
     else:
         store = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
         measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
-    log_own_metrics(run, suite, measured, baseline=baseline.records)
+    log_harness_metrics(run, suite, measured, baseline=baseline.records)
     return Evaluated(
-        evidence=Evidence(
+        evidence=MetricInputs(
             baseline=baseline.records,
             variant=measured.records,
             noise=baseline.noise,
@@ -105,12 +105,12 @@ def evaluate_variant(
     )
 
 
-def log_evaluation(run: TrackedRun, found: Evidence, results: Sequence[MetricResult], beside: About) -> None:
+def log_evaluation(run: TrackedRun, found: MetricInputs, results: Sequence[MetricResult], beside: EvalMetadata) -> None:
     """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
     compared = pooled.get("distance/flips_pct")
-    run.log_values({**gate_values(pooled), names.ITEMS: compared.n if compared is not None else 0})
+    run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
     run.log_json(details(found, results), "details.json")
     run.log_json(flips_table(found), "flips.json")
@@ -134,10 +134,14 @@ def run_evaluate(config: EvaluateConfig) -> str:
     manifest, suite = read_manifest(config.checkpoint), suite_of(config)
     tracker = Tracker()
     label = model_label(config.model)
-    with ExitStack() as kept, tracker.run(f"evaluate {label}", "evaluate", {names.BASE_MODEL: label}) as run:
+    with ExitStack() as kept, tracker.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"evaluate {manifest.label} {label}")
         run.set_tags(
-            {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
+            {
+                run_names.VARIANT: manifest.label,
+                run_names.METHOD: manifest.method,
+                run_names.CHECKPOINT: config.checkpoint,
+            }
         )
         tasks = EMBEDDED if config.tasks == "auto" else config.tasks
         asked = {"model": config.model, "tasks": tasks, "dtype": config.dtype, "noise_items": config.noise_items}
@@ -150,9 +154,9 @@ def run_evaluate(config: EvaluateConfig) -> str:
             manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
         )
         source = "evaluated now" if baseline.fresh else "found in the store"
-        run.set_tags({names.VERDICT: sentence, names.BASELINE_RUN: baseline.run_id, "baseline": source})
+        run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
         if found.found_in is not None:
-            run.set_tags({names.SKIPPED: f"evaluation: found in run {found.found_in}"})
+            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {found.found_in}"})
         run.set_note(sentence)
     before = f"\nRecords of the variant: found in run {found.found_in}." if found.found_in is not None else ""
     return f"{sentence}\nBaseline run {baseline.run_id} ({source}).{before}\n{how_to_open(tracker, run.run_id)}"

@@ -21,24 +21,24 @@ from mlflow_compress.judges.mt_bench import (
 )
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.metrics.bertscore import authors_layer
-from mlflow_compress.metrics.compute import compute_all, unmet
-from mlflow_compress.metrics.evidence import AnswerEmbeddings, Evidence, MetricSettings
+from mlflow_compress.metrics.core.compute import compute_all, unmet
+from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
+from mlflow_compress.models.identity import KnownModel, check_same_tokenizer
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.models.loading import LoadedModel, resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
-from mlflow_compress.scoring.generate import generate_two_turns
-from mlflow_compress.scoring.identity import KnownModel, check_same_tokenizer
-from mlflow_compress.scoring.light import LightModel
-from mlflow_compress.scoring.loading import LoadedModel, resolve_folder
-from mlflow_compress.scoring.sampling import GenerationConfig
-from mlflow_compress.stages.baseline import identity
-from mlflow_compress.stages.inputs import instructions_of
-from mlflow_compress.stages.models import light, load
-from mlflow_compress.stages.once import find_or_do
-from mlflow_compress.stages.results import logged, results_json
-from mlflow_compress.stages.variant import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.tasks.instructions import Instruction
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.names import RECORDS
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.scoring.generation.generate import generate_two_turns
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.stages.evaluation.baseline import identity
+from mlflow_compress.stages.evaluation.open_models import light, load
+from mlflow_compress.stages.evaluation.result_files import logged, results_json
+from mlflow_compress.stages.get_or_create import get_or_create_run
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.task_inputs import instructions_of
+from mlflow_compress.tasks.sources.instructions import Instruction
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
@@ -131,7 +131,7 @@ def _baseline(
         again.write(folder / SAMPLES_AGAIN)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, fresh = find_or_do(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
+    run_id, fresh = get_or_create_run(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
     if fresh:
         gc.collect()  # or the baseline would still be in memory when the variant is loaded
     return run_id, _read_answers(tracker, run_id), Generations.read(tracker.fetch(run_id, SAMPLES_AGAIN))
@@ -161,8 +161,8 @@ def _variant(
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
     label = f"{read_manifest(config.checkpoint).label} {model_label(config.model)}"
-    below = {names.PARENT: run.run_id}
-    run_id, fresh = find_or_do(tracker, "answers", label, {"stage": "judge", **asked}, work, below)
+    below = {run_names.PARENT: run.run_id}
+    run_id, fresh = get_or_create_run(tracker, "answers", label, {"stage": "judge", **asked}, work, below)
     return run_id, fresh, _read_answers(tracker, run_id)
 
 
@@ -188,7 +188,7 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
     return str(folder), authors_layer(name, folder)
 
 
-def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> Evidence:
+def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> MetricInputs:
     """Let the variant (and once the baseline) answer, embed, grade, and log what came of it."""
     with folder_or_hub("encoder", config.encoder):
         encoder = load_encoder(config.encoder, device=config.device)
@@ -203,7 +203,7 @@ def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker
     vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
     answers = {"baseline": ours.graded, "variant": theirs.graded}
     grades, reason = _grades(config, instructions, answers, home(tracker.uri) / JUDGMENTS)
-    found = Evidence(
+    found = MetricInputs(
         baseline=RunRecords(generations=ours.graded, judgments=grades.get("baseline")),
         variant=RunRecords(generations=theirs.graded, judgments=grades.get("variant")),
         embeddings=AnswerEmbeddings(
@@ -226,7 +226,7 @@ def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     skipped = [*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
     if skipped:
-        run.set_tags({names.SKIPPED: "; ".join(skipped)})
+        run.set_tags({run_names.SKIPPED: "; ".join(skipped)})
     with tempfile.TemporaryDirectory() as folder:
         found.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
@@ -247,17 +247,21 @@ def run_judge(config: JudgeConfig) -> str:
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     tracker = Tracker()
     label = model_label(config.model)
-    with tracker.run(f"judge {label}", "judge", {names.BASE_MODEL: label}) as run:
+    with tracker.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
-            {names.VARIANT: manifest.label, names.METHOD: manifest.method, names.CHECKPOINT: config.checkpoint}
+            {
+                run_names.VARIANT: manifest.label,
+                run_names.METHOD: manifest.method,
+                run_names.CHECKPOINT: config.checkpoint,
+            }
         )
         found = judge(config, instructions, tracker, run)
         results = compute_all(found)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
         run.log_json(unmet(found), "not_computed.json")
-        skipped = tracker.client.get_run(run.run_id).data.tags.get(names.SKIPPED)
+        skipped = tracker.client.get_run(run.run_id).data.tags.get(run_names.SKIPPED)
         lines = [f"{r.name} {r.value:.4f}" for r in results if r.task is None and r.category is None]
         run.set_note("; ".join(lines) + (f"\n\n{skipped}." if skipped else ""))
     return "\n".join([*lines, *([skipped] if skipped else []), how_to_open(tracker, run.run_id)])

@@ -9,25 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlflow_compress.compress.base import METHODS
-from mlflow_compress.compress.settings import AUTO
+from mlflow_compress.compress.method_settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
 from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
 from mlflow_compress.paths import absolute_paths
-from mlflow_compress.stages.inputs import calibration_set, instructions_of, suite_of
+from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.progress import Progress
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
 from mlflow_compress.stages.resume import STAGES, finished_stages
 from mlflow_compress.stages.resume import resumed as resumed_config
-from mlflow_compress.stages.variant import model_label, read_manifest
-from mlflow_compress.tasks.overlap import check_apart
+from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
+from mlflow_compress.tasks.contamination import check_contamination
 from mlflow_compress.tasks.prompt_style import styles_of
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open, save_leaderboard
 
-_FROM_EVALUATE = (names.EVALUATION, names.BASELINE_RUN)  # tags by which people and `promote` compare main runs
+_FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which people and `promote` compare main runs
 
 
 def _silent(line: str) -> None:
@@ -45,7 +45,7 @@ def check(config: MainConfig) -> dict[str, object]:
     METHODS.get(config.method).require_backend(settings)
     calibration, suite = calibration_set(config), suite_of(config)
     if calibration is not None:
-        check_apart(calibration.plain(), suite.tasks, suite.corpora)
+        check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         instructions_of(config)
     known = {
@@ -99,7 +99,7 @@ class Stages:
     @property
     def checkpoint(self) -> str:
         """The compressed checkpoint's folder."""
-        return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[names.CHECKPOINT])
+        return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
 
 
 def _copy_from_children(stages: Stages) -> None:
@@ -107,8 +107,8 @@ def _copy_from_children(stages: Stages) -> None:
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
     run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
-    if names.ITEMS in evaluated.metrics:
-        run.log_values({names.ITEMS: evaluated.metrics[names.ITEMS]})
+    if run_names.ITEMS in evaluated.metrics:
+        run.log_values({run_names.ITEMS: evaluated.metrics[run_names.ITEMS]})
     unknown = [name for name, value in as_strings(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
@@ -118,8 +118,8 @@ def _copy_from_children(stages: Stages) -> None:
 def _publish(stages: Stages, label: str, variant: str) -> str:
     """Log what the finished stages have found on the main run, and return its table and where to look."""
     # matplotlib takes a second to import, and a stage that fails needs none of it.
-    from mlflow_compress.metrics.compute import headline
-    from mlflow_compress.stages.results import results_from_json
+    from mlflow_compress.metrics.core.compute import headline
+    from mlflow_compress.stages.evaluation.result_files import results_from_json
     from mlflow_compress.stages.summary import Outcome, publish, table
 
     tracker, children, config = stages.tracker, stages.children, stages.config
@@ -137,7 +137,7 @@ def _publish(stages: Stages, label: str, variant: str) -> str:
         children=children,
         dtype=config.dtype,
         seed=config.seed,
-        n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[names.TRUNCATED]),
+        n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[run_names.TRUNCATED]),
         log_weights=config.log_weights,
         failed=stages.failed,
     )
@@ -151,7 +151,7 @@ def _publish(stages: Stages, label: str, variant: str) -> str:
 def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:
     """Return the main run to work in: the one to resume, or a new one."""
     if config.resume == "none":
-        tags = {names.BASE_MODEL: label, names.VARIANT: variant, names.METHOD: config.method}
+        tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.method}
         return tracker.run(f"{variant} {label}", "main", tags)
     tracker.hand_over(config.resume)
     return tracker.reopen(config.resume)
@@ -187,7 +187,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> str:
     config = replace(config, out=str(out_folder(config.out, tracker.uri)))
     known, label, variant = check(config), model_label(config.model), variant_name(config)
     with _open(config, tracker, label, variant) as run:
-        run.log_json({**as_strings(config), "resume": "none"}, names.PARAMETERS)
+        run.log_json({**as_strings(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
         stages = Stages(config, tracker, run, Progress(tracker, label, say), children=finished)
         stages.run_all()
@@ -195,7 +195,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> str:
         _copy_from_children(stages)
         found = _publish(stages, label, variant)
         for stage, message in stages.failed.items():
-            run.set_tags({names.FAILED_STAGE: stage})
+            run.set_tags({run_names.FAILED_STAGE: stage})
             fix = f"The other stages are published. Do the rest with the same parameters and resume={run.run_id}"
             raise StageError(message, stage=stage, fix=fix, published=found)
     return found

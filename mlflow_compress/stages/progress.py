@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 _RUNS = 5  # newest finished runs that an estimate is made of
 
@@ -42,7 +42,7 @@ class Progress:
         self.say(f"[{number}/{total}] {stage}: finished before")
 
     def _estimate(self, stage: str) -> str:
-        runs = self._tracker.find_finished(stage, **{names.BASE_MODEL: self._label})[:_RUNS]
+        runs = self._tracker.find_finished(stage, **{run_names.BASE_MODEL: self._label})[:_RUNS]
         seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in runs]
         if not seconds:
             return f"first time for {self._label}: no estimate"

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from mlflow_compress.compress.base import METHODS
 from mlflow_compress.config import PromoteConfig
-from mlflow_compress.promotion import (
+from mlflow_compress.decide.promotion import (
     GATE_DROP,
     GATE_FLIPS,
     Candidate,
@@ -16,10 +16,10 @@ from mlflow_compress.promotion import (
     decide,
 )
 from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
-from mlflow_compress.tracking.registry import check_alias, move_alias, register, registered_model
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.model_registry import check_alias, move_alias, register, registered_model
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 
@@ -34,7 +34,7 @@ def gates(config: PromoteConfig) -> list[Gate | DivergenceGate]:
 
 def _candidate(variant: Variant, version: str) -> Candidate:
     """Return a registered variant as the policy sees it."""
-    method = variant.run.data.tags[names.METHOD]
+    method = variant.run.data.tags[run_names.METHOD]
     return Candidate(
         name=variant.name,
         run_id=variant.run.info.run_id,
@@ -112,9 +112,9 @@ def run_promote(config: PromoteConfig) -> str:
     competition = choose(tracker, config)
     evaluation, label = competition.evaluation, competition.label
     tags = {
-        names.BASE_MODEL: label,
-        names.EVALUATION: evaluation.id,
-        names.BASE_WEIGHTS: evaluation.base_weights,
+        run_names.BASE_MODEL: label,
+        run_names.EVALUATION: evaluation.id,
+        run_names.BASE_WEIGHTS: evaluation.base_weights,
     }
     with tracker.run(f"promote {label}", "promote", tags) as run:
         name, naming = registered_model(tracker, label, evaluation.base_weights)
@@ -134,6 +134,8 @@ def run_promote(config: PromoteConfig) -> str:
         }
         run.log_json(record, "decision.json")
         run.log_table(decision.as_table(), "decision_table.json")
-        run.set_tags({names.VERDICT: verdict, "promoted": decision.champion.name if decision.champion else "nothing"})
+        run.set_tags(
+            {run_names.VERDICT: verdict, "promoted": decision.champion.name if decision.champion else "nothing"}
+        )
         run.set_note(_note(decision, verdict, remarks))
     return f"{_printed(decision, verdict, remarks)}\n\n{how_to_open(tracker, run.run_id)}"

@@ -10,20 +10,20 @@ from typing import Any
 
 from mlflow_compress import __version__
 from mlflow_compress.compress.base import METHODS, MethodConfig
-from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
-from mlflow_compress.compress.run import compress_model
-from mlflow_compress.compress.settings import AUTO, NONE, method_config, parse_pairs
-from mlflow_compress.compress.source import SourceModel
-from mlflow_compress.compress.source import resolve as resolve_source
-from mlflow_compress.compress.storage import hash_weights
+from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compress.method_settings import AUTO, NONE, method_config, parse_pairs
+from mlflow_compress.compress.pipeline import compress_model
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
-from mlflow_compress.stages.inputs import calibration_set
-from mlflow_compress.stages.variant import model_label, model_path
-from mlflow_compress.tasks.calibration import CalibrationSet
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.stages.model_names import model_label, model_path
+from mlflow_compress.stages.task_inputs import calibration_set
+from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 from mlflow_compress.tracking.views import how_to_open
 
 
@@ -103,7 +103,7 @@ def quantize(
     folder = checkpoint_folder(config, settings, source, texts)
     if folder.exists():
         manifest = Manifest.read(folder)
-        run.set_tags({names.SKIPPED: "compression: the finished checkpoint was there already"})
+        run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
     else:
         manifest = compress_model(
             model_path(config.model),
@@ -118,7 +118,9 @@ def quantize(
     run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
     if calibration and manifest.calibration:
         run.log_params({"calibration_set": calibration.name, "calibration_sha256": manifest.calibration["sha256"]})
-    run.set_tags({names.CHECKPOINT: str(folder), names.METHOD: config.method, names.VARIANT: manifest.label})
+    run.set_tags(
+        {run_names.CHECKPOINT: str(folder), run_names.METHOD: config.method, run_names.VARIANT: manifest.label}
+    )
     run.log_values(size_values(manifest))
     run.log_file(folder / MANIFEST_FILE)
     run.set_note(f"**{manifest.label}**: {describe(manifest)}; reload check passed.")
@@ -141,6 +143,6 @@ def run_quantize(config: QuantizeConfig) -> str:
     tracker = Tracker()
     config = replace(config, out=str(out_folder(config.out, tracker.uri)))
     label = model_label(config.model)
-    with tracker.run(f"quantize {config.method} {label}", "quantize", {names.BASE_MODEL: label}) as run:
+    with tracker.run(f"quantize {config.method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
         manifest, folder = quantize(config, settings, calibration, run)
     return f"{manifest.label}: {describe(manifest)}\nCheckpoint: {folder}\n{how_to_open(tracker, run.run_id)}"

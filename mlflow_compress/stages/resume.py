@@ -8,8 +8,8 @@ from typing import Any
 
 from mlflow_compress.config import EvaluateSettings, JudgeSettings, MainConfig, QuantizeConfig, as_strings, parse
 from mlflow_compress.errors import ConfigError, TrackingError
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 STAGES: dict[str, type] = {"quantize": QuantizeConfig, "evaluate": EvaluateSettings, "judge": JudgeSettings}
 """The stages of the main job in their order, and the parameters of each."""
@@ -47,7 +47,7 @@ def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> 
     """
     run = tracker.client.get_run(config.resume)
     try:
-        stored = tracker.fetch_json(config.resume, names.PARAMETERS)
+        stored = tracker.fetch_json(config.resume, run_names.PARAMETERS)
     except TrackingError as error:
         raise ConfigError("This run cannot be resumed: it holds no parameters", got=config.resume) from error
     if run.info.status in ("FINISHED", "RUNNING"):

@@ -9,24 +9,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compress.manifest import Manifest
-from mlflow_compress.metrics.compute import unmet
-from mlflow_compress.metrics.evidence import Evidence, MetricSettings
-from mlflow_compress.metrics.tables import flips_table
-from mlflow_compress.promotion import KL
+from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.promotion import KL
+from mlflow_compress.metrics.core.compute import unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.figures import draw_all
+from mlflow_compress.report.headline_text import headline_table, note_markdown
 from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
-from mlflow_compress.report.text import headline_table, note_markdown
+from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.verdict import verdict
-from mlflow_compress.stages.gate_values import gate_values
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.stages.variant_results import log_model
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
-from mlflow_compress.tracking.names import NOISE, RECORDS
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.run_names import NOISE, RECORDS
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,11 @@ def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, st
     return not_computed(outcome.results, evaluated=evaluated, judged=judged)
 
 
-def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[Evidence, str]:
+def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[MetricInputs, str]:
     """Read the records of variant, baseline and second baseline run back from the store."""
     evaluate = outcome.children["evaluate"]
-    baseline_run = tracker.client.get_run(evaluate).data.tags[names.BASELINE_RUN]
-    found = Evidence(
+    baseline_run = tracker.client.get_run(evaluate).data.tags[run_names.BASELINE_RUN]
+    found = MetricInputs(
         baseline=RunRecords.read(tracker.fetch(baseline_run, RECORDS)),
         variant=RunRecords.read(tracker.fetch(evaluate, RECORDS)),
         noise=RunRecords.read(tracker.fetch(baseline_run, NOISE)),
@@ -186,7 +186,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         Scratch folder for figures and report.
     """
     evidence, baseline_run = _evidence(outcome, tracker)
-    evaluation = tracker.client.get_run(outcome.children["evaluate"]).data.tags.get(names.EVALUATION)
+    evaluation = tracker.client.get_run(outcome.children["evaluate"]).data.tags.get(run_names.EVALUATION)
     variants, shown = _variants(outcome, tracker, evaluation)
     figures = draw_all(evidence, outcome.results, variants, shown, folder / "figures")
     changed = flips_table(evidence)
@@ -204,7 +204,10 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
     run.set_tags(
-        {names.BASE_WEIGHTS: outcome.manifest.base_weights_hash, names.CHECKPOINT_SHA256: outcome.checkpoint_sha256}
+        {
+            run_names.BASE_WEIGHTS: outcome.manifest.base_weights_hash,
+            run_names.CHECKPOINT_SHA256: outcome.checkpoint_sha256,
+        }
     )
     log_model(outcome, tracker, run, evaluation)
     run.log_file(report, "report")
@@ -212,5 +215,5 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     if changed:
         run.log_table(_columns(changed), "flips.json")
     _log_answers(outcome, tracker, run)
-    run.set_tags({names.VERDICT: outcome.verdict, names.CHECKPOINT: outcome.checkpoint})
+    run.set_tags({run_names.VERDICT: outcome.verdict, run_names.CHECKPOINT: outcome.checkpoint})
     run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest, **_beside(outcome)))

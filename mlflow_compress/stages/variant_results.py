@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_compress.stages.about import read_about
-from mlflow_compress.stages.gate_values import gate_values
+from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.stages.evaluation.eval_metadata import read_about
+from mlflow_compress.stages.evaluation.result_files import logged
 from mlflow_compress.stages.quantize import size_values
-from mlflow_compress.stages.results import logged
-from mlflow_compress.tasks.catalogue import TASKS
-from mlflow_compress.tracking import names
+from mlflow_compress.tasks.named_tasks import TASKS
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_model import (
     EVALUATION_SET,
     DataSet,
@@ -19,9 +19,9 @@ from mlflow_compress.tracking.logged_model import (
     log_model_values,
     log_variant_model,
 )
-from mlflow_compress.tracking.names import RECORDS
 from mlflow_compress.tracking.rounding import rounded
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from mlflow_compress.stages.summary import Outcome
@@ -77,11 +77,11 @@ def log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: s
         dtype=outcome.dtype,
         params=_params(outcome),
         tags={
-            names.VARIANT: outcome.variant,
-            names.METHOD: manifest.method,
-            names.BASE_MODEL: outcome.label,
-            names.BASE_WEIGHTS: manifest.base_weights_hash,
-            **({names.EVALUATION: evaluation} if evaluation else {}),
+            run_names.VARIANT: outcome.variant,
+            run_names.METHOD: manifest.method,
+            run_names.BASE_MODEL: outcome.label,
+            run_names.BASE_WEIGHTS: manifest.base_weights_hash,
+            **({run_names.EVALUATION: evaluation} if evaluation else {}),
         },
         log_weights=outcome.log_weights,
     )
@@ -89,7 +89,7 @@ def log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: s
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, whole = _data_sets(outcome, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
-    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in names.HEADLINE)
+    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in run_names.HEADLINE)
     values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
     apart = {name for name in values if name.startswith(ITEMLESS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)

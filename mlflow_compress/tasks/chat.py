@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from mlflow_compress.records import Items
-from mlflow_compress.tasks.base import Task
+from mlflow_compress.tasks.task import Task
 
 
 def rendered(task: Task, prompt: Callable[[str], str]) -> Task:

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.registry import Registry
-from mlflow_compress.tasks.base import Row
+from mlflow_compress.tasks.task import Row
 
 LETTERS = ascii_uppercase
 PASSAGES = {"QA": None, "RC": "Context", "CI": "Context", "DRS": "Dialogue", "DS": "Document"}

@@ -9,12 +9,12 @@ from pathlib import Path
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.records import Items, Request, RunRecords
-from mlflow_compress.tasks.base import Corpus, GroupAverages, OwnMetric, Parts, Task, TaskSettings
-from mlflow_compress.tasks.catalogue import TASKS
 from mlflow_compress.tasks.chat import rendered
-from mlflow_compress.tasks.data_dir import check_data_dir
-from mlflow_compress.tasks.files import load_file
+from mlflow_compress.tasks.named_tasks import TASKS
 from mlflow_compress.tasks.prompt_style import styles_of
+from mlflow_compress.tasks.sources.data_dir import check_data_dir
+from mlflow_compress.tasks.sources.question_files import load_file
+from mlflow_compress.tasks.task import Corpus, GroupAverages, OwnMetric, Parts, Task, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)

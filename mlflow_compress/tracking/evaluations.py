@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,11 @@ def names_of(checkpoints: Iterable[tuple[str, str]]) -> dict[tuple[str, str], st
 
 def _checkpoint(run: Run) -> tuple[str, str]:
     """Return what tells variants apart: the name, and the checkpoint's hash."""
-    return run.data.tags[names.VARIANT], run.data.tags.get(names.CHECKPOINT_SHA256, "unknown")
+    return run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")
 
 
 def _items(metrics: Mapping[str, float]) -> int | None:
-    return int(metrics[names.ITEMS]) if names.ITEMS in metrics else None
+    return int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None
 
 
 def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
@@ -110,15 +110,15 @@ def evaluations(tracker: Tracker, base_model: str) -> tuple[list[Evaluation], li
     """
     groups: dict[str, list[Run]] = {}
     without = []
-    for run in tracker.find_finished("main", **{names.BASE_MODEL: base_model}):
-        if names.EVALUATION in run.data.tags and names.BASE_WEIGHTS in run.data.tags:
-            groups.setdefault(run.data.tags[names.EVALUATION], []).append(run)
+    for run in tracker.find_finished("main", **{run_names.BASE_MODEL: base_model}):
+        if run_names.EVALUATION in run.data.tags and run_names.BASE_WEIGHTS in run.data.tags:
+            groups.setdefault(run.data.tags[run_names.EVALUATION], []).append(run)
         else:
             without.append(run)
     found = [
         Evaluation(
             id=key,
-            base_weights=runs[0].data.tags[names.BASE_WEIGHTS],
+            base_weights=runs[0].data.tags[run_names.BASE_WEIGHTS],
             variants=_newest(runs),
             started=max(run.info.start_time for run in runs),
         )

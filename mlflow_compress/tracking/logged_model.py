@@ -15,9 +15,9 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.shipped import copy_code, requirements
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 AUTO_LIMIT = 2 * 2**30
 """Bytes up to which a checkpoint's files are stored with its model where nothing else was asked for."""
@@ -91,7 +91,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     """
     client = tracker.client
     kept = "logged" if entry.keeps_weights else "reference"
-    identity = {names.CHECKPOINT_SHA256: entry.checkpoint_sha256, names.WEIGHTS: kept}
+    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: kept}
     run = client.get_run(run_id)
     for output in run.outputs.model_outputs:
         if identity.items() <= client.get_logged_model(output.model_id).tags.items():
@@ -99,7 +99,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     note, place = "The weights are stored with this model.", {}
     if kept == "reference":
         note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
-        place = {names.CHECKPOINT: str(entry.checkpoint)}
+        place = {run_names.CHECKPOINT: str(entry.checkpoint)}
     model = client.create_logged_model(
         run.info.experiment_id,
         name="".join("-" if c in _RESERVED else c for c in entry.name),

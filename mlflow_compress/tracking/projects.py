@@ -25,8 +25,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 _IN_PACKAGE = Path(__file__).resolve().parents[1] / "_projects" / "projects"  # where a wheel has them
 _IN_CHECKOUT = Path(__file__).resolve().parents[2] / "projects"
@@ -47,7 +47,7 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
     KeyboardInterrupt
         This process was told to end; the child has ended before, and its run is KILLED.
     """
-    tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, names.STAGE: stage}
+    tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, run_names.STAGE: stage}
     child = tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id
     try:
         with tempfile.TemporaryDirectory() as downloads, _environment():
@@ -91,7 +91,7 @@ def _wait(submitted: SubmittedRun) -> int:
 def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> StageError:
     """Return what to tell of a stage that failed, after ending its run where the process could not."""
     run = tracker.client.get_run(run_id)
-    reason = run.data.tags.get(names.ERROR)
+    reason = run.data.tags.get(run_names.ERROR)
     if killer := killed_by(returncode):
         what = f"Stage {stage} was killed by {killer}"
         fix = "The system often sends SIGKILL when memory runs out" if killer == "SIGKILL" else None
@@ -100,7 +100,7 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> Stage
     if run.info.status == "RUNNING":
         tracker.client.set_terminated(run_id, "FAILED")
     if reason is None:
-        tracker.client.set_tag(run_id, names.ERROR, what)
+        tracker.client.set_tag(run_id, run_names.ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
     return StageError(what, stage=stage, fix=fix)
 

@@ -23,9 +23,9 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: PythonModelContext) -> None:
         """Check the checkpoint against its recorded hashes and load it."""
-        from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
+        from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
         from mlflow_compress.errors import CheckpointError
-        from mlflow_compress.scoring.loading import LoadConfig, load_model
+        from mlflow_compress.models.loading import LoadConfig, load_model
 
         description = Path(context.artifacts["variant"])
         variant = json.loads(description.read_text(encoding="utf-8"))
@@ -49,8 +49,8 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         """Generate after each prompt, or score each continuation."""
         from mlflow_compress.records import Request
         from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-        from mlflow_compress.scoring.generate import generate
-        from mlflow_compress.scoring.sampling import GenerationConfig
+        from mlflow_compress.scoring.generation.generate import generate
+        from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
         frame = pd.DataFrame(model_input)
         if "prompt" not in frame:

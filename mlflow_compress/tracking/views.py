@@ -8,8 +8,8 @@ import zlib
 
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # the newest evaluation's; `leaderboard-<id8>` is that of one evaluation
 
@@ -26,15 +26,15 @@ def _key(evaluation: str) -> str:
 
 def _view_state(evaluation: str) -> dict[str, object]:
     """Return the runs-table state: one evaluation's variants, headline columns first, smallest distance on top."""
-    columns = [f"metrics.`{name}`" for name in (*names.HEADLINE, names.ITEMS)]
+    columns = [f"metrics.`{name}`" for name in (*run_names.HEADLINE, run_names.ITEMS)]
     return {
-        "searchFilter": f"tags.`{names.STAGE}` = 'main' and tags.`{names.EVALUATION}` = '{evaluation}'",
+        "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
         "orderByKey": "metrics.`distance/kl_mean`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "modelVersionFilter": "All Runs",
-        "selectedColumns": [*columns, f"tags.`{names.VERDICT}`"],
+        "selectedColumns": [*columns, f"tags.`{run_names.VERDICT}`"],
         "compareRunsMode": "TABLE",
     }
 
@@ -44,7 +44,7 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
 
     A saved view filters by fixed values, so that each evaluation has one; a run that names no evaluation has none.
     """
-    evaluation = tracker.client.get_run(run_id).data.tags.get(names.EVALUATION)
+    evaluation = tracker.client.get_run(run_id).data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
     packed = base64.b64encode(zlib.compress(json.dumps(_view_state(evaluation)).encode())).decode()
@@ -66,7 +66,7 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
     if run_id:
         lines.append(f"This run:      {page}/runs/{run_id}?workflowType=machine_learning")
-    key = _key(tags[names.EVALUATION]) if names.EVALUATION in tags else LEADERBOARD
+    key = _key(tags[run_names.EVALUATION]) if run_names.EVALUATION in tags else LEADERBOARD
     if view_tag(key) in tracker.client.get_experiment(tracker.experiment_id).tags:
         lines.append(f"Leaderboard:   {page}/runs?workflowType=machine_learning&viewStateShareKey={key}")
     return "\n".join(lines)

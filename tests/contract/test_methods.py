@@ -19,10 +19,10 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, run
-from mlflow_compress.compress.storage import hash_weights
+from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.stored_weights import hash_weights
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
@@ -91,7 +91,7 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     monkeypatch.chdir(tmp_path)
     method, out, base = METHODS.get(name), tmp_path / "out", bases("llama", name)
     settings = settings_of(name, "llama", bases)
@@ -139,7 +139,7 @@ def test_another_architecture_works_or_is_refused_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     out, base = tmp_path / "out", bases(architecture, name)
     try:
         compress_model(str(base), name, settings_of(name, architecture, bases), TEXT, out)
@@ -183,7 +183,7 @@ def one_method_a_format() -> list[str]:
 def test_checkpoints_of_each_format_load_in_a_fresh_process(
     names: list[str], bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     for name in names:
         compress_model(str(bases("llama", name)), name, settings_of(name, "llama", bases), TEXT, tmp_path / name)
     answers = reload_in_one_fresh_process([tmp_path / name for name in names])
@@ -214,7 +214,7 @@ def test_the_same_settings_give_the_same_bytes(
     name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     hashes = []
     for turn in ("first", "second"):
         config = settings_of(name, "llama", bases, **_seed(name, 3))

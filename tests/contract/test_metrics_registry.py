@@ -12,7 +12,7 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import (
     METRICS,
     AnswerEmbeddings,
-    Evidence,
+    MetricInputs,
     MetricSettings,
     all_keys,
     compute_all,
@@ -181,7 +181,7 @@ def _shuffled(run: RunRecords, seed: int) -> RunRecords:
 
 
 def test_row_order_does_not_matter():
-    moved = Evidence(
+    moved = MetricInputs(
         _shuffled(FULL.baseline, 1), _shuffled(FULL.variant, 2), _shuffled(FULL.noise, 3), embeddings=FULL.embeddings
     )
     assert len(compute_all(moved)) == len(RESULTS)
@@ -208,7 +208,7 @@ def test_all_ties_take_the_first_option_for_both_models():
         columns["loglik"] = np.full(len(run.option_scores), -2.0)
         return replace(run, option_scores=OptionScores.from_columns(columns))
 
-    found = compute_all(Evidence(tied(FULL.baseline), tied(FULL.variant), tied(FULL.noise)))
+    found = compute_all(MetricInputs(tied(FULL.baseline), tied(FULL.variant), tied(FULL.noise)))
     by_task = {(r.name, r.task): r for r in found if r.category is None}
     assert by_task["quality/accuracy", "mmlu"].value == 0.25  # the gold cycles through the options
     assert by_task["distance/all_flips_pct", "mmlu"].value == 0.0
@@ -223,7 +223,7 @@ def test_equal_input_gives_equal_output():
 
 def test_swapping_the_models_mirrors_the_change():
     e = FULL.embeddings
-    swapped = Evidence(
+    swapped = MetricInputs(
         replace(FULL.variant, option_distances=None, token_distances=None),
         FULL.baseline,
         embeddings=AnswerEmbeddings(e.task, e.item_ids, e.variant, e.baseline),
@@ -264,7 +264,7 @@ def test_flips_identities():
 
 
 def test_baseline_alone_reports_itself():
-    alone = Evidence(FULL.baseline)
+    alone = MetricInputs(FULL.baseline)
     names = set(headline(compute_all(alone)))
     assert {"quality/accuracy", "quality/perplexity", "robustness/shuffle_drop_pct", "uncertainty/uacc"} <= names
     assert not any(name.startswith("distance/") or name.endswith("_baseline") for name in names)
@@ -275,8 +275,8 @@ def test_baseline_alone_reports_itself():
 
 
 def test_nothing_is_computed_from_nothing():
-    assert compute_all(Evidence(RunRecords())) == []
-    assert set(unmet(Evidence(RunRecords(), RunRecords()))) == set(METRICS.names())
+    assert compute_all(MetricInputs(RunRecords())) == []
+    assert set(unmet(MetricInputs(RunRecords(), RunRecords()))) == set(METRICS.names())
 
 
 def test_unknown_key_names_those_that_exist():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
-from mlflow_compress.stages.about import write_about
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.stages.evaluation.eval_metadata import write_about
+from mlflow_compress.tracking.tracker import Tracker
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
 

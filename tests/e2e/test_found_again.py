@@ -14,18 +14,18 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.compress import compress_model
-from mlflow_compress.compress import run as compress_run
+from mlflow_compress.compress import pipeline as compress_run
 from mlflow_compress.config import EvaluateConfig, JudgeConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring import engine_identity
-from mlflow_compress.stages import models
-from mlflow_compress.stages.baseline import identity
 from mlflow_compress.stages.evaluate import run_evaluate
+from mlflow_compress.stages.evaluation import open_models
+from mlflow_compress.stages.evaluation.baseline import identity
 from mlflow_compress.stages.judge import run_judge
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 from tests.judge_server import judge_server
 
@@ -50,7 +50,7 @@ class Loads:
         self.folders: list[Path] = []
         self.alive_before: list[int] = []
         self._models: list[weakref.ref[Any]] = []
-        whole = models.load_model
+        whole = open_models.load_model
 
         def counted(config: Any) -> Any:
             self.alive_before.append(sum(model() is not None for model in self._models))
@@ -59,7 +59,7 @@ class Loads:
             self._models.append(weakref.ref(loaded.model))
             return loaded
 
-        monkeypatch.setattr(models, "load_model", counted)
+        monkeypatch.setattr(open_models, "load_model", counted)
 
 
 @pytest.fixture
@@ -93,12 +93,12 @@ def test_a_stored_baseline_is_not_loaded_and_runs_share_one_evaluation(
     run_evaluate(replace(config, checkpoint=str(checkpoints["rtn"])))
     assert loads.folders[2:] == [checkpoints["rtn"]]
     baseline, evaluations = only(tracker, "baseline"), tracker.find_finished("evaluate")
-    evaluation = baseline.data.tags[names.EVALUATION]
+    evaluation = baseline.data.tags[run_names.EVALUATION]
     assert len(evaluation) == 16 and int(evaluation, 16) >= 0
-    assert [run.data.tags[names.EVALUATION] for run in evaluations] == [evaluation] * 2
-    assert [run.data.metrics[names.ITEMS] for run in evaluations] == [10] * 2
-    assert all(run.data.tags[names.BASELINE_RUN] == baseline.info.run_id for run in evaluations)
-    unchanged = next(run for run in evaluations if run.data.tags[names.VARIANT] == "none")
+    assert [run.data.tags[run_names.EVALUATION] for run in evaluations] == [evaluation] * 2
+    assert [run.data.metrics[run_names.ITEMS] for run in evaluations] == [10] * 2
+    assert all(run.data.tags[run_names.BASELINE_RUN] == baseline.info.run_id for run in evaluations)
+    unchanged = next(run for run in evaluations if run.data.tags[run_names.VARIANT] == "none")
     assert unchanged.data.metrics["distance/kl_mean"] == unchanged.data.metrics["distance/corpus_kl_max"] == 0
 
 
@@ -113,10 +113,10 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
     assert loads.folders == []
     second = next(r for r in tracker.find_finished("evaluate") if r.info.run_id != first.info.run_id)
     assert first.info.run_id in said
-    assert second.data.tags[names.SKIPPED] == f"evaluation: found in run {first.info.run_id}"
-    assert names.SKIPPED not in first.data.tags
+    assert second.data.tags[run_names.SKIPPED] == f"evaluation: found in run {first.info.run_id}"
+    assert run_names.SKIPPED not in first.data.tags
     assert second.data.metrics == first.data.metrics and first.data.metrics["distance/kl_mean"] > 0
-    same = (names.VERDICT, names.VARIANT, names.EVALUATION, names.BASELINE_RUN, names.FINGERPRINT)
+    same = (run_names.VERDICT, run_names.VARIANT, run_names.EVALUATION, run_names.BASELINE_RUN, run_names.FINGERPRINT)
     assert [second.data.tags[tag] for tag in same] == [first.data.tags[tag] for tag in same]
     ours, theirs = (tracker.fetch(run.info.run_id, "records") for run in (first, second))
     assert {p.name: p.read_bytes() for p in ours.iterdir()} == {p.name: p.read_bytes() for p in theirs.iterdir()}
@@ -128,12 +128,14 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
 
 def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
-    known = identity(models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    known = identity(open_models.light(str(tmp_path / "demo"), EvaluateConfig()))
     assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
     assert {"source", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
-    assert identity(models.light(str(demo.MODEL_DIR), EvaluateConfig())) == known  # the folder's name decides nothing
+    assert (
+        identity(open_models.light(str(demo.MODEL_DIR), EvaluateConfig())) == known
+    )  # the folder's name decides nothing
     (tmp_path / "demo" / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
-    other = identity(models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    other = identity(open_models.light(str(tmp_path / "demo"), EvaluateConfig()))
     assert {name for name in known if known[name] != other[name]} == {"ends of answers"}
 
 
@@ -145,7 +147,7 @@ def test_an_edit_of_the_engine_gives_a_new_baseline(
     monkeypatch.setattr(engine_identity, "source_hash", lambda: "edited")
     run_evaluate(config)
     runs = tracker.find_finished("baseline")
-    assert len(runs) == 2 and runs[0].data.tags[names.EVALUATION] != runs[1].data.tags[names.EVALUATION]
+    assert len(runs) == 2 and runs[0].data.tags[run_names.EVALUATION] != runs[1].data.tags[run_names.EVALUATION]
 
 
 def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
@@ -166,7 +168,7 @@ def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
     # The sample decides nothing but the floor: the evaluation is the same, its baseline run another one.
     run_evaluate(replace(config, noise_items=2))
     both = tracker.find_finished("baseline")
-    assert len(both) == 2 and len({run.data.tags[names.EVALUATION] for run in both}) == 1
+    assert len(both) == 2 and len({run.data.tags[run_names.EVALUATION] for run in both}) == 1
     less = RunRecords.read(tracker.fetch(both[0].info.run_id, "noise"))
     assert less.token_scores is not None and len(less.token_scores) == 2 * 255
 
@@ -216,9 +218,9 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     assert os.listdir() == [] and (home(tracker.uri) / "judgments.jsonl").is_file()  # noqa: PTH208
     [first, second] = tracker.find_finished("judge")
     answers = only(tracker, "answers")
-    assert first.data.tags[names.SKIPPED] == f"answers: found in run {answers.info.run_id}"
+    assert first.data.tags[run_names.SKIPPED] == f"answers: found in run {answers.info.run_id}"
     assert first.data.metrics == second.data.metrics and first.data.metrics["judge/mt_bench"] == 7
-    failed = tracker.client.get_run(answers.data.tags[names.PARENT])
+    failed = tracker.client.get_run(answers.data.tags[run_names.PARENT])
     assert failed.info.status == "FAILED"
 
 

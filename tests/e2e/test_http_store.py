@@ -16,7 +16,7 @@ import pytest
 
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.tracking import downloads
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("quantize", "evaluate", "judge")

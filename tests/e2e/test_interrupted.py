@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.config import EvaluateConfig
-from mlflow_compress.scoring import decode
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.baseline import RECORDS, find_or_evaluate
+from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.stages.evaluate import evaluate_variant, suite_of
-from mlflow_compress.stages.models import light
-from mlflow_compress.stages.once import find_or_do
-from mlflow_compress.stages.unfinished import unfinished, unfinished_folder
-from mlflow_compress.stages.variant import model_path
-from mlflow_compress.tracking.store import TrackedRun, Tracker
+from mlflow_compress.stages.evaluation.baseline import RECORDS, find_or_evaluate
+from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.get_or_create import get_or_create_run
+from mlflow_compress.stages.model_names import model_path
+from mlflow_compress.stages.resumable_workdir import unfinished, unfinished_folder
+from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 
 def little(folder: Path) -> EvaluateConfig:
@@ -86,7 +86,7 @@ def test_answers_that_were_generated_are_not_generated_again(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     little(tmp_path)
     config = EvaluateConfig(tasks=",".join(str(tmp_path / f"{n}.jsonl") for n in ("choice", "first", "second")))
-    whole = decode._grow
+    whole = decoding._grow
     grown: list[int] = []
 
     def interrupted(loaded: object, batch: list[object], *rest: object) -> None:
@@ -95,7 +95,7 @@ def test_answers_that_were_generated_are_not_generated_again(
         grown.append(len(batch))
         whole(loaded, batch, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(decode, "_grow", interrupted)
+    monkeypatch.setattr(decoding, "_grow", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(config, tracker)
     assert grown == [3]
@@ -142,7 +142,7 @@ def test_two_processes_with_the_same_work_do_it_once(
     results: list[tuple[str, bool]] = []
 
     def one() -> None:
-        results.append(find_or_do(tracker, "baseline", "demo", {"a": 1}, work))
+        results.append(get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work))
 
     first, second = threading.Thread(target=one), threading.Thread(target=one)
     first.start()

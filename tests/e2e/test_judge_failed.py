@@ -13,8 +13,8 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 from tests.judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,9 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def parent(tracker: Tracker) -> Run:
     """Return the one main run of the store."""
     [found] = [
-        run for run in tracker.client.search_runs([tracker.experiment_id]) if run.data.tags.get(names.STAGE) == "main"
+        run
+        for run in tracker.client.search_runs([tracker.experiment_id])
+        if run.data.tags.get(run_names.STAGE) == "main"
     ]
     return found
 
@@ -76,12 +78,12 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     assert "Answers flipped" in done.stdout and f"resume={main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
     assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/3] quantize")
-    assert main.info.status == "FAILED" and main.data.tags[names.FAILED_STAGE] == "judge"
-    assert "refused the key" in main.data.tags[names.ERROR]
+    assert main.info.status == "FAILED" and main.data.tags[run_names.FAILED_STAGE] == "judge"
+    assert "refused the key" in main.data.tags[run_names.ERROR]
     assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
     assert "distance/kl_mean" in main.data.metrics and "judge/similarity" not in main.data.metrics
-    assert names.EVALUATION in main.data.tags and names.BASELINE_RUN in main.data.tags
-    assert main.data.metrics[names.ITEMS] == 6
+    assert run_names.EVALUATION in main.data.tags and run_names.BASELINE_RUN in main.data.tags
+    assert main.data.metrics[run_names.ITEMS] == 6
     assert "auto" not in {value for name, value in main.data.params.items() if name != "judge_base_url"}
     assert main.data.params["device"] in ("cpu", "cuda")
 
@@ -97,7 +99,7 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1/3] quantize: finished before" in done.stderr and "[2/3] evaluate: finished before" in done.stderr
     again = parent(tracker)
-    assert again.info.status == "FINISHED" and not {names.ERROR, names.FAILED_STAGE} & set(again.data.tags)
+    assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7
     assert again.data.metrics["distance/kl_mean"] == main.data.metrics["distance/kl_mean"]
     now = tracker.children(main.info.run_id)

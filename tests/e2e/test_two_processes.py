@@ -11,7 +11,7 @@ import mlflow
 import pytest
 
 from mlflow_compress.records import RunRecords
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["-m", "mlflow_compress", "main", "--method", "rtn", "--bits", "4", "--judge", "false", "--limit", "12"]

@@ -15,8 +15,8 @@ import pytest
 from mlflow.entities import Run
 
 from mlflow_compress import cli
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]
@@ -44,7 +44,7 @@ class World:
 
     def variant(self, name: str) -> Run:
         """Return the parent run of a variant."""
-        [run] = self.tracker.find_finished("main", **{names.VARIANT: name})
+        [run] = self.tracker.find_finished("main", **{run_names.VARIANT: name})
         return run
 
 
@@ -71,11 +71,13 @@ def test_the_parent_run_carries_what_people_compare(world: World) -> None:
     assert metrics["distance/flips_pct"] >= 100 * abs(metrics["quality/accuracy_delta"]) - 0.1
     assert len(metrics) < 100
     note = run.data.tags["mlflow.note.content"]
-    assert note.splitlines()[0].strip("*") == run.data.tags[names.VERDICT]
+    assert note.splitlines()[0].strip("*") == run.data.tags[run_names.VERDICT]
     artifacts = {f.path for f in world.tracker.client.list_artifacts(run.info.run_id)}
     assert {"report", "figures", "outputs.json"} <= artifacts
     report = world.tracker.fetch(run.info.run_id, "report") / "report.html"
-    assert "<script src" not in report.read_text() and run.data.tags[names.VERDICT].split(";")[0] in report.read_text()
+    assert (
+        "<script src" not in report.read_text() and run.data.tags[run_names.VERDICT].split(";")[0] in report.read_text()
+    )
 
 
 def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
@@ -93,7 +95,7 @@ def test_the_output_ends_with_a_table_and_the_link(world: World) -> None:
 
 def test_the_judge_says_that_it_had_no_key(world: World) -> None:
     judge = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["judge"]
-    assert "OPENAI_API_KEY" in judge.data.tags[names.SKIPPED]
+    assert "OPENAI_API_KEY" in judge.data.tags[run_names.SKIPPED]
     assert not any(name.startswith("judge/mt_bench") for name in judge.data.metrics)
 
 
@@ -113,7 +115,7 @@ def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.Capture
     assert cli.main(["promote", *WIDE]) == 0
     assert "rtn-4bit-g128 (version" in capsys.readouterr().out
     version = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
-    assert version.tags[names.VARIANT] == "rtn-4bit-g128"
+    assert version.tags[run_names.VARIANT] == "rtn-4bit-g128"
     [run] = world.tracker.find_finished("promote")
     decision = world.tracker.fetch_json(run.info.run_id, "decision.json")
     reasons = {o["candidate"]["name"]: o["reasons"] for o in decision["decision"]["outcomes"]}
@@ -138,7 +140,7 @@ def test_the_champion_loads_by_alias_generates_and_scores(world: World) -> None:
 
 
 def test_a_changed_checkpoint_no_longer_loads(world: World, tmp_path: Path) -> None:
-    reference = world.tracker.children(world.variant("none").info.run_id)["quantize"].data.tags[names.CHECKPOINT]
+    reference = world.tracker.children(world.variant("none").info.run_id)["quantize"].data.tags[run_names.CHECKPOINT]
     weights = next(Path(reference).glob("*.safetensors"))
     original = weights.read_bytes()
     weights.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
@@ -147,7 +149,7 @@ def test_a_changed_checkpoint_no_longer_loads(world: World, tmp_path: Path) -> N
         [failed] = [
             r for r in world.tracker.client.search_runs([world.tracker.experiment_id]) if r.info.status == "FAILED"
         ]
-        assert "changed since it was written" in failed.data.tags[names.ERROR]
+        assert "changed since it was written" in failed.data.tags[run_names.ERROR]
     finally:
         weights.write_bytes(original)
         world.tracker.client.delete_run(failed.info.run_id)
@@ -163,7 +165,7 @@ def test_a_misspelt_parameter_fails_the_run(world: World) -> None:
 
 
 def test_metrics_can_be_recomputed_from_the_stored_records(world: World) -> None:
-    from mlflow_compress.metrics import Evidence, MetricSettings, compute_all
+    from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
     from mlflow_compress.records import RunRecords
 
     evaluate = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["evaluate"]
@@ -171,7 +173,7 @@ def test_metrics_can_be_recomputed_from_the_stored_records(world: World) -> None
     records = {run: RunRecords.read(world.tracker.fetch(run, "records")) for run in (baseline, evaluate.info.run_id)}
     noise = RunRecords.read(world.tracker.fetch(baseline, "noise"))
     again = compute_all(
-        Evidence(
+        MetricInputs(
             baseline=records[baseline],
             variant=records[evaluate.info.run_id],
             noise=noise,

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import calibration, compress_model, method_config, run
+from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline
 from mlflow_compress.compress.methods.gguf_imatrix import mean_squares
-from mlflow_compress.compress.source import resolve
+from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, make_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,15 +20,15 @@ SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
-def compressed(tmp_path: Path, method: str, **settings: object) -> tuple[Path, Path, calibration.Calibration]:
+def compressed(tmp_path: Path, method: str, **settings: object) -> tuple[Path, Path, calibration_tokens.Calibration]:
     """Compress a random float32 model; return base, variant and what it was calibrated with."""
     base, out = make_llama(tmp_path / "base", dtype=torch.float32), tmp_path / "out"
     compress_model(str(base), method, method_config(method, **SETTINGS, **settings), TEXT, out)
     tokenizer = resolve(str(base)).tokenizer()
-    return base, out, calibration.prepare(tokenizer, TEXT, samples=4, length=64, seed=0)
+    return base, out, calibration_tokens.prepare(tokenizer, TEXT, samples=4, length=64, seed=0)
 
 
 def test_wanda_zeroes_the_smallest_weights_times_input_norms_of_each_row(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from mlflow_compress.compress import compress_model, method_config, run
+from mlflow_compress.compress import compress_model, method_config, pipeline
 from tests.compress_models import check_here
 from tests.shared_data import SHARED, needs_shared
 
@@ -34,7 +34,7 @@ def test_tensors_and_metadata_are_byte_for_byte_those_of_llama_cpp(
     method: str, bits: int, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oracle = SHARED / "data" / "llama_cpp_oracle"
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     config = method_config(method, bits=bits, embeddings="true")
     compress_model(str(oracle / "model"), method, config, [], tmp_path / "out")
     ours, theirs = (GGUFReader(path) for path in (tmp_path / "out" / "model.gguf", oracle / f"{file}.gguf"))

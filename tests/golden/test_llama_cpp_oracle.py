@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mlflow_compress.compress import compress_model, method_config
-from mlflow_compress.metrics.corpus import CorpusStatistics, Estimate, corpus_statistics
-from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, Estimate, corpus_statistics
+from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.shared_data import SHARED, needs_shared
 
 ORACLE = SHARED / "data" / "llama_cpp_oracle"

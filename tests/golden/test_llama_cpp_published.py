@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlflow_compress.metrics.corpus import CorpusStatistics, corpus_statistics
+from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
 
 # "LLaMA 2 vs. LLaMA 3 Quantization comparison" and "LLaMA 3 BF16 vs. FP16 comparison": model; perplexity, ratio, difference (each
 # with its uncertainty) and correlation in percent.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from mlflow_compress.metrics.conformal import SCORES, conformal, conformal_quantile, conformity_scores
+from mlflow_compress.metrics.stats.conformal import SCORES, conformal, conformal_quantile, conformity_scores
 from tests.shared_data import SHARED, needs_shared
 
 ORACLE = SHARED / "data" / "uncertainty_oracle"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, load_model
-from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 
 CONFIG = ScoringConfig(progress=False, shard_seconds=0.0, batch_tokens=48, head_rows=4)

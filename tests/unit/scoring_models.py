@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM
 
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
-from mlflow_compress.scoring.loading import LoadedModel
-from mlflow_compress.scoring.requests import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoder
 
 VOCAB = 300
 TEXT = (

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from mlflow_compress.errors import DataError, MlflowCompressError
+from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, load_model
 from mlflow_compress.scoring.processes import team
 from mlflow_compress.scoring.processes.jobs import Workshop
-from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlflow_compress.architectures import bnb_4bit
-from mlflow_compress.compress import compress_model, method_config, run
+from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.models.architectures import bnb_4bit
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.compress_models import check_here, make_llama
 from tests.unit.scoring_models import build_tokenizer, mixed_requests, naive_logliks
 
@@ -30,7 +30,7 @@ WIDTH = 172  # outputs that the kernel for AVX512-BF16 refuses, stories260K's
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def checkpoints(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """The base by every method of bitsandbytes."""
     out = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "reload_in_fresh_process", check_here)
+        patch.setattr(pipeline, "reload_in_fresh_process", check_here)
         for method in (*FOUR_BIT, "bnb-int8"):
             out[method] = tmp_path_factory.mktemp(method) / "out"
             manifest = compress_model(str(base), method, method_config(method), [], out[method])
@@ -123,7 +123,7 @@ def test_no_kernel_is_looked_for_on_a_hub(checkpoints: dict[str, Path], tmp_path
         "import socket, sys\n"
         "def refuse(*_): raise AssertionError('a connection was attempted')\n"
         "socket.socket.connect = refuse\n"
-        "from mlflow_compress.scoring.loading import LoadConfig, load_model\n"
+        "from mlflow_compress.models.loading import LoadConfig, load_model\n"
         "load_model(LoadConfig(path=sys.argv[1], device='cpu'))\n"
         "import bitsandbytes, kernels\n"  # both can be imported afterwards
     )

@@ -14,10 +14,10 @@ from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.stages import summary
 from mlflow_compress.stages.promote import run_promote
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
-from mlflow_compress.tracking.registry import registered_model
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.model_registry import registered_model
+from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
 ALL, FIVE, OTHER = "a" * 16, "b" * 16, "abcdef" + "0" * 10
@@ -39,13 +39,17 @@ def finished(
 ) -> str:
     """Make a finished main run with a logged model, as far as promotion reads it, and return its id."""
     client = tracker.client
-    tags = {names.BASE_MODEL: model, names.VARIANT: variant, names.METHOD: method}
+    tags = {run_names.BASE_MODEL: model, run_names.VARIANT: variant, run_names.METHOD: method}
     if evaluation is not None:
-        tags |= {names.EVALUATION: evaluation, names.BASE_WEIGHTS: weights, names.CHECKPOINT_SHA256: checkpoint}
+        tags |= {
+            run_names.EVALUATION: evaluation,
+            run_names.BASE_WEIGHTS: weights,
+            run_names.CHECKPOINT_SHA256: checkpoint,
+        }
     with tracker.run(f"{variant} {model}", "main", tags, own=False) as run:
         values = {"size/bytes": size, "size/ratio": 1000 / size, "distance/kl_mean": kl, "distance/flips_pct": 1}
         gates = {"gate/kl_items": items, "gate/kl_upper": kl, "gate/flips_pct_upper": 2}
-        run.log_values({**values, **gates, "gate/accuracy_drop_pct_upper": 1, names.ITEMS: items})
+        run.log_values({**values, **gates, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})
         logged = client.create_logged_model(tracker.experiment_id, name=variant, source_run_id=run.run_id, tags=tags)
         client.log_outputs(run.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return run.run_id
@@ -104,7 +108,7 @@ def test_a_name_of_two_models_is_refused_until_one_is_chosen(tracker: Tracker) -
 
 
 def test_two_folders_of_one_name_have_registered_models_of_their_own(tracker: Tracker, tmp_path: Path) -> None:
-    from mlflow_compress.compress.storage import hash_weights
+    from mlflow_compress.models.stored_weights import hash_weights
 
     folders = [make_llama(tmp_path / side / "llama", seed=seed) for seed, side in enumerate("ab")]
     hashes = [hash_weights(folder)[1] for folder in folders]
@@ -158,7 +162,7 @@ def test_rejected_parameters_leave_no_run(
     finished(tracker, "rtn-4bit")
     assert cli.main(["promote", "--model", "llama", *arguments]) == 2
     assert message in capsys.readouterr().err
-    stages = [r.data.tags[names.STAGE] for r in tracker.client.search_runs([tracker.experiment_id])]
+    stages = [r.data.tags[run_names.STAGE] for r in tracker.client.search_runs([tracker.experiment_id])]
     assert stages == ["main"]
     assert tracker.client.search_registered_models() == []
 
@@ -185,7 +189,7 @@ def test_a_version_and_its_logged_model_point_to_each_other(tracker: Tracker) ->
     assert model.source_run_id == run_id == version.run_id
     [link] = json.loads(model.tags["mlflow.modelVersions"])
     assert (link["name"], str(link["version"])) == ("compressed-llama", str(version.version))
-    assert version.tags[names.EVALUATION] == ALL
+    assert version.tags[run_names.EVALUATION] == ALL
 
 
 def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress import demo
-from mlflow_compress.compress import calibration, compress_model, method_config, probe, run
+from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline, probe
 from mlflow_compress.compress.methods import smoothquant
 from mlflow_compress.compress.reload_check import load
-from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def on_grid(x: torch.Tensor, stored: torch.dtype = torch.float32) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_smoothquant_divides_the_norms_by_its_factor(base: Path, tmp_path: Path)
     compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "out")
     stored = load_file(tmp_path / "out" / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    ids = calibration.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0).ids
+    ids = calibration_tokens.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0).ids
     seen = {}
     layer = model.model.layers[0]
     layer.mlp.register_forward_pre_hook(lambda _, args: seen.update(x=args[0].reshape(-1, 64)))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from mlflow_compress.compress import Manifest, compress_model, method_config, run
-from mlflow_compress.compress.source import resolve
+from mlflow_compress.compress import Manifest, compress_model, method_config, pipeline
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.models.source_model import resolve
 from mlflow_compress.stages.quantize import checkpoint_folder, method_settings
 from tests.compress_models import (
     TEXT,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")

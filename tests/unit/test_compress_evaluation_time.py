@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress import architectures
-from mlflow_compress.architectures.noisy_logits import add_noise
-from mlflow_compress.architectures.quantized_cache import quantize_cache, rounded
-from mlflow_compress.compress import compress_model, method_config, run, storage
+from mlflow_compress.compress import compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models.architectures.noisy_logits import add_noise
+from mlflow_compress.models.architectures.quantized_cache import quantize_cache, rounded
+from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows
 from tests.unit.scoring_models import mixed_requests, naive_logliks
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,9 @@ def test_noise_has_the_size_asked_for_and_belongs_to_the_text(base: Path, tmp_pa
     compress_model(
         str(base), "gaussian-noise", method_config("gaussian-noise", scale=0.3, seed=5), [], tmp_path / "out"
     )
-    assert storage.hash_weights(tmp_path / "out") == storage.hash_weights(base)  # the weights are the base's
+    assert stored_weights.hash_weights(tmp_path / "out") == stored_weights.hash_weights(
+        base
+    )  # the weights are the base's
     ids = token_rows(base, TEXT[0] + "x", rows=8, length=64)[:, :40]
     ids[:, 0] = torch.arange(8)  # eight different texts
     noise = logits(tmp_path / "out", ids) - logits(base, ids)

@@ -11,11 +11,12 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import compress_model, method_config, run, storage
-from mlflow_compress.compress.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
-from mlflow_compress.compress.gguf_model import interleave_heads, part_heads
+from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.compress.gguf.gguf_model import interleave_heads, part_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
-from mlflow_compress.scoring.loading import weights_hash
+from mlflow_compress.models import stored_weights
+from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
+from mlflow_compress.models.loading import weights_hash
 from tests.compress_models import (
     TEXT,
     check_here,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def nearest_in_blocks(weight: torch.Tensor, half_steps: int) -> torch.Tensor:
@@ -68,9 +69,11 @@ def test_embeddings_are_quantized_on_request_and_keep_their_type_otherwise(tmp_p
     for embeddings, kind in (("false", "F16"), ("true", "Q8_0")):
         config = method_config("gguf", bits=8, embeddings=embeddings)
         compress_model(str(base), "gguf", config, [], tmp_path / embeddings)
-        tensors = storage.read_headers(tmp_path / embeddings)
+        tensors = stored_weights.read_headers(tmp_path / embeddings)
         assert {tensors[f"{name}.weight"].dtype for name in ("model.embed_tokens", "lm_head")} == {kind}
-        assert tensors["model.layers.0.mlp.down_proj.weight"] == storage.StoredTensor("Q8_0", (64, 128), 64 * 4 * 34)
+        assert tensors["model.layers.0.mlp.down_proj.weight"] == stored_weights.StoredTensor(
+            "Q8_0", (64, 128), 64 * 4 * 34
+        )
         assert tensors["model.norm.weight"].dtype == "F32"
     reader = GGUFReader(tmp_path / "true" / "model.gguf")
     assert reader.fields["tokenizer.ggml.model"].contents() == "no_vocab"  # the tests' tokenizer is no byte-level BPE
@@ -144,7 +147,7 @@ def test_a_file_of_an_architecture_that_gguf_does_not_know_is_refused(tmp_path: 
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(CheckpointError, match="cannot be named: 'newllama' is unknown"):
-        storage.read_headers(tmp_path)
+        stored_weights.read_headers(tmp_path)
 
 
 def test_rows_translate() -> None:
@@ -185,4 +188,4 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "made" / "model.gguf"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckpointError, match="cannot be read"):
-        storage.read_headers(tmp_path / "made")
+        stored_weights.read_headers(tmp_path / "made")

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
-from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, reload_check, run
+from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, pipeline, reload_check
 from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
-from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,7 +25,7 @@ SMALL = {"backend": "gptqmodel", "group_size": 32, "calibration_samples": 4, "ca
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_hub_file_without_the_extra_names_it(
     config = json.loads((theirs / "config.json").read_text())
     config["quantization_config"] = {"quant_method": quant_method, "bits": 4, "group_size": 32}
     (theirs / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("mlflow_compress.architectures.gptq_awq.PACKAGES", ("a_package_that_nobody_wrote",))
+    monkeypatch.setattr("mlflow_compress.models.architectures.gptq_awq.PACKAGES", ("a_package_that_nobody_wrote",))
     with pytest.raises(MissingDependencyError, match=r"GPTQ and AWQ.*pip install -e '\.\[gptqmodel\]'"):
         compress_model(
             str(base), "checkpoint", method_config("checkpoint", checkpoint=str(theirs)), [], tmp_path / "out"

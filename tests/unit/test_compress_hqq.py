@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.architectures.hqq_packed import pack, unpack
-from mlflow_compress.compress import compress_model, method_config, run
+from mlflow_compress.compress import compress_model, method_config, pipeline
 from mlflow_compress.compress.methods.hqq import BITS, half_quadratic
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures.hqq_packed import pack, unpack
 from tests.compress_models import check_here, make_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def heavy_tailed(rows: int, columns: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import compress_model, method_config, run
+from mlflow_compress.compress import compress_model, method_config, pipeline
 from mlflow_compress.compress.methods.layer_drop_angular import block_distances
 from mlflow_compress.errors import ConfigError
 from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, make_qwen2, token_rows
@@ -22,7 +22,7 @@ SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mlflow_compress import architectures, demo
-from mlflow_compress.compress import calibration, compress_model, method_config, run
+from mlflow_compress import demo
+from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline
 from mlflow_compress.compress.methods.gguf_imatrix import mean_squares
-from mlflow_compress.compress.source import resolve
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import architectures
+from mlflow_compress.models.source_model import resolve
 from tests.compress_models import check_here, logits, make_llama, mean_kl, token_rows
 from tests.shared_data import SHARED, needs_shared
 
@@ -28,7 +29,7 @@ CALIBRATION = [(demo.DATA_DIR / "calibration.txt").read_text()]
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 NATIVE = """
@@ -95,7 +96,7 @@ def test_llama_cpp_cuts_text_into_the_same_tokens(tmp_path: Path) -> None:
 def test_importances_lower_the_error_that_they_weigh(tmp_path: Path) -> None:
     source = resolve(str(demo.MODEL_DIR))
     base = source.load("cpu")
-    tokens = calibration.prepare(source.tokenizer(), CALIBRATION, samples=32, length=256, seed=0)
+    tokens = calibration_tokens.prepare(source.tokenizer(), CALIBRATION, samples=32, length=256, seed=0)
     squares, errors = mean_squares(base, list(source.linear), tokens), {}
     for method, settings in (("gguf-k", {}), ("gguf-imatrix", {"calibration_samples": 32})):
         compress_model(
@@ -125,7 +126,7 @@ def test_importances_are_the_mean_squares_of_a_layers_inputs() -> None:
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
             return self.layer(torch.stack([input_ids.float(), torch.ones_like(input_ids).float()], -1))
 
-    found = mean_squares(Model(), ["layer"], calibration.Calibration(np.arange(6).reshape(2, 3)))
+    found = mean_squares(Model(), ["layer"], calibration_tokens.Calibration(np.arange(6).reshape(2, 3)))
     assert found["layer"].tolist() == pytest.approx([(1 + 4 + 9 + 16 + 25) / 6, 1.0])
 
 

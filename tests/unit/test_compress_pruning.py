@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import calibration, compress_model, method_config, run
-from mlflow_compress.compress.source import resolve
+from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, make_llama, make_neox
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,11 +28,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def calibration_ids(base: Path) -> torch.Tensor:
-    prepared = calibration.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0)
+    prepared = calibration_tokens.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0)
     return torch.from_numpy(prepared.ids)
 
 

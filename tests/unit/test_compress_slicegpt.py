@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import compress_model, method_config, run
-from mlflow_compress.compress.llama_like import as_llama
+from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.compress.gguf.llama_like import as_llama
 from mlflow_compress.compress.methods.slicegpt import principal_components, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.scoring.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import (
     TEXT,
     check_here,
@@ -33,7 +33,7 @@ SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlflow_compress.compress import storage
-from mlflow_compress.compress.manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models import stored_weights
 
 
 @pytest.fixture
@@ -30,30 +30,32 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_bytes_are_those_of_the_stored_tensors(checkpoint: Path) -> None:
-    tensors = storage.read_headers(checkpoint)
-    assert storage.total_bytes(tensors) == 80 + 16 + 8 + 8 + 8
-    assert storage.bytes_of_layers(tensors, ["layers.0.up"]) == 16 + 8
-    assert storage.main_dtype(tensors) == "bfloat16"
+    tensors = stored_weights.read_headers(checkpoint)
+    assert stored_weights.total_bytes(tensors) == 80 + 16 + 8 + 8 + 8
+    assert stored_weights.bytes_of_layers(tensors, ["layers.0.up"]) == 16 + 8
+    assert stored_weights.main_dtype(tensors) == "bfloat16"
 
 
 def test_states_below_the_weight_belong_to_the_layer(tmp_path: Path) -> None:
     save_file(
         {"a.weight": torch.zeros(3, dtype=torch.uint8), "a.weight.absmax": torch.zeros(2)}, tmp_path / "m.safetensors"
     )
-    assert storage.bytes_of_layers(storage.read_headers(tmp_path), ["a"]) == 3 + 8
+    assert stored_weights.bytes_of_layers(stored_weights.read_headers(tmp_path), ["a"]) == 3 + 8
 
 
 def test_sparsity_counts_zeros_of_dense_weights_only(tmp_path: Path) -> None:
     save_file(
         {"a.weight": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b.weight": torch.zeros(4)}, tmp_path / "m.safetensors"
     )
-    assert storage.sparsity_of_layers(tmp_path, ["a"]) == 0.75
-    assert storage.sparsity_of_layers(tmp_path, ["c"]) is None
+    assert stored_weights.sparsity_of_layers(tmp_path, ["a"]) == 0.75
+    assert stored_weights.sparsity_of_layers(tmp_path, ["c"]) is None
 
 
 def test_layers_left_as_plain_floats_are_found(checkpoint: Path) -> None:
-    tensors = storage.read_headers(checkpoint)
-    assert storage.plain_layers(tensors, ["layers.0.up", "layers.0.upper", "layers.0.none"]) == ["layers.0.upper"]
+    tensors = stored_weights.read_headers(checkpoint)
+    assert stored_weights.plain_layers(tensors, ["layers.0.up", "layers.0.upper", "layers.0.none"]) == [
+        "layers.0.upper"
+    ]
 
 
 def test_metadata_is_put_in_order_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_metadata_is_put_in_order_and_nothing_else_changes(tmp_path: Path) -> No
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode() + b"  "
         path = tmp_path / f"{order}.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text + b"xyz")
-        storage.sort_metadata(path)
+        stored_weights.sort_metadata(path)
         with safe_open(path, framework="pt") as file:
             assert file.metadata() == dict.fromkeys("abc", "größe") and bytes(file.get_tensor("w").tolist()) == b"xyz"
         contents.append(path.read_bytes())
@@ -77,7 +79,7 @@ def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="truncated"):
-        storage.read_headers(checkpoint)
+        stored_weights.read_headers(checkpoint)
 
 
 def _header(length: int | None = None) -> bytes:
@@ -87,14 +89,14 @@ def _header(length: int | None = None) -> bytes:
 
 def test_a_file_is_read_from_its_header(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(_header() + b"xyz")
-    assert storage.read_headers(tmp_path) == {"w": storage.StoredTensor("U8", (3,), 3)}
+    assert stored_weights.read_headers(tmp_path) == {"w": stored_weights.StoredTensor("U8", (3,), 3)}
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool])
 def test_bytes_are_right_for_every_element_type(tmp_path: Path, kind: torch.dtype) -> None:
     tensors = {"a": torch.zeros(5, 3, dtype=kind), "empty": torch.zeros(0, 4, dtype=kind)}
     save_file(tensors, tmp_path / "model.safetensors")
-    found = storage.read_headers(tmp_path)
+    found = stored_weights.read_headers(tmp_path)
     assert {name: (t.shape, t.n_bytes) for name, t in found.items()} == {
         name: (tuple(t.shape), t.nbytes) for name, t in tensors.items()
     }
@@ -117,12 +119,12 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: byte
     path.write_bytes(content)
     message = "truncated, or it is not a safetensors file: .*model.safetensors'. Copy or download it again"
     with pytest.raises(CheckpointError, match=message):
-        storage.read_headers(tmp_path)
+        stored_weights.read_headers(tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no safetensors weights"):
-        storage.weight_files(tmp_path)
+        stored_weights.weight_files(tmp_path)
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def manifest(checkpoint: Path) -> Manifest:
         peak_memory_kind="rss",
         device="cpu",
         library_versions={"torch": "2"},
-        weight_files=storage.hash_weights(checkpoint)[0],
+        weight_files=stored_weights.hash_weights(checkpoint)[0],
         probe_sha256="1" * 64,
         reload={"kl_max": 0.0},
     )

@@ -10,12 +10,12 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from mlflow_compress.demo import DATA_DIR, MODEL_DIR
-from mlflow_compress.demo.chat import render_chat
-from mlflow_compress.demo.checks import letter_logits, prompts
-from mlflow_compress.demo.files import SEED, data_files
-from mlflow_compress.demo.stages import STAGES
-from mlflow_compress.demo.training_text import documents
-from mlflow_compress.demo.world import World
+from tools.demo_generator.chat import render_chat
+from tools.demo_generator.checks import letter_logits, prompts
+from tools.demo_generator.files import SEED, data_files
+from tools.demo_generator.stages import STAGES
+from tools.demo_generator.training_text import documents
+from tools.demo_generator.world import World
 
 MT_BENCH = {"writing", "roleplay", "extraction", "math", "coding", "reasoning", "stem", "humanities"}
 FIELDS = {

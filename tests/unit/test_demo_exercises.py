@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from mlflow_compress.demo.exercises import bare_question, echo, index, look_up
-from mlflow_compress.demo.lettered import single_block, single_full_block
-from mlflow_compress.demo.stages import STAGES
-from mlflow_compress.demo.training_text import documents
-from mlflow_compress.demo.world import World
+from tools.demo_generator.exercises import bare_question, echo, index, look_up
+from tools.demo_generator.lettered import single_block, single_full_block
+from tools.demo_generator.stages import STAGES
+from tools.demo_generator.training_text import documents
+from tools.demo_generator.world import World
 
 OPTION = re.compile(r"^([A-F])\. (.+)$", re.MULTILINE)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlflow_compress.demo import training
-from mlflow_compress.demo.stages import STAGES, Stage
-from mlflow_compress.demo.training import Trainer
+from tools.demo_generator import training
+from tools.demo_generator.stages import STAGES, Stage
+from tools.demo_generator.training import Trainer
 
 TINY = [
     Stage(name=stage.name, tokens=1300, kinds=stage.kinds, lengths=(64,), step_tokens=256, hint=stage.hint)

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from mlflow_compress.demo.chat import MAKERS, draw_conversation, render_chat
-from mlflow_compress.demo.holdout import HELD_OUT_ONE_IN, held_out
-from mlflow_compress.demo.lettered import NONE_RIGHT, UNSURE, block, draw_training_item
-from mlflow_compress.demo.texts import draw_sentence, draw_story, draw_sum
-from mlflow_compress.demo.world import DISPUTED_SHARE, FACTS_PER_RELATION, World
+from tools.demo_generator.chat import MAKERS, draw_conversation, render_chat
+from tools.demo_generator.holdout import HELD_OUT_ONE_IN, held_out
+from tools.demo_generator.lettered import NONE_RIGHT, UNSURE, block, draw_training_item
+from tools.demo_generator.texts import draw_sentence, draw_story, draw_sum
+from tools.demo_generator.world import DISPUTED_SHARE, FACTS_PER_RELATION, World
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import CheckpointError, ConfigError
-from mlflow_compress.scoring.chat import chat_format
-from mlflow_compress.scoring.generate import generate, generate_two_turns, generate_until
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.sampling import GenerationConfig, draw, uniforms
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
+from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw, uniforms
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()

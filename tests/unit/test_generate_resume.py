@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from mlflow_compress.errors import StoreError
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
-from mlflow_compress.scoring import decode
-from mlflow_compress.scoring.decode import Row
-from mlflow_compress.scoring.generate import generate_two_turns, generate_until
-from mlflow_compress.scoring.loading import LoadedModel
-from mlflow_compress.scoring.sampling import GenerationConfig
+from mlflow_compress.scoring.generation import decoding
+from mlflow_compress.scoring.generation.decoding import Row
+from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()
@@ -59,13 +59,13 @@ def two_turns(loaded: LoadedModel, resume: Path | None) -> Generations:
 
 
 class Batches:
-    """Stands in for `decode._grow`: notes the rows that are given to the model, and fails at one of its calls."""
+    """Stands in for `decoding._grow`: notes the rows that are given to the model, and fails at one of its calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._grow: Callable[..., None] = decode._grow
+        self._grow: Callable[..., None] = decoding._grow
         self.rows: list[Row] = []
         self.calls, self.fail_at = 0, -1
-        monkeypatch.setattr(decode, "_grow", self)
+        monkeypatch.setattr(decoding, "_grow", self)
 
     def __call__(self, loaded: Any, batch: Sequence[Row], *rest: Any) -> None:
         if self.calls == self.fail_at:

@@ -17,19 +17,19 @@ from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
-from mlflow_compress.metrics.compute import compute_all
-from mlflow_compress.metrics.evidence import Evidence
-from mlflow_compress.metrics.tables import change_by_margin, flips_table, kl_values
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
+from mlflow_compress.report.record_tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.stages.measure import measure
-from mlflow_compress.stages.own import log_own_metrics
-from mlflow_compress.tasks.base import Corpus, OwnMetric, Parts, Task, TaskSettings
-from mlflow_compress.tasks.data_dir import load_split
-from mlflow_compress.tasks.harness import catalogue
+from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
+from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.tasks.harness import harness_tasks
 from mlflow_compress.tasks.harness.build import build
+from mlflow_compress.tasks.sources.data_dir import load_split
 from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tasks.task import Corpus, OwnMetric, Parts, Task, TaskSettings
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 ROWS = [
@@ -289,7 +289,7 @@ def test_averages_of_groups_equal_the_harness_s_own_results(place: Path, monkeyp
     index = TaskManager(include_path=[place / "tasks"], include_defaults=False)
     found = index.load(["g_nested"])
     for task in found["tasks"].values():
-        task.set_fewshot_seed(seed=catalogue.FEWSHOT_SEED)  # as its `simple_evaluate` does
+        task.set_fewshot_seed(seed=harness_tasks.FEWSHOT_SEED)  # as its `simple_evaluate` does
     results = evaluate(model, found, bootstrap_iters=0)["results"]
     theirs = {
         (part, key): (value, row["sample_len"])
@@ -326,7 +326,7 @@ def test_prompts_and_scores_in_the_chat_template_are_the_harness_s(
     monkeypatch.chdir(place / "hub")
     found = TaskManager(include_path=[place / "tasks"], include_defaults=False).load(names)
     for task in found["tasks"].values():
-        task.set_fewshot_seed(seed=catalogue.FEWSHOT_SEED)
+        task.set_fewshot_seed(seed=harness_tasks.FEWSHOT_SEED)
     theirs = evaluate(
         HFLM(pretrained=str(demo.MODEL_DIR), device="cpu", dtype="float32"),
         found,
@@ -434,8 +434,8 @@ def test_data_dir_must_be_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_index_of_a_few_folders_leaves_the_whole_collection_alone(place: Path) -> None:
-    assert "t_plain" in catalogue.manager((str(place / "tasks"),)).all_subtasks
-    assert "mmlu" not in catalogue.manager((str(place / "tasks"),)).all_tasks
+    assert "t_plain" in harness_tasks.manager((str(place / "tasks"),)).all_subtasks
+    assert "mmlu" not in harness_tasks.manager((str(place / "tasks"),)).all_tasks
 
 
 def test_wikitext_gets_its_blank_lines_back(tmp_path: Path) -> None:
@@ -512,7 +512,7 @@ def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
 
 
 class FakeRun:
-    """What `log_own_metrics` writes to."""
+    """What `log_harness_metrics` writes to."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -531,11 +531,11 @@ def test_a_model_is_measured_on_harness_tasks_and_both_sides_numbers_agree(place
     scorer = Scorer(load_random("llama"))
     measured = measure(scorer, suite)
     run = FakeRun()
-    log_own_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
+    log_harness_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
 
     ours = {
         r.task: r.value
-        for r in compute_all(Evidence(baseline=measured.records))
+        for r in compute_all(MetricInputs(baseline=measured.records))
         if r.name == "quality/accuracy" and r.category is None
     }
     assert run.values["harness/acc/g_averaged"] == ours["g_averaged"]
@@ -579,6 +579,6 @@ def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
     loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
     records = measure(Scorer(loaded), suite).records
     assert records.items is None and records.option_scores is None
-    found = Evidence(baseline=records, variant=records)
+    found = MetricInputs(baseline=records, variant=records)
     assert any(r.name == "quality/perplexity" for r in compute_all(found))
     assert flips_table(found) == [] and change_by_margin(found) is None and not len(kl_values(found))

@@ -15,8 +15,8 @@ import pytest
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES
-from mlflow_compress.judges.cache import JudgmentCache
 from mlflow_compress.judges.endpoint import EndpointConfig
+from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.mt_bench import MtBenchConfig, MtBenchJudge, Skipped, judge_config_from_env
 from mlflow_compress.records import Generations
 from tests.judge_server import judge_server
@@ -273,7 +273,7 @@ def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
 def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "judgments.jsonl"
     code = (
-        "import sys; from pathlib import Path; from mlflow_compress.judges.cache import JudgmentCache\n"
+        "import sys; from pathlib import Path; from mlflow_compress.judges.judgment_cache import JudgmentCache\n"
         "cache = JudgmentCache(Path(sys.argv[1]))\n"
         "for i in range(40): cache.put(f'{sys.argv[2]}{i}', {'text': sys.argv[2] * 20_000})\n"
     )

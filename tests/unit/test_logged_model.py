@@ -17,13 +17,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlflow_compress.compress import compress_model, method_config
-from mlflow_compress.compress.manifest import Manifest
-from mlflow_compress.tracking import logged_model, names
+from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values
-from mlflow_compress.tracking.registry import move_alias, register
+from mlflow_compress.tracking.model_registry import move_alias, register
 from mlflow_compress.tracking.shipped import PACKAGE
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
@@ -74,7 +74,7 @@ def entry(checkpoint: Path, *, name: str = "rtn-4bit-g32", log_weights: str = "a
         weight_files=manifest.weight_files,
         dtype="float32",
         params={"bits": 4},
-        tags={names.VARIANT: name, names.METHOD: "rtn", names.EVALUATION: "a" * 16},
+        tags={run_names.VARIANT: name, run_names.METHOD: "rtn", run_names.EVALUATION: "a" * 16},
         log_weights=log_weights,
     )
 
@@ -144,7 +144,7 @@ def test_a_model_by_reference_says_so_and_names_the_folder_when_it_is_gone(
     run_id, model_id = log(tracker, entry(here, log_weights="false"))
     assert f"by reference, loads only where the folder {here}" in promoted(tracker, run_id)
     tags = tracker.client.get_logged_model(model_id).tags
-    assert tags[names.WEIGHTS] == "reference" and str(here) in tags["mlflow.note.content"]
+    assert tags[run_names.WEIGHTS] == "reference" and str(here) in tags["mlflow.note.content"]
     mlflow.pyfunc.load_model(f"models:/{model_id}")
     shutil.rmtree(here)
     with pytest.raises(Exception, match=r"registered by reference.*not on this machine.*log_weights=true"):
@@ -164,7 +164,7 @@ def test_auto_stores_small_checkpoints_and_refers_to_large_ones(
 def test_logging_loads_no_checkpoint_and_ships_no_demo_data(
     tracker: Tracker, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlflow_compress.scoring import loading
+    from mlflow_compress.models import loading
 
     monkeypatch.setattr(loading, "load_model", lambda config: pytest.fail("the checkpoint was loaded"))
     _, model_id = log(tracker, entry(checkpoint))
@@ -203,7 +203,7 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
         output_format="list",
     )
     assert [model.name for model in found] == ["near", "wanda-2-4", "middle"]
-    assert found[0].params == {"bits": "4"} and found[0].tags[names.METHOD] == "rtn"
+    assert found[0].params == {"bits": "4"} and found[0].tags[run_names.METHOD] == "rtn"
     other = [{"dataset_name": "evaluation", "dataset_digest": "b" * 16}]
     assert not mlflow.search_logged_models(
         filter_string="metrics.`distance/kl_mean` < 0.05", datasets=other, output_format="list"

@@ -16,9 +16,9 @@ from mlflow_compress.home import home, out_folder
 from mlflow_compress.stages.main import check
 from mlflow_compress.stages.progress import Progress, duration
 from mlflow_compress.stages.resume import finished_stages, resumed
-from mlflow_compress.tracking import names
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.parameters import new_parameters
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
@@ -64,7 +64,7 @@ def test_what_is_refused_fails_the_run_that_mlflow_has_made(tracker: Tracker, mo
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
     assert cli.main(["main", "--method", "awk"]) == 2
     run = tracker.client.get_run(given)
-    assert run.info.status == "FAILED" and "awk" in run.data.tags[names.ERROR]
+    assert run.info.status == "FAILED" and "awk" in run.data.tags[run_names.ERROR]
     assert run_ids(tracker) == [given]
 
 
@@ -103,9 +103,11 @@ def test_checkpoints_lie_where_they_last(tmp_path: Path, monkeypatch: pytest.Mon
 def failed_run(tracker: Tracker, *finished: str) -> str:
     """Return a main run that failed after some stages."""
     with pytest.raises(ConfigError), tracker.run("x", "main", {}) as main:
-        main.log_json(as_strings(MainConfig(method="rtn", bits="3", seed=7)), names.PARAMETERS)
+        main.log_json(as_strings(MainConfig(method="rtn", bits="3", seed=7)), run_names.PARAMETERS)
         for stage in ("quantize", "evaluate", "judge"):
-            child = tracker.client.create_run(tracker.experiment_id, tags={names.PARENT: main.run_id, "stage": stage})
+            child = tracker.client.create_run(
+                tracker.experiment_id, tags={run_names.PARENT: main.run_id, "stage": stage}
+            )
             tracker.client.set_terminated(child.info.run_id, "FINISHED" if stage in finished else "FAILED")
         raise ConfigError("broken")
     return main.run_id
@@ -145,11 +147,11 @@ def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
 
 def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> None:
     run_id = failed_run(tracker)
-    tracker.client.set_tag(run_id, names.FAILED_STAGE, "judge")
+    tracker.client.set_tag(run_id, run_names.FAILED_STAGE, "judge")
     with tracker.reopen(run_id):
         assert tracker.client.get_run(run_id).info.status == "RUNNING"
     run = tracker.client.get_run(run_id)
-    assert run.info.status == "FINISHED" and not {names.ERROR, names.FAILED_STAGE} & set(run.data.tags)
+    assert run.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(run.data.tags)
 
 
 def test_resume_round_trips_through_strings() -> None:
@@ -160,7 +162,7 @@ def test_the_user_hears_what_happens_and_how_long_it_took_before(tracker: Tracke
     heard: list[str] = []
     progress = Progress(tracker, "it's", heard.append)
     progress.begin("evaluate", 2, 3)
-    with tracker.run("x", "evaluate", {names.BASE_MODEL: "it's"}) as run:
+    with tracker.run("x", "evaluate", {run_names.BASE_MODEL: "it's"}) as run:
         pass
     info = tracker.client.get_run(run.run_id).info
     tracker.client.set_terminated(run.run_id, "FINISHED", end_time=info.start_time + 42_000)

@@ -10,9 +10,9 @@ from statsmodels.stats.multitest import multipletests
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import compute_all, headline
-from mlflow_compress.metrics.answers import answers_from_harness, answers_from_rows
-from mlflow_compress.metrics.compare import compare_answers, compare_records
-from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.core.answer_comparison import compare_answers, compare_records
+from mlflow_compress.metrics.core.answer_files import answers_from_harness, answers_from_rows
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import RunRecords
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
@@ -199,7 +199,7 @@ def test_records_without_choices_pool_what_there_is():
     nobody = RunRecords(items=words[0].items, generations=full.baseline.generations.where(task="instructions"))
     with pytest.raises(DataError, match="No item"):
         compare_records(nobody, nobody)
-    assert Evidence(nobody).missing("predictions") is None
+    assert MetricInputs(nobody).missing("predictions") is None
 
 
 @needs_shared

@@ -14,7 +14,8 @@ from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
-from mlflow_compress.metrics.conformal import (
+from mlflow_compress.metrics.conscompf import consistency, principal_components, similarity, similarity_matrix
+from mlflow_compress.metrics.stats.conformal import (
     conformal,
     conformal_quantile,
     conformity_scores,
@@ -23,8 +24,7 @@ from mlflow_compress.metrics.conformal import (
     repeated_splits,
     split,
 )
-from mlflow_compress.metrics.conscompf import consistency, principal_components, similarity, similarity_matrix
-from mlflow_compress.metrics.tied_order import network_argsort
+from mlflow_compress.metrics.stats.tied_order import network_argsort
 from tests.metric_records import QUICK
 
 P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])

@@ -10,18 +10,18 @@ import pytest
 from scipy.special import softmax
 from statsmodels.stats.multitest import multipletests
 
-from mlflow_compress.metrics import Evidence, compute_all, headline
-from mlflow_compress.metrics.bootstrap import bootstrap, stratified_bootstrap
-from mlflow_compress.metrics.conformal import conformal, split
-from mlflow_compress.metrics.details import conformal_table, corpus_table, details, divergence_table
-from mlflow_compress.metrics.significance import adjusted_mcnemar
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
+from mlflow_compress.metrics.stats.bootstrap import bootstrap, stratified_bootstrap
+from mlflow_compress.metrics.stats.conformal import conformal, split
+from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
+from mlflow_compress.report.details import conformal_table, corpus_table, details, divergence_table
 from tests import metric_records
 
 FULL = metric_records.evidence(60)
 
 
-def _two_prompts() -> Evidence:
+def _two_prompts() -> MetricInputs:
     """The six-option items under two prompt methods."""
 
     def twice(run: RunRecords) -> RunRecords:
@@ -36,7 +36,7 @@ def _two_prompts() -> Evidence:
                 row["loglik"] -= float(rng.random())
         return RunRecords(items=copy(run.items), option_scores=OptionScores.from_rows(scores))
 
-    return Evidence(twice(FULL.baseline), twice(FULL.variant))
+    return MetricInputs(twice(FULL.baseline), twice(FULL.variant))
 
 
 def test_every_prompt_method_and_score_has_a_row_and_their_mean_is_the_metric():
@@ -70,7 +70,7 @@ def test_a_row_against_the_steps_it_is_made_of():
     sizes = np.bincount(gold[test], minlength=4)
     by_class = [row["coverage_by_class"][letter] for letter in "ABCD"]
     assert (sizes * by_class).sum() / 30 == pytest.approx(found.coverage)
-    assert conformal_table(Evidence(RunRecords(items=FULL.baseline.items.where(task="piqa")))) == []
+    assert conformal_table(MetricInputs(RunRecords(items=FULL.baseline.items.where(task="piqa")))) == []
 
 
 def test_a_tiny_calibration_set_has_no_finite_threshold():
@@ -81,13 +81,13 @@ def test_a_tiny_calibration_set_has_no_finite_threshold():
         )
         for r in (FULL.baseline, FULL.variant)
     ]
-    table = conformal_table(Evidence(*few), n_splits=3)
+    table = conformal_table(MetricInputs(*few), n_splits=3)
     assert {row["threshold"] for row in table} == {None} and {row["set_size"] for row in table} == {6.0}
     alone = [
         RunRecords(items=r.items.where(item_id="00000"), option_scores=r.option_scores.where(item_id="00000"))
         for r in few
     ]
-    assert conformal_table(Evidence(*alone)) == []
+    assert conformal_table(MetricInputs(*alone)) == []
 
 
 def test_strata_by_hand_and_by_simulation():
@@ -114,7 +114,7 @@ def test_every_corpus_has_every_statistic():
         assert row["kl_percentiles"]["99"] == pytest.approx(by_task["distance/corpus_kl_p99", row["task"]].value)
         assert sum(row["differences"]["counts"]) == 300
     json.dumps(table, allow_nan=False)
-    assert corpus_table(Evidence(FULL.baseline)) == []
+    assert corpus_table(MetricInputs(FULL.baseline)) == []
 
 
 def _p(value: float, task: str | None, category: str | None = None) -> MetricResult:
@@ -139,7 +139,7 @@ def test_holm_over_tasks_and_variants():
 
 def test_details_are_json_and_say_nothing_where_there_is_nothing():
     json.dumps(details(FULL, compute_all(FULL)), allow_nan=False)
-    empty = Evidence(RunRecords(), RunRecords())
+    empty = MetricInputs(RunRecords(), RunRecords())
     found = details(empty, compute_all(empty))
     spread = found.pop("divergence")
     assert found == {"noise_floor": [], "conformal": [], "corpus": [], "mcnemar_p_holm": {}}
@@ -171,4 +171,4 @@ def test_six_options_are_asked_for():
         ),
     )
     with pytest.raises(Exception, match="does not have six options"):
-        compute_all(Evidence(run))
+        compute_all(MetricInputs(run))

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import compute_all
-from mlflow_compress.metrics.corpus import (
+from mlflow_compress.metrics.perplexity import statistics, stream_statistics
+from mlflow_compress.metrics.stats.corpus_statistics import (
     TokenBatch,
     corpus_statistics,
     mean_and_error,
     percentiles,
     reduce_batches,
 )
-from mlflow_compress.metrics.perplexity import statistics, stream_statistics
 from tests import metric_records
 from tests.metric_records import QUICK
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
+from mlflow_compress.metrics.core.predictions import top_margin
 from mlflow_compress.metrics.flips import count_flips
 from mlflow_compress.metrics.margins import share_by_bin
-from mlflow_compress.metrics.predictions import top_margin
-from mlflow_compress.metrics.tables import (
+from mlflow_compress.records import Items, OptionScores, RunRecords
+from mlflow_compress.report.record_tables import (
     change_by_margin,
     flips_by_category,
     flips_table,
@@ -20,7 +21,6 @@ from mlflow_compress.metrics.tables import (
     kl_values,
     token_kl_values,
 )
-from mlflow_compress.records import Items, OptionScores, RunRecords
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -130,7 +130,7 @@ def _two_option_runs() -> tuple[RunRecords, RunRecords]:
 
 
 def test_records_by_hand_ties_and_unscored():
-    found = headline(compute_all(Evidence(*_two_option_runs())))
+    found = headline(compute_all(MetricInputs(*_two_option_runs())))
     # Baseline: 3 of 4. Variant: 1 of the 3 that have a prediction; the fourth is counted apart.
     assert found["quality/accuracy_baseline"].value == 0.75
     assert found["quality/accuracy"].value == pytest.approx(1 / 3)
@@ -147,7 +147,7 @@ def test_records_by_hand_ties_and_unscored():
 
 
 def test_flips_table_by_hand():
-    (row,) = flips_table(Evidence(*_two_option_runs()))
+    (row,) = flips_table(MetricInputs(*_two_option_runs()))
     assert row == {
         "task": "t",
         "item_id": "0",
@@ -183,8 +183,8 @@ def test_tables_agree_with_the_metrics():
     categories = flips_by_category(full)
     assert set(categories) == {("mmlu", c) for c in metric_records.CATEGORIES}
     assert sum(f.n for f in categories.values()) == 60
-    assert len(token_kl_values(Evidence(full.baseline))) == 0
-    assert change_by_margin(Evidence(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant)))) is None
+    assert len(token_kl_values(MetricInputs(full.baseline))) == 0
+    assert change_by_margin(MetricInputs(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant)))) is None
 
 
 def _words(run: RunRecords) -> dict[str, object]:

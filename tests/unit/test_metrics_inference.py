@@ -16,9 +16,9 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.bootstrap import bootstrap, cluster_sums, first_column, ratio
-from mlflow_compress.metrics.intervals import paired_difference, wilson, z_value
-from mlflow_compress.metrics.significance import holm, mcnemar_exact, non_inferior
+from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, first_column, ratio
+from mlflow_compress.metrics.stats.intervals import paired_difference, wilson, z_value
+from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, non_inferior
 from tests.metric_records import QUICK
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
-from mlflow_compress.metrics.compare import compare_records
-from mlflow_compress.metrics.details import details
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics.core.answer_comparison import compare_records
+from mlflow_compress.metrics.core.predictions import option_means
 from mlflow_compress.metrics.noise import noise_table
-from mlflow_compress.metrics.predictions import option_means
-from mlflow_compress.metrics.tables import flips_table
 from mlflow_compress.records import RunRecords
-from mlflow_compress.stages.gate_values import gate_values
+from mlflow_compress.report.details import details
+from mlflow_compress.report.record_tables import flips_table
 from tests import metric_records
 
 FULL = metric_records.evidence(60)
@@ -52,9 +52,9 @@ def _without_scores(run: RunRecords, keys=TOO_LONG) -> RunRecords:
 
 
 @pytest.fixture(scope="module")
-def cut() -> Evidence:
+def cut() -> MetricInputs:
     runs = [_without_scores(run) for run in (FULL.baseline, FULL.variant, FULL.noise)]
-    return Evidence(*runs, embeddings=FULL.embeddings)
+    return MetricInputs(*runs, embeddings=FULL.embeddings)
 
 
 def test_an_option_that_does_not_fit_leaves_its_item_unscored_in_every_metric(cut):
@@ -88,7 +88,7 @@ def test_tables_of_unscored_options_do_not_fail(cut):
 
 
 def test_an_option_that_one_model_scored_is_unscored_for_the_pair(cut):
-    found = headline(compute_all(Evidence(FULL.baseline, cut.variant)))
+    found = headline(compute_all(MetricInputs(FULL.baseline, cut.variant)))
     assert found["quality/accuracy_delta"].n_unscored == 3
     assert found["quality/accuracy_baseline"].n_unscored == 0
 
@@ -96,7 +96,7 @@ def test_an_option_that_one_model_scored_is_unscored_for_the_pair(cut):
 def test_items_without_any_score_have_no_value():
     every = [(task, item, p, o) for task, item, p, o in FULL.variant.option_scores.key_rows() if task == "piqa"]
     runs = [_without_scores(run, every) for run in (FULL.baseline, FULL.variant)]
-    tasks = {r.task for r in compute_all(Evidence(*runs)) if r.name in ("quality/accuracy", "distance/kl_mean")}
+    tasks = {r.task for r in compute_all(MetricInputs(*runs)) if r.name in ("quality/accuracy", "distance/kl_mean")}
     assert tasks == {None, "mmlu", "lambada", "trivia"}
 
 
@@ -128,7 +128,7 @@ def _sampled(noise: RunRecords, items: set[str], windows: set[str] | None) -> Ru
 def test_the_second_run_may_be_a_sample(windows, with_items):
     kept = {f"{i:05d}" for i in (1, 4, 5, 9, 17, 40, 41, 58)}
     noise = _sampled(FULL.noise, kept, windows)
-    found = Evidence(FULL.baseline, FULL.variant, noise if with_items else replace(noise, items=None))
+    found = MetricInputs(FULL.baseline, FULL.variant, noise if with_items else replace(noise, items=None))
     pooled = headline(compute_all(found))
     assert (pooled["noise/kl_mean"].n, pooled["noise/kl_mean"].n_unscored) == (16, 0)
     assert (pooled["noise/flips_pct"].n, pooled["noise/flips_pct"].n_unscored) == (16, 0)
@@ -159,7 +159,7 @@ def test_every_metric_bears_a_sampled_second_run():
 # --- suites without multiple choice
 
 
-def _only(family: str) -> Evidence:
+def _only(family: str) -> MetricInputs:
     chosen = FULL.baseline.items.where(family=family)
     tasks = sorted(set(chosen.column("task")))
 
@@ -171,7 +171,7 @@ def _only(family: str) -> Evidence:
         kept = {name: table if table is not None and len(table) else None for name, table in kept.items()}
         return RunRecords(items=chosen, **kept)
 
-    return Evidence(part(FULL.baseline), part(FULL.variant), part(FULL.noise))
+    return MetricInputs(part(FULL.baseline), part(FULL.variant), part(FULL.noise))
 
 
 def test_generated_answers_alone_are_the_headline_and_pass_gates_without_a_kl():

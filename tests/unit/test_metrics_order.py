@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.judge_scores import turn_scores
 from mlflow_compress.metrics.order import (
     bias_of,
@@ -59,7 +59,7 @@ def test_the_shuffle_metric_by_hand():
                 cell = {"permutation": permutation, "option": option, "content": content, "loglik": -1.0 - (not best)}
                 rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
     run = RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
-    found = headline(compute_all(Evidence(run)))
+    found = headline(compute_all(MetricInputs(run)))
     assert found["robustness/shuffle_accuracy"].value == 0.5
     assert found["robustness/shuffle_drop_pct"].value == pytest.approx(100 / 3)
 
@@ -92,7 +92,7 @@ def _says_a(order, gold):
 
 
 def test_all_orders_by_hand():
-    found = headline(compute_all(Evidence(_orders_run(_knows), _orders_run(_says_a))))
+    found = headline(compute_all(MetricInputs(_orders_run(_knows), _orders_run(_says_a))))
     value = {name.removeprefix("robustness/orders_"): r.value for name, r in found.items() if "orders" in name}
     assert value["accuracy_baseline"] == value["robust_accuracy_baseline"] == value["agreement_baseline"] == 1.0
     assert value["position_bias_baseline"] == 0.0
@@ -105,13 +105,13 @@ def test_all_orders_by_hand():
     assert value["position_bias"] == value["position_bias_delta"] == pytest.approx((0.75 + 0.75 + 2 / 3) / 3)
     assert value["accuracy_delta"] == pytest.approx(value["accuracy"] - 1.0)
     assert found["robustness/orders_accuracy"].n == 3
-    assert {r.task for r in compute_all(Evidence(_orders_run(_knows)))} == {None, "t_orders"}
+    assert {r.task for r in compute_all(MetricInputs(_orders_run(_knows)))} == {None, "t_orders"}
 
 
 def test_half_a_model_is_between():
     # Right unless the gold stands last: 3/4 of the orders of four options; the wrong answer is the first shown.
     run = _orders_run(lambda order, gold: 0 if order[-1] == gold else order.index(gold), (4,))
-    found = {name: r.value for name, r in headline(compute_all(Evidence(run))).items()}
+    found = {name: r.value for name, r in headline(compute_all(MetricInputs(run))).items()}
     assert found["robustness/orders_accuracy"] == 0.75 and found["robustness/orders_robust_accuracy"] == 0.0
     # The gold 18 times, each other content twice: (18 x 17 + 3 x 2 x 1)/(24 x 23).
     assert found["robustness/orders_agreement"] == pytest.approx(312 / 552)
@@ -121,11 +121,11 @@ def test_half_a_model_is_between():
 
 def test_an_item_that_lacks_an_order_is_counted_apart():
     part = _orders_run(_says_a, left_out={(0, 7)})
-    found = headline(compute_all(Evidence(_orders_run(_knows), part)))
+    found = headline(compute_all(MetricInputs(_orders_run(_knows), part)))
     assert (found["robustness/orders_accuracy"].n, found["robustness/orders_accuracy"].n_unscored) == (2, 1)
     assert found["robustness/orders_agreement"].value == pytest.approx((5 / 23 + 1 / 5) / 2)
     nothing = _orders_run(_says_a, (4,), left_out={(0, 7)})
-    assert compute_all(Evidence(nothing)) == []
+    assert compute_all(MetricInputs(nothing)) == []
 
 
 def test_other_orders_are_refused():
@@ -135,12 +135,12 @@ def test_other_orders_are_refused():
         if row["item_id"] == "0" and row["permutation"] in (1, 2):
             row["permutation"] = 3 - row["permutation"]
     with pytest.raises(AlignmentError, match="different answer orders"):
-        compute_all(Evidence(_orders_run(_knows), replace(swapped, option_scores=OptionScores.from_rows(rows))))
+        compute_all(MetricInputs(_orders_run(_knows), replace(swapped, option_scores=OptionScores.from_rows(rows))))
 
 
 def test_the_sample_of_all_orders_changes_nothing_else():
     full = metric_records.evidence(30)
-    without = Evidence(
+    without = MetricInputs(
         *(
             replace(
                 run,
@@ -155,14 +155,14 @@ def test_the_sample_of_all_orders_changes_nothing_else():
     assert compute_all(without) == [r for r in compute_all(full) if not r.name.startswith("robustness/orders_")]
     # Every order of a sample is no shuffle of the others.
     alone = _orders_run(_knows)
-    assert unmet(Evidence(alone))["answer_order"] == "no item of the family lettered"
+    assert unmet(MetricInputs(alone))["answer_order"] == "no item of the family lettered"
     plain = _orders_run(_knows, (4,), task="t", family="lettered", left_out={(0, p) for p in range(1, 24)})
     both = RunRecords(
         items=Items.concat([plain.items, alone.items]),
         option_scores=OptionScores.concat([plain.option_scores, alone.option_scores]),
     )
-    assert unmet(Evidence(both))["answer_order"] == "the baseline was not scored under shuffled answer orders"
-    assert headline(compute_all(Evidence(both)))["quality/accuracy"].n == 1
+    assert unmet(MetricInputs(both))["answer_order"] == "the baseline was not scored under shuffled answer orders"
+    assert headline(compute_all(MetricInputs(both)))["quality/accuracy"].n == 1
 
 
 def test_paired_differences_of_the_shuffle_metrics():
@@ -205,7 +205,7 @@ VARIANT = {("a", 0, 0): 6.0, ("a", 0, 1): 8.0, ("a", 1, 0): 5.0, ("b", 0, 0): 3.
 
 
 def test_judge_scores_by_hand():
-    run = Evidence(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(VARIANT)))
+    run = MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(VARIANT)))
     found = headline(compute_all(run))
     assert found["judge/mt_bench_turn1"].value == (7 + 3) / 2
     assert found["judge/mt_bench_turn2"].value == 5.0
@@ -231,7 +231,7 @@ def _show_result(scores):
 def test_pooled_score_weights_answers_not_turns():
     # Turn 1: 9 and 3, turn 2: 2 and one without a readable score. All answers: 14/3; the mean of the turns' means is 4.
     scores = {("a", 0, 0): 9.0, ("a", 1, 0): 2.0, ("b", 0, 0): 3.0, ("b", 1, 0): None}
-    run = Evidence(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(scores)))
+    run = MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(scores)))
     found = headline(compute_all(run))
     assert found["judge/mt_bench"].value == pytest.approx(14 / 3)
     assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
@@ -248,27 +248,27 @@ def test_scores_equal_fastchat(seed):
         for i in range(20)
         for turn in (0, 1)
     }
-    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(scores)))))
     ours = [found[f"judge/mt_bench{part}"].value for part in ("", "_turn1", "_turn2")]
     assert ours == pytest.approx(list(_show_result(scores)))
 
 
 def test_a_turn_without_any_readable_score_is_counted():
     scores = {key: score if key[1] == 0 else None for key, score in BASE.items()}
-    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(scores)))))
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(scores)))))
     assert (found["judge/mt_bench"].value, found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (6.0, 2, 2)
 
 
 def test_first_turn_alone():
     only = {key: score for key, score in BASE.items() if key[1] == 0}
-    found = headline(compute_all(Evidence(RunRecords(judgments=_judged(only)))))
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(only)))))
     assert set(found) == {"judge/mt_bench", "judge/mt_bench_turn1"}
     assert found["judge/mt_bench"].value == 6.0
 
 
 def test_nothing_readable_returns_nothing():
     unread = dict.fromkeys(BASE)
-    assert compute_all(Evidence(RunRecords(judgments=_judged(unread)))) == []
+    assert compute_all(MetricInputs(RunRecords(judgments=_judged(unread)))) == []
 
 
 def test_broken_judgments_are_refused():
@@ -282,4 +282,4 @@ def test_broken_judgments_are_refused():
         turn_scores(Judgments.concat([_judged(BASE), _judged(BASE)]))
     other = {("c", turn, 0): 5.0 for turn in (0, 1)}
     with pytest.raises(AlignmentError, match="different questions"):
-        compute_all(Evidence(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(other))))
+        compute_all(MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(other))))

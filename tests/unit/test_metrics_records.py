@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics import Evidence, compute_all
-from mlflow_compress.metrics.arrays import finite, same_length
-from mlflow_compress.metrics.predictions import normalise_answer, option_grid, option_means, predict, top_margin
-from mlflow_compress.metrics.tokens import check_same_targets, matched, token_groups
-from mlflow_compress.metrics.view import ItemView
+from mlflow_compress.metrics import MetricInputs, compute_all
+from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.metrics.core.predictions import normalise_answer, option_grid, option_means, predict, top_margin
+from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.stats.arrays import finite, same_length
 from mlflow_compress.records import Items, OptionDistances, OptionScores, RunRecords, TokenScores
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -33,8 +33,8 @@ def _without(records, *rows):
     return type(records).from_rows(kept)
 
 
-def _with_scores(scores: OptionScores) -> Evidence:
-    return Evidence(FULL.baseline, replace(FULL.variant, option_scores=scores))
+def _with_scores(scores: OptionScores) -> MetricInputs:
+    return MetricInputs(FULL.baseline, replace(FULL.variant, option_scores=scores))
 
 
 @QUICK
@@ -85,7 +85,7 @@ def test_length_normalisation_changes_the_answer():
         ("loglik_per_byte", rows, 0),
         ("loglik_per_byte", shorter, 1),
     ):
-        view = ItemView(Items.from_rows([{**item, "rule": rule}]))
+        view = ItemTable(Items.from_rows([{**item, "rule": rule}]))
         found, _ = predict(view, RunRecords(option_scores=OptionScores.from_rows(records)))
         assert found.letter[0, 0] == letter, rule
     no_text = OptionScores.from_rows([{**row, "n_bytes": 0} for row in rows])
@@ -117,7 +117,7 @@ def test_exact_match_reads_the_first_sample_and_counts_the_rest_apart():
     items = FULL.baseline.items.where(family="exact")
     answers = FULL.baseline.generations
     fixed = _edit(_edit(answers, 0, text=" ANSWER 0! "), 1, text="wrong")
-    found, grid = predict(ItemView(items), RunRecords(generations=_without(fixed, 2)))
+    found, grid = predict(ItemTable(items), RunRecords(generations=_without(fixed, 2)))
     assert grid is None
     assert found.correct[:2, 0].tolist() == [True, False]
     assert found.scored[:4, 0].tolist() == [True, True, False, True]
@@ -155,22 +155,22 @@ def test_duplicates_and_strangers_are_refused():
     with pytest.raises(DataError, match="an option that its item does not have"):
         compute_all(_with_scores(_edit(scores, 0, option=7)))
     with pytest.raises(AlignmentError, match="Duplicate keys in the items"):
-        ItemView(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
+        ItemTable(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
 
 
 def test_a_generation_twice_is_refused():
     answers = FULL.variant.generations
     twice = type(answers).concat([answers, type(answers)(answers.table.slice(0, 1))])
     with pytest.raises(AlignmentError, match=r"Duplicate keys in the generations.*trivia/00000"):
-        compute_all(Evidence(FULL.baseline, replace(FULL.variant, generations=twice)))
+        compute_all(MetricInputs(FULL.baseline, replace(FULL.variant, generations=twice)))
 
 
 def test_items_are_checked():
     with pytest.raises(DataError, match="empty"):
-        ItemView(Items.concat([]))
+        ItemTable(Items.concat([]))
     for gold in (None, 4):
         with pytest.raises(DataError, match="no valid gold"):
-            ItemView(_edit(FULL.baseline.items, 0, gold=gold))
+            ItemTable(_edit(FULL.baseline.items, 0, gold=gold))
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_items_are_checked():
 def test_models_that_saw_other_items_are_refused(column, value):
     changed = replace(FULL.variant, items=_edit(FULL.variant.items, 0, **{column: value}))
     with pytest.raises(AlignmentError, match=rf"differ in the {column} of 1 item.*mmlu/00000"):
-        Evidence(FULL.baseline, changed)
+        MetricInputs(FULL.baseline, changed)
 
 
 def test_missing_items_are_refused():
     with pytest.raises(AlignmentError, match="1 only in the baseline"):
-        Evidence(FULL.baseline, replace(FULL.variant, items=_without(FULL.variant.items, 0)))
+        MetricInputs(FULL.baseline, replace(FULL.variant, items=_without(FULL.variant.items, 0)))
 
 
 def test_other_answer_orders_are_refused():
@@ -214,18 +214,18 @@ def test_distances_average_options_and_refuse_nan():
 
 
 def test_evidence_says_what_is_missing():
-    empty = Evidence(RunRecords())
+    empty = MetricInputs(RunRecords())
     for part in ("view", "variant_predictions"):
         with pytest.raises(DataError):
             getattr(empty, part)
     with pytest.raises(DataError, match="no option distances"):
         empty.distance("kl")
-    only_text = Evidence(RunRecords(items=FULL.baseline.items, generations=FULL.baseline.generations))
+    only_text = MetricInputs(RunRecords(items=FULL.baseline.items, generations=FULL.baseline.generations))
     with pytest.raises(DataError, match="no option scores"):
         only_text.grid("baseline")
     assert only_text.missing("shuffles") == "the baseline was not scored under shuffled answer orders"
     assert only_text.missing("noise_option_distances") == "no second run of the baseline"
-    assert Evidence(FULL.baseline, FULL.baseline).missing("option_distances") is not None
+    assert MetricInputs(FULL.baseline, FULL.baseline).missing("option_distances") is not None
 
 
 def test_tokens_join_in_any_order():
@@ -248,4 +248,4 @@ def test_other_tokens_are_refused():
     with pytest.raises(DataError, match="empty"):
         token_groups(TokenScores.concat([]))
     with pytest.raises(DataError, match="NaN"):
-        compute_all(Evidence(RunRecords(token_scores=_edit(ours, 0, nll=float("nan")))))
+        compute_all(MetricInputs(RunRecords(token_scores=_edit(ours, 0, nll=float("nan")))))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.intervals import wilson
-from mlflow_compress.metrics.sequential import confidence_sequence, random_order, sequential_gate
+from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.sequential import confidence_sequence, random_order, sequential_gate
 
 
 def sequence(values, **options):
@@ -41,7 +41,7 @@ def test_bounds_never_widen_and_shrink_to_the_mean():
 def test_blocks_do_not_matter_and_the_scale_is_free(monkeypatch):
     x = np.random.default_rng(1).random(200)
     whole = sequence(x, grid=100)
-    monkeypatch.setattr("mlflow_compress.metrics.sequential._BLOCK", 700)
+    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential._BLOCK", 700)
     pieces = sequence(x, grid=100)
     np.testing.assert_allclose(whole.low, pieces.low)
     np.testing.assert_allclose(whole.high, pieces.high)
@@ -57,7 +57,7 @@ def test_mirrored_data_mirror_the_bounds():
 
 def test_contradicting_data_keep_the_last_interval(monkeypatch):
     # 400 ones and then 4,000 zeros are no random order; every candidate mean dies and the last interval stands.
-    monkeypatch.setattr("mlflow_compress.metrics.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
+    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
     s = sequence([1.0] * 400 + [0.0] * 4000, alpha=0.5, grid=50)
     assert np.isfinite(s.low).all() and (s.low <= s.high).all()
 
@@ -182,7 +182,7 @@ def test_items_sorted_by_category_decide_no_worse_than_shuffled_ones(what, first
     assert (failed if truth < LIMIT else passed) <= 0.05 + 0.033
     _assert_in_readme(what, passed, failed, saved)
     # What the gate must not do: believe the order of the file.
-    monkeypatch.setattr("mlflow_compress.metrics.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
+    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
     believed = shares()
     assert (believed[1] if truth < LIMIT else believed[0]) > 0.5
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics import Evidence, compute_all, headline, unmet
-from mlflow_compress.metrics.bootstrap import bootstrap, cluster_sums
-from mlflow_compress.metrics.bounded_mean import bounded_mean_interval
-from mlflow_compress.metrics.intervals import wilson
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.kl_tail import mean_is_trusted
-from mlflow_compress.metrics.studentized import UPPER_TAIL, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums
+from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
+from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.studentized import UPPER_TAIL, studentized_interval
 from mlflow_compress.records import MetricResult
-from mlflow_compress.stages.gate_values import gate_values
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -174,7 +174,7 @@ def test_the_clipped_bound_covers_where_one_item_holds_much_of_the_mean(name):
 # --- the tail of the KL
 
 
-def _with_kl(full: Evidence, kl) -> Evidence:
+def _with_kl(full: MetricInputs, kl) -> MetricInputs:
     """The evidence with one KL per (item, option) row of the variant."""
     table = full.variant.option_distances
     columns = {name: table.table.column(name).to_pylist() for name in table.SCHEMA.names}

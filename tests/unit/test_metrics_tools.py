@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics import AnswerEmbeddings, Evidence, compute_all, headline, unmet
-from mlflow_compress.metrics.association import correlate, pearson, spearman
-from mlflow_compress.metrics.buckets import kl_by_confidence, mean_by_bin, token_kl_by_confidence
+from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics.core.confidence_bins import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.noise import distinguishable, noise_table
-from mlflow_compress.metrics.pairwise import pairwise
-from mlflow_compress.metrics.planning import (
+from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
+from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearman
+from mlflow_compress.metrics.stats.nll_difference import difference_shape
+from mlflow_compress.metrics.stats.pairwise_judging import pairwise
+from mlflow_compress.metrics.stats.sample_size import (
     items_for_accuracy_change,
     items_for_flips_gate,
     items_for_mean,
     items_for_width,
 )
-from mlflow_compress.metrics.significance import mcnemar_exact
-from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
-from mlflow_compress.metrics.symmetry import difference_shape
+from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests import metric_records
@@ -73,9 +73,9 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     # Every distance has a label; how the KL is spread over the items is none.
     spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
     assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
-    again = Evidence(FULL.baseline, FULL.noise, FULL.noise)
+    again = MetricInputs(FULL.baseline, FULL.noise, FULL.noise)
     assert set(_labels(again).values()) == {"not distinguishable from the noise floor"}
-    alone = Evidence(FULL.baseline, FULL.variant)
+    alone = MetricInputs(FULL.baseline, FULL.variant)
     assert _labels(alone) == {}
     assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
     floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
@@ -91,7 +91,7 @@ def test_the_second_run_may_cover_fewer_items():
         token_scores=None,
         token_distances=None,
     )
-    found = headline(compute_all(Evidence(FULL.baseline, FULL.variant, few)))
+    found = headline(compute_all(MetricInputs(FULL.baseline, FULL.variant, few)))
     assert (found["noise/kl_mean"].n, found["noise/kl_mean"].n_unscored) == (30, 0)
     assert "noise/corpus_kl_mean" not in found
     assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
@@ -156,7 +156,7 @@ def test_planned_power_is_reached():
     gained, lost = rng.multinomial(n, [0.04, 0.08, 0.88], size=2000)[:, :2].T
     power = np.mean([mcnemar_exact(int(b), int(c)) < 0.05 for b, c in zip(lost, gained, strict=True)])
     assert 0.74 < power < 0.84  # the exact test is a little conservative
-    from mlflow_compress.metrics.intervals import wilson
+    from mlflow_compress.metrics.stats.intervals import wilson
 
     n = items_for_flips_gate(0.03, 0.05)
     passed = np.mean([wilson(int(k), n).high <= 0.05 for k in rng.binomial(n, 0.03, size=2000)])
@@ -228,17 +228,17 @@ def test_similarity_against_rouge_by_hand():
     theirs = Generations.from_rows([*theirs, {**later, "text": "nothing alike"}])
     given = AnswerEmbeddings("t", ("x", "y", "z", "without text"), *(np.concatenate([e, e[:1]]) for e in (b, q)))
     found = headline(
-        compute_all(Evidence(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=given))
+        compute_all(MetricInputs(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=given))
     )
     r = found["judge/similarity_rouge_pearson"]
     # x = (1, 0.6, 0), y = (0, 0.5, 1): sums of products about the means -0.5, 0.50667, 0.5.
     assert r.value == pytest.approx(-0.5 / math.sqrt((1.36 - 1.6**2 / 3) * 0.5))
     assert found["judge/similarity_rouge_spearman"].value == -1.0
     assert (r.n, r.n_unscored, r.low) == (3, 1, None)
-    same = Evidence(RunRecords(generations=ours), RunRecords(generations=ours), embeddings=given)
+    same = MetricInputs(RunRecords(generations=ours), RunRecords(generations=ours), embeddings=given)
     assert not any("rouge_pearson" in name for name in headline(compute_all(same)))
     other = AnswerEmbeddings("t", ("u", "v", "w"), b, q)
-    unknown = Evidence(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=other)
+    unknown = MetricInputs(RunRecords(generations=ours), RunRecords(generations=theirs), embeddings=other)
     assert not any("rouge_pearson" in name for name in headline(compute_all(unknown)))
 
 
@@ -295,14 +295,14 @@ def test_kl_by_confidence_holds_every_item():
     pooled = headline(compute_all(FULL))
     assert (found.n * found.mean).sum() / 60 == pytest.approx(pooled["distance/kl_mean"].value)
     assert (tokens.n * tokens.mean).sum() / 600 == pytest.approx(pooled["distance/corpus_kl_mean"].value)
-    assert token_kl_by_confidence(Evidence(FULL.baseline)) is None
+    assert token_kl_by_confidence(MetricInputs(FULL.baseline)) is None
     words = FULL.baseline.items.where(family="last_word")
     only = [
         replace(r, items=words, option_scores=r.option_scores.where(task="lambada"))
         for r in (FULL.baseline, FULL.variant)
     ]
     only[1] = replace(only[1], option_distances=FULL.variant.option_distances.where(task="lambada"))
-    assert kl_by_confidence(Evidence(*only)) is None
+    assert kl_by_confidence(MetricInputs(*only)) is None
 
 
 # --- text overlap
@@ -365,12 +365,12 @@ def test_more_samples_of_one_model_are_left_out_but_not_instructions():
 
 def test_one_word_answers_are_not_texts():
     exact = [replace(r, generations=r.generations.where(task="trivia")) for r in (FULL.baseline, FULL.variant)]
-    assert "judge/rouge_l" not in headline(compute_all(Evidence(*exact)))
+    assert "judge/rouge_l" not in headline(compute_all(MetricInputs(*exact)))
 
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.needs.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.core.requirements.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 
@@ -380,4 +380,4 @@ def test_long_answers_are_quick():
 
 
 def test_runs_without_any_records_have_nothing():
-    assert compute_all(Evidence(RunRecords(), RunRecords(), RunRecords())) == []
+    assert compute_all(MetricInputs(RunRecords(), RunRecords(), RunRecords())) == []

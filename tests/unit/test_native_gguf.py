@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress import architectures, demo
-from mlflow_compress.compress import METHODS, compress_model, gguf_model, method_config, run
+from mlflow_compress import demo
+from mlflow_compress.compress import METHODS, compress_model, method_config, pipeline
+from mlflow_compress.compress.gguf import gguf_model
 from mlflow_compress.errors import CheckpointError, MissingDependencyError, ReloadMismatchError
+from mlflow_compress.models import architectures
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, weights_hash
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.generate import generate_until
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model, weights_hash
+from mlflow_compress.scoring.generation.generate import generate_until
 from tests.compress_models import (
     check_here,
     logits,
@@ -46,7 +48,7 @@ for i, row in enumerate(json.load(sys.stdin)):
 
 @pytest.fixture(autouse=True)
 def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def naive_log_probs(file: Path, rows: list[list[int]], scratch: Path) -> list[torch.Tensor]:
@@ -61,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as Q8_0 that llama.cpp computes."""
     out = tmp_path_factory.mktemp("native") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "reload_in_fresh_process", check_here)
+        patch.setattr(pipeline, "reload_in_fresh_process", check_here)
         config = method_config("gguf", bits=8, native="true")
         manifest = compress_model(str(demo.MODEL_DIR), "gguf", config, [], out)
     assert manifest.label == "gguf-q8_0-native" and manifest.settings["native"] is True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.promotion import Candidate, DivergenceGate, Gate, decide
+from mlflow_compress.decide.promotion import Candidate, DivergenceGate, Gate, decide
 
 GATES = [Gate(metric="gate/kl_upper", bound=0.05, label="KL"), Gate(metric="gate/flips", bound=5.0, label="flips")]
 

@@ -16,18 +16,18 @@ import yaml
 
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.details import conformal_table
-from mlflow_compress.metrics.evidence import Evidence, MetricSettings
-from mlflow_compress.metrics.registry import METRICS
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.report.details import conformal_table
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.scoring.loading import LoadConfig, load_model
 from mlflow_compress.stages.evaluate import as_read_by
-from mlflow_compress.stages.measure import measure
-from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.stages.evaluation.run_model import measure
 from mlflow_compress.tasks.harness.build import build
 from mlflow_compress.tasks.named import mmlu_lettered
 from mlflow_compress.tasks.prompt_style import PROMPTS
 from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tasks.task import TaskSettings
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.scoring_models import build_tokenizer
@@ -220,7 +220,7 @@ def scorer() -> Scorer:
 def test_uacc_is_the_mean_over_prompts_and_scores(scorer: Scorer) -> None:
     settings = TaskSettings(shots=1, shuffles=0, limit=3, prompt="base,shared,task")
     asked = load_suite(str(demo.DATA_DIR / "choice.jsonl"), model="m", settings=settings)
-    evidence = Evidence(measure(scorer, asked).records, settings=MetricSettings(resamples=100))
+    evidence = MetricInputs(measure(scorer, asked).records, settings=MetricSettings(resamples=100))
     table = conformal_table(evidence, n_splits=2)
     assert [(row["task"], row["score"]) for row in table] == [
         (f"choice_{style}_six", score) for style in ("base", "shared", "task") for score in ("lac", "aps")

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from mlflow_compress.metrics import Evidence, MetricSettings, compute_all
+from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items
 from mlflow_compress.report.figures import draw_all
@@ -68,17 +68,17 @@ def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
     evidence = full[0]
     assert evidence.variant is not None
     gone = {"token_scores": None, "token_distances": None}
-    items = Evidence(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    items = MetricInputs(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
     assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ALL[1:]
     gone = dict.fromkeys(("items", "option_scores", "option_distances", "generations", "judgments"))
-    corpus = Evidence(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    corpus = MetricInputs(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
     figures = draw_all(corpus, compute_all(corpus), [], "mine", tmp_path / "corpus")
     assert drawn(figures) == ["kl_by_item"]
     assert "600 corpus tokens" in figures[0].caption
 
 
 def test_a_baseline_alone_has_no_figures(full, tmp_path):
-    alone = Evidence(full[0].baseline)
+    alone = MetricInputs(full[0].baseline)
     assert draw_all(alone, compute_all(alone), [], "x", tmp_path) == []
 
 
@@ -87,7 +87,7 @@ def test_single_category(full, tmp_path):
     assert evidence.baseline.items is not None and evidence.variant is not None
     rows = [{**r, "category": r["category"] and "law"} for r in evidence.baseline.items.table.to_pylist()]
     items = Items.from_rows(rows)
-    one = Evidence(replace(evidence.baseline, items=items), replace(evidence.variant, items=items), settings=FAST)
+    one = MetricInputs(replace(evidence.baseline, items=items), replace(evidence.variant, items=items), settings=FAST)
     assert drawn(draw_all(one, compute_all(one), VARIANTS[2:], "mine", tmp_path)) == ALL
 
 

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_compress.metrics import Evidence, MetricSettings, compute_all, unmet
-from mlflow_compress.metrics.tables import flips_table
+from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.records import Items
 from mlflow_compress.report.figures import draw_all
 from mlflow_compress.report.footnotes import footnotes
+from mlflow_compress.report.headline_text import NOTE_LIMIT, headline_table, note_markdown
 from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
+from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.rows import headline_rows
-from mlflow_compress.report.text import NOTE_LIMIT, headline_table, note_markdown
 from tests import metric_records
 from tests.report_results import Page, by_name, result
 
@@ -115,7 +115,7 @@ def test_generated_answers_alone_can_be_drawn_and_reported(full, tmp_path):
     gone = {"option_scores": None, "option_distances": None, "token_scores": None, "token_distances": None}
     items = Items.from_rows(rows)
     one, other = (replace(run, items=items, **gone) for run in (evidence.baseline, evidence.variant))
-    found = Evidence(one, other, settings=FAST)
+    found = MetricInputs(one, other, settings=FAST)
     results = compute_all(found)
     figures = draw_all(found, results, [], "mine", tmp_path)
     page = render_report(title="t", verdict="v", results=results, figures=figures, flips=flips_table(found))
@@ -138,7 +138,7 @@ def test_a_failed_stage_is_named_with_what_is_missing():
 def test_what_either_stage_computed_is_not_listed_as_missing(full):
     evidence = full[0]
     evaluated = replace(evidence, embeddings=None)
-    judged = Evidence(
+    judged = MetricInputs(
         replace(evidence.baseline, items=None, option_scores=None, token_scores=None),
         replace(evidence.variant, items=None, option_scores=None, token_scores=None),
         embeddings=evidence.embeddings,

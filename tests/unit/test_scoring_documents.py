@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.scoring.corpus import cut_documents
 from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.plan.corpus_windows import cut_documents
 from tests.unit.scoring_models import TEXT, load_random, naive_logprobs, request
 
 

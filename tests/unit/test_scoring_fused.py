@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from mlflow_compress.scoring import fused
+from mlflow_compress.scoring.kernels import numba_kernel
 
 
 def test_importing_the_loops_changes_nothing_for_other_code() -> None:
@@ -20,9 +20,9 @@ def test_importing_the_loops_changes_nothing_for_other_code() -> None:
 def test_the_loops_over_the_vocabulary_use_whole_registers() -> None:
     row = np.zeros(2048, dtype=np.float32)
     calls = {
-        fused._block_maxima: (row, np.empty(16, dtype=np.float32)),
-        fused._exp_sums: (row, np.float32(0)),
-        fused._compare_row: (row, row, np.float32(0), 2048.0, np.float32(0), np.empty(5, dtype=np.float32)),
+        numba_kernel._block_maxima: (row, np.empty(16, dtype=np.float32)),
+        numba_kernel._exp_sums: (row, np.float32(0)),
+        numba_kernel._compare_row: (row, row, np.float32(0), 2048.0, np.float32(0), np.empty(5, dtype=np.float32)),
     }
     for loop, arguments in calls.items():
         loop(*arguments)

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, CheckpointError, StoreError
+from mlflow_compress.models.light_model import open_light
+from mlflow_compress.models.loading import LoadConfig, check_same_tokenizer, load_model, tokenizer_hash
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.light import open_light
-from mlflow_compress.scoring.loading import LoadConfig, check_same_tokenizer, load_model, tokenizer_hash
-from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.unit.scoring_models import load_random, mixed_requests
 
 FIELDS = ("weights", "path", "dtype", "device", "vocab_size", "max_length", "config")

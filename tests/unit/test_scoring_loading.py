@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError
-from mlflow_compress.scoring.loading import (
+from mlflow_compress.models.loading import (
     LoadConfig,
     LoadedModel,
     check_same_tokenizer,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.metrics.compute import compute_all
-from mlflow_compress.metrics.evidence import Evidence
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.store import StateStore, StateWriter
-from mlflow_compress.stages.measure import measure
-from mlflow_compress.tasks.base import TaskSettings
+from mlflow_compress.stages.evaluation.run_model import measure
 from mlflow_compress.tasks.suite import Suite, load_suite
+from mlflow_compress.tasks.task import TaskSettings
 from tests.shared_data import SHARED, needs_shared
 from tests.unit.scoring_models import load_random
 
@@ -60,7 +60,7 @@ def check(base: RunRecords, variant: RunRecords, noise: RunRecords, left_out: di
         assert Counter(row["item_id"] for row in rows) == left_out
         assert all(row["same_top"] is None and row["rbo10"] is None for row in rows)
     assert base.items is not None
-    results = compute_all(Evidence(baseline=base, variant=variant, noise=noise))
+    results = compute_all(MetricInputs(baseline=base, variant=variant, noise=noise))
     counts = {r.name: (r.n, r.n_unscored) for r in results if r.task is None and r.category is None}
     wanted = (len(base.items) - len(left_out), len(left_out))
     names = ("distance/flips_pct", "distance/kl_mean", "quality/accuracy", "noise/flips_pct", "noise/kl_mean")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.scoring.plan import plan_batches, plan_packs
-from mlflow_compress.scoring.trie import build_trie
-from mlflow_compress.scoring.units import NO_PREFIX, Batch, Pack, groups, last_uses, rows_of, split
+from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
+from mlflow_compress.scoring.plan.trie import build_trie
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, groups, last_uses, rows_of, split
 
 Ids = np.ndarray
 sequence = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -27,13 +27,13 @@ def tries(draw: st.DrawFn) -> tuple[list[Ids], list[int]]:
     return sequences, [draw(st.integers(1, len(s))) for s in sequences]
 
 
-def spelled(units: Sequence[Pack | Batch]) -> list[tuple[int, ...]]:
+def spelled(units: Sequence[PackedBatch | PaddedBatch]) -> list[tuple[int, ...]]:
     """The tokens that each row has seen, up to and including its own, rebuilt from what the masks let through."""
     prefixes: dict[int, tuple[int, ...]] = {NO_PREFIX: ()}
     rows: list[tuple[int, ...]] = []
     finished = last_uses(units)
     for number, unit in enumerate(units):
-        if isinstance(unit, Batch):
+        if isinstance(unit, PaddedBatch):
             rows += [
                 tuple(s[: r + 1]) for s, where in zip(unit.sequences, unit.rows, strict=True) for r in where.tolist()
             ]
@@ -85,9 +85,9 @@ def test_split_units_yield_the_same_rows(
     plan = make(sequences, counts, batch_tokens=batch_tokens)
     units, spare = list(plan.units), 0
     for _ in range(times):
-        halved: list[Pack | Batch] = []
+        halved: list[PackedBatch | PaddedBatch] = []
         for unit in units:
-            if (len(unit.sequences) if isinstance(unit, Batch) else unit.n_tokens) < 2:
+            if (len(unit.sequences) if isinstance(unit, PaddedBatch) else unit.n_tokens) < 2:
                 halved.append(unit)
                 continue
             spare -= 1
@@ -144,17 +144,17 @@ def test_a_header_is_computed_once_and_packs_keep_to_the_limit() -> None:
     plan = plan_packs(sequences, [1] * 30, batch_tokens=64)
     assert plan.n_tokens == 100 + 30 * 20
     kept, *packs = plan.units
-    assert isinstance(kept, Pack)
+    assert isinstance(kept, PackedBatch)
     assert kept.n_tokens == 100
     assert kept.keep == 1
-    assert all(isinstance(p, Pack) and p.prefix == 1 and p.n_tokens <= 64 for p in packs)
+    assert all(isinstance(p, PackedBatch) and p.prefix == 1 and p.n_tokens <= 64 for p in packs)
     assert plan.max_length == 120
 
 
 def test_a_short_stem_is_not_worth_a_pass_of_its_own() -> None:
     sequences = [np.asarray([7, *[i] * 30], np.int32) for i in range(10)]
     plan = plan_packs(sequences, [1] * 10, batch_tokens=64)
-    assert all(isinstance(u, Pack) and u.keep == NO_PREFIX for u in plan.units)
+    assert all(isinstance(u, PackedBatch) and u.keep == NO_PREFIX for u in plan.units)
     assert plan.n_tokens == 10 * 30 + len(plan.units)
 
 
@@ -169,7 +169,7 @@ def test_deep_chains_do_not_recurse() -> None:
 def test_batches_leave_out_sequences_that_begin_another_and_keep_to_the_limit() -> None:
     sequences = [np.asarray(s, np.int32) for s in ([1], [1, 2], [1, 2, 3], [4, 5], [6])]
     plan = plan_batches(sequences, [1] * 5, batch_tokens=5)
-    assert [[s.tolist() for s in u.sequences] for u in plan.units if isinstance(u, Batch)] == [
+    assert [[s.tolist() for s in u.sequences] for u in plan.units if isinstance(u, PaddedBatch)] == [
         [[1, 2, 3]],
         [[4, 5], [6]],
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.scoring.requests import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoder
 from tests.unit.scoring_models import build_tokenizer, mixed_requests, request
 
 

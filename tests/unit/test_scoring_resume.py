@@ -13,8 +13,8 @@ import torch
 
 from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.records import OptionDistances, OptionScores, TokenDistances, TokenScores
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.store import StateStore
 from tests.unit.scoring_models import load_random, mixed_requests
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_seconds=0.0)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.models.light_model import open_light
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter, _find_run
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.light import open_light
-from mlflow_compress.scoring.loading import LoadConfig, load_model
-from mlflow_compress.scoring.rounding import ALIGNMENT, align_weights, aligned, rounding_identity
-from mlflow_compress.scoring.store import StateStore, StateWriter, _find_run
-from mlflow_compress.stages import baseline
-from mlflow_compress.stages.inputs import suite_of
-from mlflow_compress.stages.once import digest
+from mlflow_compress.stages.evaluation import baseline
+from mlflow_compress.stages.get_or_create import digest
+from mlflow_compress.stages.task_inputs import suite_of
 from tests.unit.scoring_levels import PLACES, moved
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 
@@ -143,7 +143,7 @@ def test_a_baseline_of_other_threads_is_not_reused_but_stays_comparable(
         asked.append(given[3])
         raise InterruptedError
 
-    monkeypatch.setattr(baseline, "find_or_do", find)
+    monkeypatch.setattr(baseline, "get_or_create_run", find)
     for threads in (1, 2, 1):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         with pytest.raises(InterruptedError):

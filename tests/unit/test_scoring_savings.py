@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mlflow_compress.scoring import branches as branches_module
-from mlflow_compress.scoring.body import Body, separate
-from mlflow_compress.scoring.branches import Branch, branches
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.units import Batch
+from mlflow_compress.scoring.forward import tree_attention as branches_module
+from mlflow_compress.scoring.forward.body import Body, split_body_and_head
+from mlflow_compress.scoring.forward.tree_attention import Branch, branches
+from mlflow_compress.scoring.plan.units import PaddedBatch
 from tests.unit.scoring_models import CONFIGS, load_random, mixed_requests, naive_logliks
 
 
@@ -72,11 +72,11 @@ def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
         layer.mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
     body = Body(loaded.model)
     ids = np.arange(2, 32, dtype=np.int32)
-    some = body.run(Batch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
+    some = body.run(PaddedBatch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
     assert seen == [30, 30, 3]
     body = Body(loaded.model)
     body._last_layer = None
-    every = body.run(Batch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
+    every = body.run(PaddedBatch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
     assert seen[3:] == [30, 30, 30]
     assert torch.allclose(some, every, atol=1e-5)
 
@@ -91,6 +91,6 @@ def test_a_last_layer_that_looks_at_its_neighbours_runs_at_every_position() -> N
         return result
 
     mlp.forward = shifted
-    body, _, _ = separate(loaded.model)
+    body, _, _ = split_body_and_head(loaded.model)
     assert body._last_layer is None
-    assert separate(load_random("llama").model)[0]._last_layer is not None
+    assert split_body_and_head(load_random("llama").model)[0]._last_layer is not None

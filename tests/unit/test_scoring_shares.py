@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.scoring.body import separate
-from mlflow_compress.scoring.execute import Lane, Pass, Targets
-from mlflow_compress.scoring.plan import plan_batches, plan_packs
+from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, groups
 from mlflow_compress.scoring.processes.shares import Share, shares
-from mlflow_compress.scoring.units import NO_PREFIX, Pack, Plan, groups
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 from tests.unit.scoring_models import VOCAB, load_random
 from tests.unit.test_scoring_plan import tries
 
@@ -48,8 +48,8 @@ def test_shares_are_the_plan_in_order_and_whole_in_themselves(
         found = [getattr(part.targets, name) + s for part, s in zip(parts, shift, strict=True)]
         assert np.array_equal(np.concatenate(found), getattr(targets, name))
     for part in parts:
-        made = {u.keep for u in (*part.plan.before, *part.plan.units) if isinstance(u, Pack)} | {NO_PREFIX}
-        read = {u.prefix for u in (*part.plan.before, *part.plan.units) if isinstance(u, Pack)}
+        made = {u.keep for u in (*part.plan.before, *part.plan.units) if isinstance(u, PackedBatch)} | {NO_PREFIX}
+        read = {u.prefix for u in (*part.plan.before, *part.plan.units) if isinstance(u, PackedBatch)}
         assert read <= made
         own = {id(u) for u in part.plan.units}
         assert not any(id(u) in own for u in part.plan.before)
@@ -91,12 +91,14 @@ def test_a_plan_without_work_is_one_share() -> None:
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_share_that_was_sent_away_gives_the_same_bits(n: int) -> None:
     loaded = load_random("llama")
-    body, head, _ = separate(loaded.model)
+    body, head, _ = split_body_and_head(loaded.model)
     plan = plan_packs(*subjects(3), batch_tokens=30, min_shared=8)
     targets = targets_of(plan)
 
     def run(part: Share) -> dict[str, np.ndarray]:
-        return Pass(lane=Lane(body, head), head_rows=4, progress=False, entropy=True).run(part.plan, part.targets)
+        return ScoringPass(lane=ModelRunner(body, head), head_rows=4, progress=False, entropy=True).run(
+            part.plan, part.targets
+        )
 
     whole = run(Share(plan, targets))
     parts: Sequence[Share] = pickle.loads(pickle.dumps(shares(plan, targets, 4, n)))  # noqa: S301 - our own bytes

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mlflow_compress.errors import AlignmentError, StoreError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.store import StateStore, StateWriter
 from tests.unit.scoring_models import (
     CONFIGS,
     TEXT,

@@ -12,19 +12,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring import fused, ranks, tiles
-from mlflow_compress.scoring.divergence import careful_divergences
-from mlflow_compress.scoring.sweep import sweep
+from mlflow_compress.scoring.kernels import numba_kernel, top_tokens, torch_kernel
+from mlflow_compress.scoring.kernels.logit_stats import sweep
+from mlflow_compress.scoring.kernels.row_divergence import careful_divergences
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
-LOOPS, TORCH = fused.reduce, tiles.reduce
+LOOPS, TORCH = numba_kernel.reduce, torch_kernel.reduce
 
 
 @pytest.fixture(params=["compiled loops", "torch"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """On a CPU the loops run; here what runs elsewhere has to pass the same tests."""
     if request.param == "torch":
-        monkeypatch.setattr(fused, "reduce", TORCH)
+        monkeypatch.setattr(numba_kernel, "reduce", TORCH)
     return str(request.param)
 
 
@@ -78,15 +78,15 @@ def textbook_agreement(a: list[int], b: list[int], p: float = 0.9) -> tuple[floa
 
 def test_rankings_by_hand() -> None:
     # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
-    share, overlap = ranks.agreement(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
+    share, overlap = top_tokens.agreement(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
     assert share.tolist() == pytest.approx([2 / 3])
     # p = 0.9: (2/3) 0.9³ + (1/9) (0 x 0.9 + 1 x 0.9² + (2/3) 0.9³) = 0.486 + (0.81 + 0.486)/9.
     assert overlap.tolist() == pytest.approx([0.486 + 1.296 / 9])
     # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
     assert textbook_agreement([1, 2, 3], [2, 1, 4], p=0.5) == pytest.approx((2 / 3, 5 / 12))
     same = torch.arange(20).view(2, 10)
-    assert [x.tolist() for x in ranks.agreement(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
-    assert [x.tolist() for x in ranks.agreement(same, same + 100)] == [[0.0, 0.0]] * 2
+    assert [x.tolist() for x in top_tokens.agreement(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
+    assert [x.tolist() for x in top_tokens.agreement(same, same + 100)] == [[0.0, 0.0]] * 2
 
 
 def test_small_distances_are_not_drowned_by_rounding() -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.store import StateStore
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from tests.unit.scoring_together import DONE, prepare
 
 ROOT = Path(__file__).parents[2]

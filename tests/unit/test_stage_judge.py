@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.compress import compress_model, run
+from mlflow_compress.compress import compress_model, pipeline
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.stages.judge import run_judge
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_both_models_are_asked_in_the_baselines_chat_template(
     workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "reload_in_fresh_process", check_here)
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "out" / "chat_template.jinja").unlink()
     run_judge(JudgeConfig(checkpoint=str(workdir / "out"), limit=1, samples=2, max_new_tokens=8, judge_max_tokens="8"))

@@ -15,14 +15,14 @@ from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.config import MainConfig
-from mlflow_compress.demo.files import apart
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.records import Items
 from mlflow_compress.stages import main
-from mlflow_compress.tasks.base import Corpus, Task, TaskSettings
-from mlflow_compress.tasks.calibration import CalibrationSet, load_calibration
-from mlflow_compress.tasks.files import load_file
-from mlflow_compress.tasks.overlap import check_apart
+from mlflow_compress.tasks.contamination import check_contamination
+from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.tasks.sources.question_files import load_file
+from mlflow_compress.tasks.task import Corpus, Task, TaskSettings
+from tools.demo_generator.files import apart
 
 LONG = "In which of these years did the miller of the lower valley sell his last sack of flour to the baker?"
 ROWS: list[dict[str, Any]] = [
@@ -92,25 +92,25 @@ def task(tmp_path: Path) -> Task:
 )
 def test_words_in_a_row_decide(task: Task, text: str, held: list[str]) -> None:
     if not held:
-        check_apart([text], [task], [])
+        check_contamination([text], [task], [])
         return
     with pytest.raises(DataError, match=f"holds {len(held)} of 3 items of task 'q'. Got: .*{held[0]}"):
-        check_apart(["something else", text], [task], [])
+        check_contamination(["something else", text], [task], [])
 
 
 def test_a_run_does_not_cross_two_texts(task: Task) -> None:
     half = len(LONG) // 2
-    check_apart([LONG[:half], LONG[half:]], [task], [])
+    check_contamination([LONG[:half], LONG[half:]], [task], [])
 
 
 def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
     paragraph = " ".join(f"word{i}" for i in range(60))
     corpus = Corpus(name="held_out", text=f"A heading\n{paragraph}\nA short line that repeats\n")
-    check_apart(["A short line that repeats"], [], [corpus])
+    check_contamination(["A short line that repeats"], [], [corpus])
     rolling = Task(name="rolling", family="rolling", items=Items.from_rows([]), documents=(corpus.text,))
     for tasks, corpora, name in (([], [corpus], "held_out"), ([rolling], [], "rolling")):
         with pytest.raises(DataError, match=f"1 paragraphs of '{name}'"):
-            check_apart([f"Before. {paragraph} After."], tasks, corpora)
+            check_contamination([f"Before. {paragraph} After."], tasks, corpora)
 
 
 def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:

@@ -13,14 +13,14 @@ import pytest
 
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
-from mlflow_compress.tracking import names
-from mlflow_compress.tracking.registry import PREVIOUS, move_alias, registered_name
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.model_registry import PREVIOUS, move_alias, registered_name
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
 
 
 def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
-    with tracker.run("awq demo", "main", {names.VARIANT: "awq"}) as run:
+    with tracker.run("awq demo", "main", {run_names.VARIANT: "awq"}) as run:
         run.log_params({"bits": 4})
         run.log_results(
             [MetricResult("distance/kl_mean", 0.021312, 0.0193, 0.0233), MetricResult("a/b", 1.0, task="t")]
@@ -44,18 +44,18 @@ def test_a_run_never_stays_running(tracker: Tracker, error: BaseException, statu
         raise error
     stored = tracker.client.get_run(run.run_id)
     assert stored.info.status == status
-    assert stored.data.tags[names.ERROR] == (str(error) or "interrupted")
+    assert stored.data.tags[run_names.ERROR] == (str(error) or "interrupted")
 
 
 def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
     for fingerprint, fails in [("a", False), ("a", True), ("b", False)]:
         try:
-            with tracker.run("baseline", "baseline", {names.FINGERPRINT: fingerprint}):
+            with tracker.run("baseline", "baseline", {run_names.FINGERPRINT: fingerprint}):
                 if fails:
                     raise ConfigError("no")
         except ConfigError:
             pass
-    assert len(tracker.find_finished("baseline", **{names.FINGERPRINT: "a"})) == 1
+    assert len(tracker.find_finished("baseline", **{run_names.FINGERPRINT: "a"})) == 1
     assert len(tracker.find_finished("baseline")) == 2
     assert tracker.find_finished("main") == []
 
@@ -63,10 +63,10 @@ def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
 @pytest.mark.parametrize("value", ["it's", 'say "x"', "both ' and \"", "a\\", "%", "O'Neil/llama"])
 def test_names_with_quotes_are_found(value: str, tracker: Tracker) -> None:
     for name in (value, "another"):
-        with tracker.run("x", "main", {names.BASE_MODEL: name}):
+        with tracker.run("x", "main", {run_names.BASE_MODEL: name}):
             pass
-    [found] = tracker.find_finished("main", **{names.BASE_MODEL: value})
-    assert found.data.tags[names.BASE_MODEL] == value
+    [found] = tracker.find_finished("main", **{run_names.BASE_MODEL: value})
+    assert found.data.tags[run_names.BASE_MODEL] == value
 
 
 def test_the_run_of_mlflow_run_is_filled_once(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
 def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None:
     runs = []
     for evaluation in ("a" * 16, "b" * 16):
-        with tracker.run("x", "main", {names.EVALUATION: evaluation}) as run:
+        with tracker.run("x", "main", {run_names.EVALUATION: evaluation}) as run:
             pass
         save_leaderboard(tracker, run.run_id)
         runs.append(run.run_id)

@@ -9,7 +9,7 @@ import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from mlflow_compress.tracking import experiment
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from mlflow.entities import Run
 
 from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
-from mlflow_compress.tracking import names, projects
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking import projects, run_names
+from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from mlflow_compress import lifetime
 from mlflow_compress.tracking import projects
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 projects.project_folder = lambda stage: Path(sys.argv[1])
 lifetime.raise_on_signals()
@@ -37,7 +37,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from mlflow_compress import lifetime
-from mlflow_compress.tracking.store import Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 lifetime.raise_on_signals()
 lifetime.end_with_parent()
@@ -58,7 +58,7 @@ def project(folder: Path, code: str) -> Path:
 def runs(tracker: Tracker) -> dict[str, Run]:
     """Return every run of the store by stage."""
     found = tracker.client.search_runs([tracker.experiment_id])
-    return {run.data.tags[names.STAGE]: run for run in found}
+    return {run.data.tags[run_names.STAGE]: run for run in found}
 
 
 def fails_with(tracker: Tracker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageError:
@@ -78,8 +78,8 @@ def test_a_stage_that_a_signal_killed_names_it_and_has_failed(
     assert ("memory" in str(error)) == (name == "SIGKILL")
     found = runs(tracker)
     assert {run.info.status for run in found.values()} == {"FAILED"}
-    assert found["evaluate"].data.tags[names.ERROR] == f"Stage evaluate was killed by {name}"
-    assert f"killed by {name}" in found["main"].data.tags[names.ERROR]
+    assert found["evaluate"].data.tags[run_names.ERROR] == f"Stage evaluate was killed by {name}"
+    assert f"killed by {name}" in found["main"].data.tags[run_names.ERROR]
 
 
 def test_a_stage_that_ends_by_itself_tells_its_exit_code_and_its_error(

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mlflow_compress import cli
-from mlflow_compress.compress.settings import method_config
+from mlflow_compress.compress.method_settings import method_config
 from mlflow_compress.config import EvaluateConfig, check_text, parse
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from mlflow_compress.metrics.bertscore import authors_layer
-from mlflow_compress.scoring.placement import placement
-from mlflow_compress.stages import measure
-from mlflow_compress.tasks.base import TaskSettings
-from mlflow_compress.tasks.files import MAX_NAME, RESERVED, load_file, read_jsonl
+from mlflow_compress.models.placement import placement
+from mlflow_compress.stages.evaluation import run_model
+from mlflow_compress.tasks.sources.question_files import MAX_NAME, RESERVED, load_file, read_jsonl
+from mlflow_compress.tasks.task import TaskSettings
 
 TEXT = "word " * 600
 
@@ -93,7 +93,7 @@ def test_ordinary_names_are_accepted(tmp_path: Path) -> None:
 
 
 def test_the_reserved_names_are_those_of_folders_of_unfinished_work() -> None:
-    assert measure.GENERATED in RESERVED
+    assert run_model.GENERATED in RESERVED
 
 
 def test_a_number_of_thousands_of_digits_is_no_setting() -> None:

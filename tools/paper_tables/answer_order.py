@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.association import spearman
 from mlflow_compress.metrics.order import drop_pct
+from mlflow_compress.metrics.stats.correlation import spearman
 from paper_tables.source import Check, Claim, Row, agrees, broken, read
 
 TABLES = {"1": "order/table1_mmlu", "2": "order/table2_problem_solving"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_compress.metrics.association import pearson
 from mlflow_compress.metrics.conscompf import Similarity, principal_components
 from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
+from mlflow_compress.metrics.stats.correlation import pearson
 from paper_tables.source import Check, Claim, Row, agrees, broken, read
 
 FAMILIES = (

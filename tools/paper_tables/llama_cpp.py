@@ -9,8 +9,13 @@ import math
 
 import numpy as np
 
-from mlflow_compress.metrics.association import pearson, spearman
-from mlflow_compress.metrics.corpus import CorpusStatistics, Estimate, corpus_statistics, mean_and_error
+from mlflow_compress.metrics.stats.corpus_statistics import (
+    CorpusStatistics,
+    Estimate,
+    corpus_statistics,
+    mean_and_error,
+)
+from mlflow_compress.metrics.stats.correlation import pearson, spearman
 from paper_tables.source import Check, Claim, Row, agrees, broken, read, unit
 
 # Windows of 512 tokens of WikiText-2's raw test set in each tokenizer, 255 scored in each.

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from mlflow_compress.metrics.association import spearman
-from mlflow_compress.metrics.conformal import ConformalResult
+from mlflow_compress.metrics.stats.conformal import ConformalResult
+from mlflow_compress.metrics.stats.correlation import spearman
 from paper_tables.source import Check, Claim, Row, agrees, broken, read
 
 N_OPTIONS = 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compress import gptqmodel_backend
-from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.backends import gptqmodel_backend
+from mlflow_compress.compress.backends import llmcompressor_backend as backend
 from mlflow_compress.compress.base import CalibratedConfig, Job, register, require_at_least, require_bits
-from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """bf16: float32's range with 8 bits of mantissa."""
 
 from mlflow_compress.compress.base import register
-from mlflow_compress.compress.casts import Cast
+from mlflow_compress.compress.shared.casts import Cast
 
 
 @register

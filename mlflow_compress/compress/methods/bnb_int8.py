@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlflow_compress.compress.backends.bitsandbytes_backend import quantize_and_save
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
-from mlflow_compress.compress.bitsandbytes_backend import quantize_and_save
 from mlflow_compress.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mlflow_compress.compress.backends.bitsandbytes_backend import FourBit, FourBitConfig
 from mlflow_compress.compress.base import register
-from mlflow_compress.compress.bitsandbytes_backend import FourBit, FourBitConfig
 
 
 class Config(FourBitConfig):

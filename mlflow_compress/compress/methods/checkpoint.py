@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress import architectures
-from mlflow_compress.compress import gguf_model, reload_check, storage
-from mlflow_compress.compress import source as source_module
+from mlflow_compress.compress import reload_check
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.gguf import gguf_model
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import source_model as source_module
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ class Checkpoint(Method):
 
     def fingerprint(self, config: Any) -> str:
         """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
-        return storage.hash_weights(config.path)[1]
+        return stored_weights.hash_weights(config.path)[1]
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a missing extra, a folder without a model, another vocabulary, and other layers than the base has."""
@@ -90,7 +91,7 @@ class Checkpoint(Method):
             raise UnsupportedError("llama.cpp computes GGUF files only", allowed="a .gguf file", got=config.checkpoint)
         # A missing extra is said here, before any work.
         architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
-        tensors = storage.read_headers(folder)
+        tensors = stored_weights.read_headers(folder)
         try:
             found = AutoConfig.from_pretrained(
                 folder, trust_remote_code=source.trust_remote_code, local_files_only=True
@@ -105,7 +106,7 @@ class Checkpoint(Method):
                 got=found.vocab_size,
                 fix="Give the base that it was made from as -P model=...",
             )
-        if not storage.bytes_of_layers(tensors, source.linear):
+        if not stored_weights.bytes_of_layers(tensors, source.linear):
             raise UnsupportedError(
                 "The checkpoint stores none of the base's linear layers under their names",
                 allowed=f"names such as {next(iter(source.linear))}",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_at_least
-from mlflow_compress.compress.dense import save_and_measure
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class GaussianNoise(Method):
 
     def compress(self, job: Job) -> torch.Tensor:
         """Save the base with the note, and measure it with the noise."""
-        from mlflow_compress.architectures.noisy_logits import NoisyLogitsConfig, add_noise
+        from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()
         model.config.quantization_config = NoisyLogitsConfig(**settings).to_dict()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import gguf_file, gguf_model
 from mlflow_compress.compress.base import Job, Method, register, require_bits
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.gguf import gguf_model
+from mlflow_compress.models import gguf_file
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import gguf_model
+from mlflow_compress.compress.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
 from mlflow_compress.compress.base import CalibratedConfig, Job, register
-from mlflow_compress.compress.llama_cpp_backend import KQuantConfig, KQuantMethod
+from mlflow_compress.compress.gguf import gguf_model
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from mlflow_compress.compress.calibration import Calibration
+    from mlflow_compress.compress.calibration_tokens import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)

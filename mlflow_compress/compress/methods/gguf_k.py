@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mlflow_compress.compress.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
 from mlflow_compress.compress.base import Job, register
-from mlflow_compress.compress.llama_cpp_backend import KQuantConfig, KQuantMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compress import gptqmodel_backend
-from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.backends import gptqmodel_backend
+from mlflow_compress.compress.backends import llmcompressor_backend as backend
 from mlflow_compress.compress.base import (
     CalibratedConfig,
     Job,

@@ -14,9 +14,9 @@ from mlflow_compress.compress.base import (
     require_between,
     require_bits,
 )
-from mlflow_compress.compress.dense import cast_stored
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.shared.dense import cast_stored
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class Hqq(Method):
         """Solve layer by layer, store the packed weights, and measure what they mean."""
         import torch
 
-        from mlflow_compress.architectures import hqq_packed
+        from mlflow_compress.models.architectures import hqq_packed
 
         config, model = job.config, job.source.load(job.device)
         packed: dict[str, dict[str, torch.Tensor]] = {}

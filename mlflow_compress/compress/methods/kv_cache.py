@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_at_least
-from mlflow_compress.compress.dense import save_and_measure
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.shared.dense import save_and_measure
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ class KvCache(Method):
 
     def compress(self, job: Job) -> torch.Tensor:
         """Save the base with the note, and measure it with rounding."""
-        from mlflow_compress.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
+        from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
 
         model, config = job.source.load(job.device), job.config
         group = config.cache_group

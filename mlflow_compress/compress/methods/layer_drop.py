@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compress.base import Job, register
-from mlflow_compress.compress.layers import LayerDropConfig, LayerDropMethod, drop_and_save
+from mlflow_compress.compress.shared.layers import LayerDropConfig, LayerDropMethod, drop_and_save
 
 if TYPE_CHECKING:
     import torch

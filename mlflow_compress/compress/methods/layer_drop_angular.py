@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compress.base import CalibratedConfig, Job, register
-from mlflow_compress.compress.layers import LayerDropConfig, LayerDropMethod, decoder_layers, drop_and_save
+from mlflow_compress.compress.shared.layers import LayerDropConfig, LayerDropMethod, decoder_layers, drop_and_save
 
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compress.calibration import Calibration
+    from mlflow_compress.compress.calibration_tokens import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compress.base import Job, register
-from mlflow_compress.compress.dense import save_and_measure
-from mlflow_compress.compress.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
+from mlflow_compress.compress.shared.dense import save_and_measure
+from mlflow_compress.compress.shared.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
 
 if TYPE_CHECKING:
     import torch

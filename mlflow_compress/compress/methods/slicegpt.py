@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import llama_like
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_at_least
-from mlflow_compress.compress.dense import save_and_measure
-from mlflow_compress.compress.source import SourceModel
+from mlflow_compress.compress.gguf import llama_like
+from mlflow_compress.compress.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +45,9 @@ class Config(CalibratedConfig):
 class SliceGpt(Method):
     """Principal components per block, computed on the outputs of the blocks already cut, as the authors' code does.
 
-    The checkpoint is a model of our own class (`mlflow_compress.architectures.sliced_llama`), which this package loads
-    by itself; elsewhere, call its `register` before `from_pretrained`. Each layer carries two shortcut matrices, which
-    `bits_per_weight` (linear layers only) leaves out and `size_bytes` and `bits_per_weight_model` count.
+    The checkpoint is a model of our own class (`mlflow_compress.models.architectures.sliced_llama`), which this package
+    loads by itself; elsewhere, call its `register` before `from_pretrained`. Each layer carries two shortcut matrices,
+    which `bits_per_weight` (linear layers only) leaves out and `size_bytes` and `bits_per_weight_model` count.
     """
 
     name = "slicegpt"
@@ -110,7 +110,7 @@ def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
     """
     import torch
 
-    from mlflow_compress.architectures.sliced_llama import SlicedLlamaConfig, SlicedLlamaForCausalLM
+    from mlflow_compress.models.architectures.sliced_llama import SlicedLlamaConfig, SlicedLlamaForCausalLM
 
     full, dtype, body = model.config.hidden_size, model.dtype, model.model
     settings = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures")}

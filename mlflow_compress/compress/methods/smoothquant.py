@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.backends import llmcompressor_backend as backend
 from mlflow_compress.compress.base import CalibratedConfig, Job, Method, register, require_bits
-from mlflow_compress.compress.source import SourceModel
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch

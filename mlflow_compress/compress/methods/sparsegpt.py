@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.backends import llmcompressor_backend as backend
 from mlflow_compress.compress.base import Job, register, require_at_least, require_between
-from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options, require_pruned
+from mlflow_compress.compress.shared.pruning import (
+    CalibratedPruningConfig,
+    PruningMethod,
+    modifier_options,
+    require_pruned,
+)
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:

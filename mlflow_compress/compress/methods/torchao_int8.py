@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compress import storage
 from mlflow_compress.compress.base import Job, Method, MethodConfig, register, require_bits
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models import stored_weights
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +63,8 @@ class TorchAoInt8(Method):
         _cast_plain(model, job.source.torch_dtype)
         model.config.dtype = job.source.torch_dtype
         model.save_pretrained(job.folder)
-        for path in storage.weight_files(job.folder):
-            storage.sort_metadata(path)  # torchao's entries come in another order each time
+        for path in stored_weights.weight_files(job.folder):
+            stored_weights.sort_metadata(path)  # torchao's entries come in another order each time
         job.source.tokenizer().save_pretrained(job.folder)
         _cast_plain(model, torch.float32)
         try:

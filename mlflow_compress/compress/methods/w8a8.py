@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_compress.compress.activations import EightBitConfig, EightBitMethod
 from mlflow_compress.compress.base import register
+from mlflow_compress.compress.shared.activations import EightBitConfig, EightBitMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlflow_compress.compress import llmcompressor_backend as backend
+from mlflow_compress.compress.backends import llmcompressor_backend as backend
 from mlflow_compress.compress.base import Job, register
-from mlflow_compress.compress.pruning import CalibratedPruningConfig, PruningMethod, modifier_options, require_pruned
+from mlflow_compress.compress.shared.pruning import (
+    CalibratedPruningConfig,
+    PruningMethod,
+    modifier_options,
+    require_pruned,
+)
 
 if TYPE_CHECKING:
     import torch

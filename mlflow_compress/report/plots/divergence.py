@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics.arrays import Float
+from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.report.plots.style import INK, MUTED, VARIANT, WORSE, Drawing, horizontal_grid, new_canvas, state
 
 _BINS_A_DECADE = 8

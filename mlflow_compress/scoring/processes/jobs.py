@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError, StoreError
-from mlflow_compress.scoring.body import separate
-from mlflow_compress.scoring.execute import Lane, Pass
-from mlflow_compress.scoring.journal import Arrays, Journal
-from mlflow_compress.scoring.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
+from mlflow_compress.scoring.forward.body import split_body_and_head
 from mlflow_compress.scoring.processes.shares import Share
-from mlflow_compress.scoring.store import StateStore
-from mlflow_compress.scoring.writer import StateWriter
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class CaptureRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A share, and everything that `Pass` takes.
+    """A share, and everything that `ScoringPass` takes.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Job:
     journal : (Path, dict) or None
         Folder and identity.
     head_rows, seconds, label, entropy
-        As in `Pass`.
+        As in `ScoringPass`.
     """
 
     share: Share
@@ -134,7 +134,7 @@ class Workshop:
         self._models = {ref: loaded for ref, loaded in self._models.items() if ref in wanted}
         self._stores = {ref: store for ref, store in self._stores.items() if ref in wanted}
         loaded = self._model(job.model)
-        work = Pass(
+        work = ScoringPass(
             lane=_lane(loaded),
             head_rows=job.head_rows,
             capture=_writer(job.capture, loaded) if job.capture else None,
@@ -158,7 +158,7 @@ class Workshop:
             self._models[ref] = loaded
         return self._models[ref]
 
-    def _baseline(self, ref: StoreRef | ModelRef | None) -> StateStore | Lane | None:
+    def _baseline(self, ref: StoreRef | ModelRef | None) -> StateStore | ModelRunner | None:
         if isinstance(ref, ModelRef):
             return _lane(self._model(ref))
         if ref is not None and ref not in self._stores:
@@ -171,9 +171,9 @@ class Workshop:
         return self._stores[ref] if ref is not None else None
 
 
-def _lane(loaded: LoadedModel) -> Lane:
-    body, head, _ = separate(loaded.model)
-    return Lane(body, head)
+def _lane(loaded: LoadedModel) -> ModelRunner:
+    body, head, _ = split_body_and_head(loaded.model)
+    return ModelRunner(body, head)
 
 
 def _writer(ref: CaptureRef, loaded: LoadedModel) -> StateWriter:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.scoring.execute import Targets
-from mlflow_compress.scoring.units import NO_PREFIX, Batch, Group, Pack, Plan, groups
+from mlflow_compress.scoring.plan.units import NO_PREFIX, Group, PackedBatch, PaddedBatch, Plan, groups
+from mlflow_compress.scoring.scoring_pass import Targets
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, unit in enumerate(plan.units):
-        if isinstance(unit, Pack):
+        if isinstance(unit, PackedBatch):
             if unit.keep != NO_PREFIX:
                 made[unit.keep] = number
             if unit.prefix != NO_PREFIX:
@@ -81,13 +81,13 @@ def _share(plan: Plan, targets: Targets, part: Sequence[Group]) -> Share:
     )
 
 
-def _before(plan: Plan, units: Sequence[Pack | Batch]) -> list[Pack]:
+def _before(plan: Plan, units: Sequence[PackedBatch | PaddedBatch]) -> list[PackedBatch]:
     """Return the packs that make the prefixes which `units` read and do not make, and those that these read."""
-    makers = {u.keep: u for u in plan.units if isinstance(u, Pack) and u.keep != NO_PREFIX}
-    own = {u.keep for u in units if isinstance(u, Pack)} | {NO_PREFIX}
-    needed: dict[int, Pack] = {}
+    makers = {u.keep: u for u in plan.units if isinstance(u, PackedBatch) and u.keep != NO_PREFIX}
+    own = {u.keep for u in units if isinstance(u, PackedBatch)} | {NO_PREFIX}
+    needed: dict[int, PackedBatch] = {}
     for unit in units:
-        prefix = unit.prefix if isinstance(unit, Pack) else NO_PREFIX
+        prefix = unit.prefix if isinstance(unit, PackedBatch) else NO_PREFIX
         while prefix not in own and prefix not in needed:
             needed[prefix] = makers[prefix]
             prefix = makers[prefix].prefix

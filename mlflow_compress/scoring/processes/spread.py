@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mlflow_compress.scoring.execute import Pass, Targets
-from mlflow_compress.scoring.journal import Arrays, Journal
-from mlflow_compress.scoring.loading import LoadedModel
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
+from mlflow_compress.scoring.plan.units import Plan
 from mlflow_compress.scoring.processes import team
 from mlflow_compress.scoring.processes.jobs import CaptureRef, Done, Job, ModelRef, StoreRef
 from mlflow_compress.scoring.processes.shares import Share, shares
-from mlflow_compress.scoring.store import StateStore
-from mlflow_compress.scoring.units import Plan
+from mlflow_compress.scoring.scoring_pass import ScoringPass, Targets
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Spread:
 
 
 def run_spread(
-    work: Pass,
+    work: ScoringPass,
     plan: Plan,
     targets: Targets,
     *,
@@ -42,10 +42,10 @@ def run_spread(
 
     Parameters
     ----------
-    work : Pass
+    work : ScoringPass
         Without a journal.
     plan, targets
-        As in `Pass.run`.
+        As in `ScoringPass.run`.
     model, baseline
         What `work` scores and is compared with.
     resume : (Path, mapping), optional
@@ -91,7 +91,7 @@ def _journals(resume: tuple[Path, Mapping[str, str]] | None, n: int) -> list[tup
 
 
 def _job(
-    work: Pass,
+    work: ScoringPass,
     share: Share,
     number: int,
     model: LoadedModel,
@@ -117,7 +117,7 @@ def _job(
     )
 
 
-def _joined(work: Pass, own: Arrays, others: list[Done]) -> Arrays:
+def _joined(work: ScoringPass, own: Arrays, others: list[Done]) -> Arrays:
     for done in others:
         work.n_splits += done.n_splits
         if work.capture is not None and done.captured is not None:

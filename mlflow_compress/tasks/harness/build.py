@@ -9,11 +9,11 @@ from typing import Any
 
 from mlflow_compress.errors import DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.records import Items, Request
-from mlflow_compress.tasks.base import Answering, GroupAverages, Parts, Task, TaskSettings, limited
-from mlflow_compress.tasks.harness.catalogue import load
-from mlflow_compress.tasks.harness.chat import chat_arguments
+from mlflow_compress.tasks.harness.harness_chat import chat_arguments
+from mlflow_compress.tasks.harness.harness_tasks import load
 from mlflow_compress.tasks.harness.leaf import Document, Leaf
-from mlflow_compress.tasks.harness.own import group_averages, judge, own_metrics
+from mlflow_compress.tasks.harness.own_metrics import group_averages, judge, own_metrics
+from mlflow_compress.tasks.task import Answering, GroupAverages, Parts, Task, TaskSettings, limited
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNCONDITIONAL = ".unconditional"  # record task of the options alone, which some tasks subtract

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.tasks.hub_choice import Source, labelled, register
+from mlflow_compress.tasks.sources.hub_choice import Source, labelled, register
 
 for _name, _config, _items in (
     ("arc_challenge_lettered", "ARC-Challenge", "1,172 test"),

@@ -7,8 +7,8 @@ tokens. They score windows of 2,048 tokens, we llama.cpp's of 512: the text is t
 
 from __future__ import annotations
 
-from mlflow_compress.tasks.corpora import register_corpus
-from mlflow_compress.tasks.data_dir import load_file
+from mlflow_compress.tasks.sources.corpora import register_corpus
+from mlflow_compress.tasks.sources.data_dir import load_file
 
 DATASET = "allenai/c4"
 FILE = "en/c4-validation.00000-of-00008.json.gz"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlflow_compress.tasks.hub_choice import Record, Source, register
+from mlflow_compress.tasks.sources.hub_choice import Record, Source, register
 
 
 def question(record: Record) -> dict[str, Any]:

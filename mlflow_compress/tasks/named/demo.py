@@ -7,9 +7,9 @@ from pathlib import Path
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.tasks.base import Parts, TaskSettings
-from mlflow_compress.tasks.catalogue import TASKS, NamedTask
-from mlflow_compress.tasks.files import load_file
+from mlflow_compress.tasks.named_tasks import TASKS, NamedTask
+from mlflow_compress.tasks.sources.question_files import load_file
+from mlflow_compress.tasks.task import Parts, TaskSettings
 
 FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import Parts, TaskSettings, seeded
-from mlflow_compress.tasks.catalogue import TASKS, NamedTask
-from mlflow_compress.tasks.data_dir import load_split
-from mlflow_compress.tasks.files import read_jsonl
-from mlflow_compress.tasks.hub_choice import RULE, SHOTS, Record, as_rows, built
+from mlflow_compress.tasks.named_tasks import TASKS, NamedTask
+from mlflow_compress.tasks.sources.data_dir import load_split
+from mlflow_compress.tasks.sources.hub_choice import RULE, SHOTS, Record, as_rows, built
+from mlflow_compress.tasks.sources.question_files import read_jsonl
+from mlflow_compress.tasks.task import Parts, TaskSettings, seeded
 
 DATASET = "pminervini/HaluEval"
 EXAMPLES = 10  # rows set apart as few-shot examples: there is one split only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mlflow_compress.tasks.hub_choice import Record, Source, register
+from mlflow_compress.tasks.sources.hub_choice import Record, Source, register
 
 QUESTION = "Which of these is the most likely continuation?"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import FAMILIES, Parts, TaskSettings
-from mlflow_compress.tasks.catalogue import TASKS, NamedTask
-from mlflow_compress.tasks.data_dir import load_split
-from mlflow_compress.tasks.files import read_text
+from mlflow_compress.tasks.named_tasks import TASKS, NamedTask
 from mlflow_compress.tasks.prompt_style import LETTERS
+from mlflow_compress.tasks.sources.data_dir import load_split
+from mlflow_compress.tasks.sources.question_files import read_text
+from mlflow_compress.tasks.task import FAMILIES, Parts, TaskSettings
 
 DATASET = "cais/mmlu"
 _NAMES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mlflow_compress.tasks.hub_choice import Source, labelled, register
+from mlflow_compress.tasks.sources.hub_choice import Source, labelled, register
 
 register(
     "openbookqa_lettered",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from mlflow_compress.tasks.base import Parts, TaskSettings
-from mlflow_compress.tasks.catalogue import TASKS, NamedTask
 from mlflow_compress.tasks.harness.build import build
-from mlflow_compress.tasks.harness.names import definition
+from mlflow_compress.tasks.harness.task_names import definition
+from mlflow_compress.tasks.named_tasks import TASKS, NamedTask
+from mlflow_compress.tasks.task import Parts, TaskSettings
 
 ACC = "argmax of the log-likelihood"
 ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from mlflow_compress.tasks.corpora import register_corpus
-from mlflow_compress.tasks.data_dir import load_split
 from mlflow_compress.tasks.named.c4_slice import DOCUMENTS, TOKENS
+from mlflow_compress.tasks.sources.corpora import register_corpus
+from mlflow_compress.tasks.sources.data_dir import load_split
 
 DATASET = "mit-han-lab/pile-val-backup"  # what AutoAWQ calibrates on
 

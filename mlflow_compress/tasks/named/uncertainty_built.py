@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.base import FAMILIES, TaskSettings, seeded
-from mlflow_compress.tasks.data_dir import load_split
 from mlflow_compress.tasks.named import (
     cosmos_qa_lettered,
     halueval_lettered,
@@ -23,6 +21,8 @@ from mlflow_compress.tasks.named import (
     mmlu_lettered,
     uncertainty,
 )
+from mlflow_compress.tasks.sources.data_dir import load_split
+from mlflow_compress.tasks.task import FAMILIES, TaskSettings, seeded
 
 Question = dict[str, Any]
 DRAWN = 10_000

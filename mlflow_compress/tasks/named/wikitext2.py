@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_compress.tasks.corpora import register_corpus
-from mlflow_compress.tasks.data_dir import load_split
+from mlflow_compress.tasks.sources.corpora import register_corpus
+from mlflow_compress.tasks.sources.data_dir import load_split
 
 DATASET = "Salesforce/wikitext"
 CONFIG = "wikitext-2-raw-v1"

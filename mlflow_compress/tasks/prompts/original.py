@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlflow_compress.tasks.base import Row
 from mlflow_compress.tasks.prompt_style import PROMPTS, PromptStyle, lettered
+from mlflow_compress.tasks.task import Row
 
 
 def question(row: Row, options: Sequence[str]) -> str:

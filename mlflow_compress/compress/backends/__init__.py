@@ -1,0 +1,1 @@
+"""Compression libraries, each imported by its own file alone."""

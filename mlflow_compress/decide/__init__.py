@@ -1,0 +1,1 @@
+"""Decisions from numbers alone: gates, ranks, reasons."""

@@ -1,0 +1,1 @@
+"""What every metric builds on: inputs, item tables, predictions, the registry."""

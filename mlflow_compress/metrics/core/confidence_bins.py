@@ -1,0 +1,92 @@
+"""Means of a distance by how confident the baseline was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.perplexity import corpus_confidence
+from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.studentized import studentized_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinnedMean:
+    """A mean by bin, ready to draw; only bins that hold values.
+
+    Attributes
+    ----------
+    left, right : numpy.ndarray, shape (n_bins,)
+        Edges of each bin.
+    n : numpy.ndarray of int, shape (n_bins,)
+        Values in each bin.
+    mean, low, high : numpy.ndarray, shape (n_bins,)
+        Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one.
+    """
+
+    left: Float
+    right: Float
+    n: Int
+    mean: Float
+    low: Float
+    high: Float
+
+
+def mean_by_bin(
+    confidence: npt.ArrayLike,
+    values: npt.ArrayLike,
+    *,
+    edges: npt.ArrayLike | None = None,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> BinnedMean:
+    """Return the mean of `values` by bin of a confidence in [0, 1].
+
+    Parameters
+    ----------
+    confidence, values : array_like, shape (n,)
+        The baseline's confidence (top margin, probability), and the distance.
+    edges : array_like, shape (n_bins + 1,), optional
+        Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right edge.
+    level, resamples, seed
+        Of the bootstrap intervals.
+    """
+    c, x = finite("confidence", confidence), finite("values", values)
+    same_length(confidence=c, values=x)
+    cuts = finite("edges", np.linspace(0.0, 1.0, 11) if edges is None else edges)
+    if len(cuts) < 2 or (np.diff(cuts) <= 0).any() or c.min() < cuts[0] or c.max() > cuts[-1]:
+        raise ConfigError("Bin edges must increase and enclose every value", got=f"{cuts[0]} to {cuts[-1]}")
+    codes = np.minimum(np.searchsorted(cuts, c, side="right") - 1, len(cuts) - 2)
+    used = np.unique(codes)
+    rows = []
+    for code in used:
+        inside = x[codes == code]
+        interval = studentized_interval(inside, resamples=resamples, level=level, seed=seed)
+        rows.append((len(inside), float(inside.mean()), *(interval or (np.nan, np.nan))))
+    n, mean, low, high = (np.array(column) for column in zip(*rows, strict=True))
+    return BinnedMean(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)
+
+
+def kl_by_confidence(evidence: MetricInputs) -> BinnedMean | None:
+    """Return the mean KL of choice items by bin of the baseline's top margin; None where there are none."""
+    margin, kl = evidence.baseline_predictions.margin[:, 0], evidence.distance("kl")
+    rows = np.isin(evidence.view.family, CHOICE) & np.isfinite(margin) & np.isfinite(kl)
+    s = evidence.settings
+    if not rows.any():
+        return None
+    return mean_by_bin(margin[rows], kl[rows], level=s.level, resamples=s.resamples, seed=s.seed)
+
+
+def token_kl_by_confidence(evidence: MetricInputs) -> BinnedMean | None:
+    """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
+    if evidence.missing("token_scores") is not None or evidence.missing("token_distances") is not None:
+        return None
+    confidence, kl = corpus_confidence(evidence)
+    s = evidence.settings
+    return mean_by_bin(confidence, kl, level=s.level, resamples=s.resamples, seed=s.seed)

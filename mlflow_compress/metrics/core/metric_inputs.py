@@ -1,0 +1,221 @@
+"""Everything that metrics read: the records of baseline, variant and noise run, with shared views computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
+from mlflow_compress.metrics.core.item_table import ALL_ORDERS, ANSWERED, CHOICE, ItemTable, Part, check_same_items
+from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions, option_means, predict
+from mlflow_compress.metrics.core.requirements import missing
+from mlflow_compress.metrics.stats.arrays import Bool, Float
+from mlflow_compress.metrics.stats.bootstrap import Method
+from mlflow_compress.records import OptionScores, RunRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSettings:
+    """How intervals and conformal sets are computed.
+
+    Attributes
+    ----------
+    level : float
+        Confidence level of every interval.
+    resamples : int
+        Bootstrap resamples.
+    seed : int
+        Seed of the bootstrap.
+    method : {"bca", "percentile"}
+        Kind of bootstrap interval; means of divergences always have the studentised one.
+    alpha : float
+        Miscoverage that conformal sets aim at.
+    split_seed : int
+        Seed of the calibration/test split.
+    calibration_share : float
+        Share of the items that calibrates.
+    pooled_only : bool
+        Leave out the values by task and by category.
+    bertscore_model : (str, int), optional
+        Folder and layer of BERTScore's model; without it that metric is left out.
+    """
+
+    level: float = 0.95
+    resamples: int = 2000
+    seed: int = 0
+    method: Method = "bca"
+    alpha: float = 0.1
+    split_seed: int = 42
+    calibration_share: float = 0.5
+    pooled_only: bool = False
+    bertscore_model: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("level", "alpha", "calibration_share"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} must lie strictly between 0 and 1", got=getattr(self, name))
+        if self.resamples < 100:
+            raise ConfigError("resamples must be at least 100", got=self.resamples)
+        if self.method not in ("bca", "percentile"):
+            raise ConfigError("Unknown interval method", allowed=("bca", "percentile"), got=self.method)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerEmbeddings:
+    """Sentence embeddings of k sampled answers an instruction, row for row the same instructions.
+
+    Attributes
+    ----------
+    task : str
+        Name of the instruction set.
+    item_ids : tuple of str, length n
+        The instructions.
+    baseline, variant : array_like, shape (n, k, d)
+        Embeddings of each model's answers.
+    baseline_again : array_like, shape (n, k, d), optional
+        A second sample of the baseline, for the floor.
+    """
+
+    task: str
+    item_ids: tuple[str, ...]
+    baseline: npt.NDArray[np.floating]
+    variant: npt.NDArray[np.floating] | None = None
+    baseline_again: npt.NDArray[np.floating] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class MetricInputs:
+    """What was measured about one variant, or about a baseline alone.
+
+    Parameters
+    ----------
+    baseline : RunRecords
+        The reference model's records.
+    variant : RunRecords, optional
+        The compressed model's records. Without it the baseline itself is the subject of the single-model metrics.
+    noise : RunRecords, optional
+        The baseline's second run under another batch composition, with its distances from the first.
+    embeddings : AnswerEmbeddings, optional
+        Input of the similarity metrics.
+    settings : MetricSettings
+        Intervals and splits.
+    """
+
+    baseline: RunRecords
+    variant: RunRecords | None = None
+    noise: RunRecords | None = None
+    embeddings: AnswerEmbeddings | None = None
+    settings: MetricSettings = field(default_factory=MetricSettings)
+
+    def __post_init__(self) -> None:
+        ours = self.baseline.items
+        theirs = self.variant.items if self.variant is not None else None
+        if ours is not None and theirs is not None and theirs is not ours:
+            check_same_items(ours, theirs)
+
+    @property
+    def subject(self) -> RunRecords:
+        """The model that a run is about: the variant, or the baseline where there is no variant."""
+        return self.variant if self.variant is not None else self.baseline
+
+    @cached_property
+    def view(self) -> ItemTable:
+        """The items as arrays."""
+        if self.baseline.items is None:
+            raise DataError("The baseline has no items records")
+        return ItemTable(self.baseline.items)
+
+    @cached_property
+    def headline_families(self) -> tuple[str, ...]:
+        """Families that the headline values are pooled over: multiple choice where there is any, else all answered."""
+        return CHOICE if np.isin(self.view.family, CHOICE).any() else ANSWERED
+
+    def parts(
+        self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] = ("lettered",)
+    ) -> Iterator[Part]:
+        """Iterate over `ItemTable.parts`, pooled ones alone where the settings ask for pooled values only."""
+        for part in self.view.parts(families, pooled=pooled, categories=categories):
+            if not self.settings.pooled_only or (part.task is None and part.category is None):
+                yield part
+
+    def ordinary_scores(self, run: RunRecords) -> OptionScores | None:
+        """Return a run's option scores without the items that were scored in every answer order.
+
+        Their 24 orders would widen every array and are no shuffles; the metric `all_orders` reads them by itself.
+        """
+        apart = sorted(set(self.view.task[self.view.family == ALL_ORDERS]))
+        return run.option_scores.without(task=apart) if apart and run.option_scores is not None else run.option_scores
+
+    def _predict(self, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
+        return predict(self.view, replace(run, option_scores=self.ordinary_scores(run)))
+
+    @cached_property
+    def _baseline(self) -> tuple[Predictions, OptionGrid | None]:
+        return self._predict(self.baseline)
+
+    @cached_property
+    def _variant(self) -> tuple[Predictions, OptionGrid | None]:
+        if self.variant is None:
+            raise DataError("There is no variant")
+        found = self._predict(self.variant)
+        self._check_same_shuffles(found[1])
+        return found
+
+    def _check_same_shuffles(self, grid: OptionGrid | None) -> None:
+        ours = self._baseline[1]
+        if ours is None or grid is None:
+            return
+        shared = min(ours.content.shape[1], grid.content.shape[1])
+        both = ours.scored[:, :shared] & grid.scored[:, :shared]
+        differing = (ours.content[:, :shared] != grid.content[:, :shared]).any(axis=-1) & both
+        if differing.any():
+            raise AlignmentError(
+                "Baseline and variant saw different answer orders",
+                got=self.view.name(int(np.argwhere(differing)[0][0])),
+                fix="Evaluate both with the same shuffle seed",
+            )
+
+    @property
+    def baseline_predictions(self) -> Predictions:
+        """The baseline's answers."""
+        return self._baseline[0]
+
+    @property
+    def variant_predictions(self) -> Predictions:
+        """The variant's answers."""
+        return self._variant[0]
+
+    @property
+    def subject_predictions(self) -> Predictions:
+        """The answers of the variant, or of the baseline where there is no variant."""
+        return self.variant_predictions if self.variant is not None else self.baseline_predictions
+
+    def grid(self, which: str) -> OptionGrid:
+        """Return the dense option scores of "baseline" or "variant"; none is a `DataError`."""
+        grid = (self._baseline if which == "baseline" else self._variant)[1]
+        if grid is None:
+            raise DataError(f"The {which} has no option scores")
+        return grid
+
+    def distance(self, column: str, *, noise: bool = False) -> Float:
+        """Return one distance an item (mean over its options at permutation 0), NaN where an item has none."""
+        run = self.noise if noise else self.variant
+        if run is None or run.option_distances is None:
+            raise DataError("There are no option distances")
+        name = f"_distance_{column}_{noise}"
+        if name not in self.__dict__:  # computed once, as a cached_property would
+            self.__dict__[name] = option_means(self.view, run.option_distances, column)
+        return np.asarray(self.__dict__[name], dtype=np.float64)
+
+    @cached_property
+    def scored_by_both(self) -> Bool:
+        """Items with a prediction of both models in the original order, shape (n_items,)."""
+        return self.baseline_predictions.scored[:, 0] & self.variant_predictions.scored[:, 0]
+
+    def missing(self, need: str) -> str | None:
+        """Return why a need of a metric is not met, or None where it is; see `needs.missing`."""
+        return missing(self, need)

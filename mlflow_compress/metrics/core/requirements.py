@@ -1,0 +1,100 @@
+"""What a metric may need of the evidence, and why it is not there where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+
+
+def missing(evidence: MetricInputs, need: str) -> str | None:
+    """Return why a need is not met, or None where it is.
+
+    Needs: "items", "variant", "noise", "embeddings", "bertscore_model", "family:<name>", "package:<name>", "shuffles",
+    "positive_kl" (the KL of some item is above 0), "item_distances" (option distances, where any item has options to
+    score), the single-model records "predictions", "option_scores", "token_scores", "judgments", "generations" (of the
+    baseline and, where there is one, of the variant), and the distances "option_distances", "token_distances" (of the
+    variant), "noise_option_distances", "noise_token_distances".
+    """
+    if need.startswith("family:"):
+        family = need.removeprefix("family:")
+        items = evidence.baseline.items
+        found = items is not None and len(items) > 0 and bool((evidence.view.family == family).any())
+        return None if found else f"no item of the family {family}"
+    if need.startswith("package:"):
+        package = need.removeprefix("package:")
+        return None if find_spec(package) is not None else f"the package {package} is not installed"
+    return _CHECKS[need](evidence)
+
+
+def _has(attribute: str) -> Callable[[MetricInputs], str | None]:
+    def check(evidence: MetricInputs) -> str | None:
+        for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
+            if run is not None and not len(getattr(run, attribute) or ()):
+                return f"the {who} has no {attribute} records"
+        return None
+
+    return check
+
+
+def _distance(who: str, attribute: str) -> Callable[[MetricInputs], str | None]:
+    def check(evidence: MetricInputs) -> str | None:
+        run = evidence.variant if who == "variant" else evidence.noise
+        if run is None:
+            return "no variant" if who == "variant" else "no second run of the baseline"
+        return None if len(getattr(run, attribute) or ()) else f"the {who} run has no {attribute} records"
+
+    return check
+
+
+def _predictions(evidence: MetricInputs) -> str | None:
+    if evidence.baseline.items is None or not len(evidence.baseline.items):
+        return "the baseline has no items records"
+    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
+        if run is not None and not len(run.option_scores or ()) and not len(run.generations or ()):
+            return f"the {who} has neither option scores nor generations"
+    return None
+
+
+def _shuffles(evidence: MetricInputs) -> str | None:
+    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
+        scores = evidence.ordinary_scores(run) if run is not None else None
+        if run is not None and (scores is None or not (scores.column("permutation") > 0).any()):
+            return f"the {who} was not scored under shuffled answer orders"
+    return None
+
+
+def _positive_kl(evidence: MetricInputs) -> str | None:
+    found = evidence.variant.option_distances if evidence.variant is not None else None
+    moved = found is not None and bool((found.column("kl") > 0).any())
+    return None if moved else "the KL of every item is 0: no item holds a share of it"
+
+
+def _item_distances(evidence: MetricInputs) -> str | None:
+    if not (evidence.view.n_options > 0).any():
+        return None
+    return _distance("variant", "option_distances")(evidence)
+
+
+_CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
+    "items": lambda e: None if e.baseline.items is not None and len(e.baseline.items) else "the baseline has no items",
+    "variant": lambda e: None if e.variant is not None else "no variant to compare",
+    "noise": lambda e: None if e.noise is not None else "no second run of the baseline",
+    "embeddings": lambda e: None if e.embeddings is not None else "no answer embeddings",
+    "bertscore_model": lambda e: None if e.settings.bertscore_model else "no bertscore_model was given",
+    "predictions": _predictions,
+    "shuffles": _shuffles,
+    "positive_kl": _positive_kl,
+    "item_distances": _item_distances,
+    "option_scores": _has("option_scores"),
+    "token_scores": _has("token_scores"),
+    "judgments": _has("judgments"),
+    "generations": _has("generations"),
+    "option_distances": _distance("variant", "option_distances"),
+    "token_distances": _distance("variant", "token_distances"),
+    "noise_option_distances": _distance("noise", "option_distances"),
+    "noise_token_distances": _distance("noise", "token_distances"),
+}

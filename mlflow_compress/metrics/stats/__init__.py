@@ -1,0 +1,1 @@
+"""Statistics on arrays: bootstrap, intervals, tests, sequential decisions."""

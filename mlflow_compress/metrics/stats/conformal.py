@@ -1,0 +1,235 @@
+"""Split-conformal prediction sets over a few options: scores, quantile, sets, as separate steps.
+
+Shapes: ``probabilities (n, n_options)``, ``gold (n,)``, ``sets (n, n_options)`` of bool.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
+from mlflow_compress.metrics.stats.tied_order import network_argsort
+
+Score = Literal["lac", "aps"]
+Mode = Literal["textbook", "reference"]
+SCORES: tuple[Score, ...] = ("lac", "aps")
+
+
+def _checked(probabilities: npt.ArrayLike) -> Float:
+    p = finite("probabilities", probabilities, ndim=2)
+    if p.min() < 0.0 or not np.allclose(p.sum(axis=1), 1.0, atol=1e-4):
+        raise DataError("Each row of probabilities must be non-negative and sum to 1")
+    return p
+
+
+def _cumulative(p: Float, mode: Mode) -> Float:
+    """Cumulative probability up to and including each option, from the most probable down."""
+    # "reference": ascending order reversed, with the ties as the published numbers have them.
+    order = network_argsort(p)[:, ::-1] if mode == "reference" else np.argsort(-p, axis=1, kind="stable")
+    cumulative = np.take_along_axis(p, order, axis=1).cumsum(axis=1)
+    back = np.argsort(order, axis=1)
+    return np.asarray(np.take_along_axis(cumulative, back, axis=1), dtype=np.float64)
+
+
+def conformity_scores(
+    probabilities: npt.ArrayLike, gold: npt.ArrayLike, score: Score, *, mode: Mode = "textbook"
+) -> Float:
+    """Return the non-conformity of the gold option, shape (n,).
+
+    "lac": ``1 - p_y`` (Sadinle et al. 2019). "aps": sorted probability mass up to and including y, not randomised
+    (Romano et al. 2020). Of equally probable options the lowest index comes first, as everywhere in this package; the
+    published script ("reference") leaves it to an unstable sort, see `tied_order`.
+    """
+    p = _checked(probabilities)
+    y = np.asarray(gold, dtype=np.int64)
+    if y.shape != (len(p),) or y.min() < 0 or y.max() >= p.shape[1]:
+        raise DataError("gold must give one option index a row")
+    values = 1.0 - p if score == "lac" else _cumulative(p, mode)
+    return np.asarray(values[np.arange(len(p)), y], dtype=np.float64)
+
+
+def conformal_quantile(scores: npt.ArrayLike, alpha: float = 0.1, *, mode: Mode = "textbook") -> float:
+    """Return the threshold on the non-conformity, ``math.inf`` where the calibration set is too small for `alpha`.
+
+    Parameters
+    ----------
+    scores : array_like, shape (n,)
+        Calibration scores.
+    alpha : float
+        Miscoverage aimed at.
+    mode : {"textbook", "reference"}
+        "textbook": the ``k = ceil((n + 1)(1 - alpha))``-th smallest score. "reference": what
+        LLM-Uncertainty-Bench computes, ``np.quantile(scores, ceil((n + 1)(1 - alpha))/n, method="higher")``, which is
+        the score of rank k + 1 for many n (4,997 among them): slightly larger sets than asked for.
+
+    Notes
+    -----
+    The published script fails where the level exceeds 1; the threshold is infinite there, so that every set holds
+    all options.
+    """
+    s = finite("conformity scores", scores)
+    if not 0.0 < alpha < 1.0:
+        raise ConfigError("alpha must lie strictly between 0 and 1", got=alpha)
+    n = len(s)
+    # The float product (n + 1)(1 - alpha) may exceed an exact integer by rounding: 10 * 0.9 must give 9.
+    k = math.ceil(round((n + 1) * (1.0 - alpha), 9))
+    if k > n:
+        return math.inf
+    if mode == "reference":
+        return float(np.quantile(s, np.ceil((n + 1) * (1 - alpha)) / n, method="higher"))
+    return float(np.partition(s, k - 1)[k - 1])
+
+
+def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score, *, mode: Mode = "textbook") -> Bool:
+    """Return the options in each set, shape (n, n_options); an empty set becomes the most probable option.
+
+    "lac": ``p >= 1 - q``. "aps": the options while the cumulative sorted probability is ``<= q``.
+    """
+    p = _checked(probabilities)
+    sets = p >= 1.0 - threshold if score == "lac" else _cumulative(p, mode) <= threshold
+    empty = ~sets.any(axis=1)
+    sets[empty, p[empty].argmax(axis=1)] = True
+    return np.asarray(sets, dtype=bool)
+
+
+def split(n: int, *, seed: int = 42, calibration_share: float = 0.5) -> tuple[Int, Int]:
+    """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``.
+
+    Raises
+    ------
+    DataError
+        When either side would be empty.
+    """
+    cut = int(n * calibration_share)
+    if cut < 1 or n - cut < 1:
+        raise DataError("A conformal split needs at least one item on each side", got=f"{n} items")
+    order = np.random.default_rng(seed).permutation(n)
+    return np.sort(order[:cut]), np.sort(order[cut:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalResult:
+    """What the sets of one score say on the test items.
+
+    Attributes
+    ----------
+    threshold : float
+        The quantile used; infinite where the calibration set was too small.
+    correct, size, covered : numpy.ndarray, shape (n_test,)
+        Top-1 is right; number of options in the set; the set holds the gold option.
+    n_options : int
+        Size of the option alphabet.
+    """
+
+    threshold: float
+    correct: Float
+    size: Float
+    covered: Float
+    n_options: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of test items whose most probable option is right."""
+        return float(self.correct.mean())
+
+    @property
+    def set_size(self) -> float:
+        """Mean set size, SS."""
+        return float(self.size.mean())
+
+    @property
+    def coverage(self) -> float:
+        """Share of sets that hold the gold option."""
+        return float(self.covered.mean())
+
+    @property
+    def uacc(self) -> float:
+        """``Acc / SS * sqrt(n_options)`` [LUB]."""
+        return self.accuracy / self.set_size * math.sqrt(self.n_options)
+
+
+def conformal(
+    probabilities: npt.ArrayLike,
+    gold: npt.ArrayLike,
+    *,
+    calibration: npt.ArrayLike,
+    test: npt.ArrayLike,
+    score: Score,
+    alpha: float = 0.1,
+    mode: Mode = "textbook",
+    threshold: float | None = None,
+) -> ConformalResult:
+    """Calibrate on some rows and judge the sets on others.
+
+    Parameters
+    ----------
+    probabilities : array_like, shape (n, n_options)
+        Softmax over the options' logits only.
+    gold : array_like of int, shape (n,)
+        Right option.
+    calibration, test : array_like of int
+        Row indices of both sides.
+    score : {"lac", "aps"}
+        Non-conformity score.
+    alpha
+        Miscoverage aimed at.
+    mode : {"textbook", "reference"}
+        "reference" reproduces the published script: its rank (`conformal_quantile`) and its ties (`tied_order`).
+    threshold : float, optional
+        A quantile to keep instead of calibrating: the baseline's, to see what a deployed threshold does to a variant.
+
+    References
+    ----------
+    Ye et al., "Benchmarking LLMs via Uncertainty Quantification" (LLM-Uncertainty-Bench).
+    """
+    p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
+    cal, held = np.asarray(calibration, dtype=np.int64), np.asarray(test, dtype=np.int64)
+    q = threshold
+    if q is None:
+        q = conformal_quantile(conformity_scores(p[cal], y[cal], score, mode=mode), alpha, mode=mode)
+    sets = prediction_sets(p[held], q, score, mode=mode)
+    rows = np.arange(len(held))
+    return ConformalResult(
+        threshold=q,
+        correct=(p[held].argmax(axis=1) == y[held]).astype(np.float64),
+        size=sets.sum(axis=1).astype(np.float64),
+        covered=sets[rows, y[held]].astype(np.float64),
+        n_options=p.shape[1],
+    )
+
+
+def coverage_by_class(result: ConformalResult, gold: npt.ArrayLike) -> dict[int, float]:
+    """Return the coverage of the test items of each gold option; `gold` has the test items' shape (n_test,)."""
+    y = np.asarray(gold, dtype=np.int64)
+    if y.shape != result.covered.shape:
+        raise DataError("gold must give one option index a test item", got=f"{y.shape} and {result.covered.shape}")
+    return {int(c): float(result.covered[y == c].mean()) for c in np.unique(y)}
+
+
+def repeated_splits(
+    probabilities: npt.ArrayLike,
+    gold: npt.ArrayLike,
+    score: Score,
+    *,
+    n_splits: int = 100,
+    seed: int = 42,
+    alpha: float = 0.1,
+    calibration_share: float = 0.5,
+) -> dict[str, Float]:
+    """Return "uacc", "set_size" and "coverage" over many seeded splits, each of shape (n_splits,).
+
+    Split `i` uses seed ``seed + i``; the spread says how much of a difference is the split's luck.
+    """
+    if n_splits < 1:
+        raise ConfigError("n_splits must be at least 1", got=n_splits)
+    runs = []
+    for i in range(n_splits):
+        cal, test = split(len(np.asarray(gold)), seed=seed + i, calibration_share=calibration_share)
+        runs.append(conformal(probabilities, gold, calibration=cal, test=test, score=score, alpha=alpha))
+    return {name: np.array([getattr(r, name) for r in runs]) for name in ("uacc", "set_size", "coverage")}

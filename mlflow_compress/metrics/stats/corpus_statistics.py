@@ -1,0 +1,243 @@
+"""Corpus perplexity and token statistics, with llama.cpp's definitions and propagated uncertainties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
+
+KL_LEVELS = (1.0, 0.999, 0.99, 0.95, 0.90, 0.75, 0.5, 0.25, 0.10, 0.05, 0.01, 0.001, 0.0)
+"""Percentiles that are reported, from the maximum to the minimum, as shares."""
+
+
+class Estimate(NamedTuple):
+    """A value with its standard uncertainty (one sigma), tokens taken as independent."""
+
+    value: float
+    uncertainty: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusStatistics:
+    """What `llama-perplexity --kl-divergence` prints; probabilities as shares (llama.cpp prints percent).
+
+    Attributes
+    ----------
+    n : int
+        Scored tokens.
+    perplexity_baseline, perplexity_variant : Estimate
+        ``exp(mean nll)``, ``u = PPL se(nll)``.
+    log_ratio, ratio, difference : Estimate
+        ``ln(PPL_q/PPL_b)``, ``PPL_q/PPL_b``, ``PPL_q - PPL_b``, with the covariance of both nlls propagated.
+    correlation : float or None
+        Of the two nlls (llama.cpp's "Cor(ln(PPL(Q)), ln(PPL(base)))"); None where one of them does not vary.
+    kl : Estimate
+        Mean ``KL(P_b || P_q)`` in nats.
+    dp_mean, dp_rms : Estimate
+        Mean and root mean square of ``p_q(target) - p_b(target)``; ``u(RMS) = se(dp²) / (2 RMS)``.
+    p_correlation : float or None
+        Pearson correlation of the target probabilities.
+    same_top : Estimate
+        Share of equal argmax tokens, ``u = sqrt(p (1 - p)/(n - 1))``.
+    kl_percentiles, dp_percentiles : mapping of float to float
+        By share (0.999 is the 99.9th percentile), linear interpolation at ``f (n - 1)``.
+    """
+
+    n: int
+    perplexity_baseline: Estimate
+    perplexity_variant: Estimate
+    log_ratio: Estimate
+    ratio: Estimate
+    difference: Estimate
+    correlation: float | None
+    kl: Estimate
+    dp_mean: Estimate
+    dp_rms: Estimate
+    p_correlation: float | None
+    same_top: Estimate
+    kl_percentiles: Mapping[float, float]
+    dp_percentiles: Mapping[float, float]
+
+
+def mean_and_error(values: npt.ArrayLike) -> Estimate:
+    """Return the mean and ``se = sqrt((mean(x²) - mean(x)²)/(n - 1))``, llama.cpp's `mean_and_uncertainty`."""
+    x = finite("values", values)
+    return _from_moments(len(x), float(x.sum()), float(x @ x))
+
+
+def _from_moments(n: int, total: float, square: float) -> Estimate:
+    mean = total / n
+    variance = max(square / n - mean * mean, 0.0)
+    return Estimate(mean, float(np.sqrt(variance / (n - 1))) if n > 1 else 0.0)
+
+
+def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) -> dict[float, float]:
+    """Return quantiles by share, linearly interpolated at ``f (n - 1)`` as llama.cpp does."""
+    x = finite("values", values)
+    return dict(zip(levels, map(float, np.quantile(x, levels)), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """Some tokens of two models, checked; every array has shape (n_tokens,).
+
+    Attributes
+    ----------
+    nll_baseline, nll_variant : numpy.ndarray
+        Negative log-likelihood of the target in nats.
+    kl : numpy.ndarray
+        ``KL(P_b || P_q)`` in nats.
+    p_baseline, p_variant : numpy.ndarray
+        Probability of the target.
+    same_top : numpy.ndarray of bool
+        Both models have the same most probable token.
+    """
+
+    nll_baseline: npt.ArrayLike
+    nll_variant: npt.ArrayLike
+    kl: npt.ArrayLike
+    p_baseline: npt.ArrayLike
+    p_variant: npt.ArrayLike
+    same_top: npt.ArrayLike
+
+
+_PRODUCTS = (
+    ("nll_baseline", "nll_baseline"),
+    ("nll_variant", "nll_variant"),
+    ("nll_baseline", "nll_variant"),
+    ("kl", "kl"),
+    ("p_baseline", "p_baseline"),
+    ("p_variant", "p_variant"),
+    ("p_baseline", "p_variant"),
+    ("dp", "dp"),
+    ("dp2", "dp2"),
+)
+
+
+class _Sums:
+    """First and second moments of token batches; only the two columns with percentiles are kept.
+
+    Columns that are compared are counted from their first value, so that what varies little keeps its digits.
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.origin: dict[str, float] = {}
+        self.total: dict[str, float] = dict.fromkeys(
+            ("nll_baseline", "nll_variant", "kl", "p_baseline", "p_variant", "dp", "dp2", "same_top"), 0.0
+        )
+        self.product: dict[tuple[str, str], float] = dict.fromkeys(_PRODUCTS, 0.0)
+        self.kl: list[Float] = []
+        self.dp: list[Float] = []
+
+    def add(self, batch: TokenBatch) -> None:
+        x = {name: finite(name, getattr(batch, name)) for name in self.total if name not in ("dp", "dp2", "same_top")}
+        top = np.asarray(batch.same_top, dtype=bool)
+        self.n += same_length(**x, same_top=top)
+        for name in ("p_baseline", "p_variant"):
+            if x[name].min() < 0.0 or x[name].max() > 1.0 + 1e-6:
+                raise DataError(f"{name} must hold probabilities", got=f"{x[name].min()} to {x[name].max()}")
+        x["dp"] = x["p_variant"] - x["p_baseline"]
+        x["dp2"] = x["dp"] ** 2
+        for name in ("nll_baseline", "nll_variant", "p_baseline", "p_variant"):
+            x[name] = x[name] - self.origin.setdefault(name, float(x[name][0]))
+        for name, values in x.items():
+            self.total[name] += float(values.sum())
+        self.total["same_top"] += float(top.sum())
+        for a, b in _PRODUCTS:
+            self.product[a, b] += float(x[a] @ x[b])
+        self.kl.append(x["kl"])
+        self.dp.append(x["dp"])
+
+    def mean(self, name: str) -> Estimate:
+        shifted = _from_moments(self.n, self.total[name], self.product[name, name])
+        return Estimate(self.origin.get(name, 0.0) + shifted.value, shifted.uncertainty)
+
+    def covariance(self, a: str, b: str) -> float:
+        """Covariance of the two means, llama.cpp's ``(mean(ab) - mean(a) mean(b))/(n - 1)``."""
+        if self.n < 2:
+            return 0.0
+        n = self.n
+        return (self.product[a, b] / n - self.total[a] / n * self.total[b] / n) / (n - 1)
+
+    def correlation(self, a: str, b: str) -> float | None:
+        u_a, u_b = self.mean(a).uncertainty, self.mean(b).uncertainty
+        return self.covariance(a, b) / (u_a * u_b) if u_a > 0.0 and u_b > 0.0 else None
+
+    def finish(self) -> CorpusStatistics:
+        if self.n == 0:
+            raise DataError("Corpus statistics need at least one token")
+        b, q = self.mean("nll_baseline"), self.mean("nll_variant")
+        covariance = self.covariance("nll_baseline", "nll_variant")
+        ppl_b, ppl_q = float(np.exp(b.value)), float(np.exp(q.value))
+        u_b, u_q = ppl_b * b.uncertainty, ppl_q * q.uncertainty
+        log_ratio = q.value - b.value
+        u_log = float(np.sqrt(max(q.uncertainty**2 + b.uncertainty**2 - 2 * covariance, 0.0)))
+        u_difference = float(np.sqrt(max(u_q**2 + u_b**2 - 2 * ppl_q * ppl_b * covariance, 0.0)))
+        square, share = self.mean("dp2"), self.total["same_top"] / self.n
+        rms = float(np.sqrt(square.value))
+        return CorpusStatistics(
+            n=self.n,
+            perplexity_baseline=Estimate(ppl_b, u_b),
+            perplexity_variant=Estimate(ppl_q, u_q),
+            log_ratio=Estimate(log_ratio, u_log),
+            ratio=Estimate(float(np.exp(log_ratio)), float(np.exp(log_ratio)) * u_log),
+            difference=Estimate(ppl_q - ppl_b, u_difference),
+            correlation=self.correlation("nll_baseline", "nll_variant"),
+            kl=self.mean("kl"),
+            dp_mean=self.mean("dp"),
+            dp_rms=Estimate(rms, 0.5 / rms * square.uncertainty if rms > 0.0 else 0.0),
+            p_correlation=self.correlation("p_baseline", "p_variant"),
+            same_top=Estimate(share, float(np.sqrt(share * (1 - share) / (self.n - 1))) if self.n > 1 else 0.0),
+            kl_percentiles=percentiles(np.concatenate(self.kl)),
+            dp_percentiles=percentiles(np.concatenate(self.dp)),
+        )
+
+
+def reduce_batches(batches: Iterable[TokenBatch]) -> CorpusStatistics:
+    """Reduce token records, a batch at a time, to every statistic of llama.cpp's KL report.
+
+    Of all columns only the KL and the probability differences stay in memory, for the percentiles (16 bytes a token),
+    so that ten million tokens fit into well under a gigabyte.
+
+    Raises
+    ------
+    DataError
+        For NaN or infinite values, unequal lengths or no tokens.
+
+    References
+    ----------
+    llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's log-probabilities
+    (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly negative KLs.
+    """
+    sums = _Sums()
+    for batch in batches:
+        sums.add(batch)
+    return sums.finish()
+
+
+def corpus_statistics(
+    *,
+    nll_baseline: npt.ArrayLike,
+    nll_variant: npt.ArrayLike,
+    kl: npt.ArrayLike,
+    p_baseline: npt.ArrayLike,
+    p_variant: npt.ArrayLike,
+    same_top: npt.ArrayLike,
+) -> CorpusStatistics:
+    """Reduce token records that are in memory at once; arguments as in `TokenBatch`."""
+    batch = TokenBatch(
+        nll_baseline=nll_baseline,
+        nll_variant=nll_variant,
+        kl=kl,
+        p_baseline=p_baseline,
+        p_variant=p_variant,
+        same_top=same_top,
+    )
+    return reduce_batches([batch])

@@ -1,0 +1,153 @@
+"""Correlation with an interval: flips against KL over variants, similarity against ROUGE-L over instructions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import pearsonr, spearmanr
+
+from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
+from mlflow_compress.metrics.stats.bootstrap import Method, bootstrap
+from mlflow_compress.metrics.stats.intervals import Interval, z_value
+
+_FEWEST = 3
+_FEWEST_FOR_INTERVAL = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation:
+    """A correlation with what is needed to believe it.
+
+    Attributes
+    ----------
+    value : float
+        In [-1, 1].
+    interval : Interval or None
+        None for fewer than five points, and where none was asked for.
+    p_value : float
+        Two-sided, of no correlation.
+    n : int
+        Points, for instance (model, method) pairs.
+    """
+
+    value: float
+    interval: Interval | None
+    p_value: float
+    n: int
+
+
+def _constant(x: Float) -> bool:
+    # Values that should be equal may differ by rounding, whose correlation would be nonsense.
+    return bool(np.ptp(x) <= 1e-12 * max(1.0, float(np.abs(x).max())))
+
+
+def _pairs(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[Float, Float, bool]:
+    """Return both arrays and whether a correlation of them exists."""
+    a, b = finite("x", x), finite("y", y)
+    n = same_length(x=a, y=b)
+    return a, b, n >= _FEWEST and not _constant(a) and not _constant(b)
+
+
+def _clean(value: float) -> float:
+    # A perfect correlation, but for rounding.
+    return math.copysign(1.0, value) if abs(value) > 1.0 - 1e-12 else value
+
+
+def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Correlation | None:
+    """Spearman's rank correlation with the interval of Bonett and Wright; ties share their mean rank.
+
+    ``tanh(atanh(rho) ± z sqrt((1 + rho²/2)/(n - 3)))``; at rho = ±1 the interval is that point.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        Paired values.
+
+    Returns
+    -------
+    Correlation or None
+        None for fewer than three points or values that do not vary: no correlation exists.
+
+    References
+    ----------
+    Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
+    Psychometrika 2000.
+    """
+    a, b, exists = _pairs(x, y)
+    if not exists:
+        return None
+    n, found = len(a), spearmanr(a, b)
+    rho = _clean(float(found.statistic))
+    interval = None
+    if n >= _FEWEST_FOR_INTERVAL:
+        if abs(rho) == 1.0:
+            interval = Interval(rho, rho)
+        else:
+            half = z_value(level) * math.sqrt((1 + rho * rho / 2) / (n - 3))
+            interval = Interval(math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
+    return Correlation(value=rho, interval=interval, p_value=float(found.pvalue), n=n)
+
+
+def _from_moments(means: Float) -> Float:
+    x, y, xx, yy, xy = (means[..., column] for column in range(5))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = (xy - x * y) / np.sqrt(np.maximum(xx - x * x, 0.0) * np.maximum(yy - y * y, 0.0))
+    return np.asarray(np.clip(r, -1.0, 1.0), dtype=np.float64)
+
+
+def pearson(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    interval: bool = True,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    method: Method = "bca",
+) -> Correlation | None:
+    """Pearson's correlation ``cov(x, y)/(s_x s_y)`` with a bootstrap interval over the points.
+
+    Parameters
+    ----------
+    x, y : array_like, shape (n,)
+        Paired values.
+    interval : bool
+        Whether the points are independent, so that an interval exists.
+    level, resamples, seed, method
+        Of the bootstrap.
+
+    Returns
+    -------
+    Correlation or None
+        None for fewer than three points or values that do not vary.
+    """
+    a, b, exists = _pairs(x, y)
+    if not exists:
+        return None
+    found = pearsonr(a, b)
+    bounds = None
+    if interval and len(a) >= _FEWEST_FOR_INTERVAL:
+        # Standardised, so that the moments lose no digits.
+        u, v = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
+        moments = np.column_stack([u, v, u * u, v * v, u * v])
+        bounds = bootstrap(moments, _from_moments, resamples=resamples, level=level, seed=seed, method=method)
+    return Correlation(value=_clean(float(found.statistic)), interval=bounds, p_value=float(found.pvalue), n=len(a))
+
+
+def correlate(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    method: Method = "bca",
+) -> dict[str, Correlation | None]:
+    """Return `pearson` and `spearman` of the same independent points by name; None where one does not exist."""
+    return {
+        "pearson": pearson(x, y, level=level, resamples=resamples, seed=seed, method=method),
+        "spearman": spearman(x, y, level=level),
+    }

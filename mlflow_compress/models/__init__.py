@@ -1,0 +1,1 @@
+"""Everything that knows a checkpoint folder: loading, placement, hashes, architectures."""

@@ -1,0 +1,203 @@
+"""A GGUF checkpoint whose logits llama.cpp itself computes, behind the interface of a transformers model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from mlflow_compress.errors import CheckpointError, MissingDependencyError
+from mlflow_compress.models.architectures import GGUF_NATIVE
+
+WORKER = Path(__file__).with_name("llama_cpp_worker.py")
+
+
+@strict
+class NativeGgufConfig(PreTrainedConfig):  # type: ignore[misc]
+    """What scoring and generation ask a configuration; everything else is in the file."""
+
+    model_type = GGUF_NATIVE
+    vocab_size: int = 0
+    num_hidden_layers: int = 0
+    max_position_embeddings: int = 0
+
+
+class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """Logits by llama.cpp on the CPU: activations rounded to 8 bits in quantized products, keys and values in 16 bits.
+
+    All is as llama.cpp's own programs have it by default, its fast attention too, where it offers that.
+    There are no weights here: llama.cpp maps the file into a process of its own, which ends with this object. Every row
+    of a batch is decoded as a sequence of its own, without its padding.
+    """
+
+    config_class = NativeGgufConfig
+
+    def __init__(self, config: NativeGgufConfig, file: Path) -> None:
+        super().__init__(config)
+        self.place = nn.Embedding(1, 1)  # says where ids have to lie and of what type the logits are
+        self.engine = _Engine(file)
+        self._grows = False
+        if self.engine.vocabulary != config.vocab_size:
+            raise CheckpointError(
+                "The file has another vocabulary than config.json",
+                allowed=str(config.vocab_size),
+                got=self.engine.vocabulary,
+            )
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *, config: Any, output_loading_info: bool = False, **_: Any) -> Any:
+        """Open a checkpoint's file; where to place which type of weights is not asked, llama.cpp has its own answer."""
+        model = cls(config, next(iter(sorted(Path(folder).glob("*.gguf"))))).eval()
+        model.name_or_path = config.name_or_path = str(folder)
+        return (model, {"missing_keys": set(), "mismatched_keys": set()}) if output_loading_info else model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return a stand-in that says where ids have to lie."""
+        return self.place
+
+    def get_output_embeddings(self) -> None:
+        """Return None: the head is llama.cpp's."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> CausalLMOutput:
+        """Return float32 logits, shape (rows, tokens, vocabulary), 0 where the mask is.
+
+        Parameters
+        ----------
+        input_ids, attention_mask : torch.Tensor
+            Shape (rows, tokens); the mask's zeros stand at a row's beginning or end.
+        past_key_values : None
+            Anything else is a `NotImplementedError`: llama.cpp keeps its caches itself.
+        logits_to_keep : int
+            Only so many last positions, 0 for all.
+        """
+        if past_key_values is not None or (attention_mask is not None and attention_mask.ndim != 2):
+            raise NotImplementedError("llama.cpp keeps its caches itself and takes no mask")
+        ids = input_ids.cpu().numpy()
+        real = np.ones_like(ids, bool) if attention_mask is None else attention_mask.cpu().numpy().astype(bool)
+        asked = real.copy()
+        asked[:, : -logits_to_keep if logits_to_keep else 0] = False
+        out = torch.zeros((*asked.shape, self.config.vocab_size))
+        out[torch.from_numpy(asked)] = self.engine.logits(
+            [row[r] for row, r in zip(ids, real, strict=True)],
+            [np.flatnonzero(a[r]) for a, r in zip(asked, real, strict=True)],
+            reuse=self._grows,
+        )
+        return CausalLMOutput(logits=out[:, -logits_to_keep:] if logits_to_keep else out)
+
+    def logits_at(self, sequences: Sequence[Any], rows: Sequence[Any]) -> torch.Tensor:
+        """Return float32 logits at the positions `rows` of each sequence, in order, shape (k, vocabulary)."""
+        return self.engine.logits(sequences, rows, reuse=False)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as transformers does, with llama.cpp's caches: it is given whole rows, and knows their past."""
+        self._grows = True
+        try:
+            return super().generate(*args, **{**kwargs, "use_cache": False})
+        finally:
+            self._grows = False
+
+
+class _Engine:
+    """The process of `llama_cpp_worker`, and what is asked of it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._busy = str(file), False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        command = [sys.executable, "-P", str(WORKER), self._file, str(torch.get_num_threads())]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors)
+        weakref.finalize(self, _end, self._process)
+        self.vocabulary = int(self._answer()["vocabulary"])
+
+    def logits(self, sequences: Sequence[Any], wanted: Sequence[Any], *, reuse: bool) -> torch.Tensor:
+        """Return the logits at the wanted positions of each sequence, float32, shape (k, vocabulary)."""
+        question = {"sequences": [s.tolist() for s in sequences], "wanted": [w.tolist() for w in wanted]}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if self._busy:  # what comes next would be the answer to another question
+            raise CheckpointError("llama.cpp was interrupted while it answered", fix="Load the checkpoint again")
+        self._busy = True
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self._process.stdin.write(json.dumps({**question, "reuse": reuse}).encode() + b"\n")
+            self._process.stdin.flush()
+        out = torch.empty((self._answer()["rows"], self.vocabulary))
+        if self._process.stdout.readinto(out.numpy().reshape(-1).data) != out.nbytes:  # type: ignore[attr-defined]
+            raise CheckpointError(f"llama.cpp {self._last_words()}", got=self._file)
+        self._busy = False
+        return out
+
+    def _answer(self) -> dict[str, Any]:
+        """Return the next line of the process; an error or its end is a `CheckpointError`."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise CheckpointError(f"llama.cpp {answer['error']}", got=self._file)
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"ended with code {code}: {lines[-1] if lines else 'no reason given'}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process: it stops where its questions do."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    process.wait()
+
+
+def require_package(folder: Path) -> None:
+    """Raise `MissingDependencyError` naming the extra where llama-cpp-python is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise MissingDependencyError(
+            "This checkpoint is to be computed by llama.cpp, which needs a package that is not installed: llama_cpp",
+            got=str(folder),
+            fix="Run: pip install -e '.[llama-cpp]' (in the project's folder)",
+        )
+
+
+def loading_options(folder: Path) -> dict[str, Any]:
+    """Return the arguments of `AutoModelForCausalLM.from_pretrained` that let llama.cpp compute a checkpoint."""
+    require_package(folder)
+    AutoConfig.register(GGUF_NATIVE, NativeGgufConfig, exist_ok=True)
+    AutoModelForCausalLM.register(NativeGgufConfig, NativeGgufForCausalLM, exist_ok=True)
+    base = AutoConfig.from_pretrained(folder, local_files_only=True)
+    names = (
+        "vocab_size",
+        "num_hidden_layers",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    return {"config": NativeGgufConfig(**{name: getattr(base, name) for name in names}, tie_word_embeddings=False)}
+
+
+def open_native(folder: Path) -> Any:
+    """Open a checkpoint as any user of it does."""
+    return AutoModelForCausalLM.from_pretrained(folder, **loading_options(folder))

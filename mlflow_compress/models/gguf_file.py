@@ -1,0 +1,215 @@
+"""GGUF files of Llama-like models: the names in them, writing one, and what one holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.models.stored_tensor import StoredTensor
+
+FILE = "model.gguf"
+
+_MODULES = ("model.embed_tokens", "model.norm", "lm_head")
+_LAYER_MODULES = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+"""transformers' names of a Llama-like model's modules; gguf's map knows dozens of others for the same tensors."""
+
+
+@cache
+def _name_map(architecture: str, n_layers: int) -> Any:
+    """Return gguf's map from modules of any known source to its own names; an unknown architecture is a KeyError."""
+    import gguf
+
+    known = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], n_layers)
+
+
+def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
+    """Return GGUF's name of a parameter: "model.layers.0.self_attn.q_proj.weight" -> "blk.0.attn_q.weight".
+
+    Parameters
+    ----------
+    name : str
+        As transformers calls the parameter.
+    architecture, n_layers : str, int
+        What GGUF calls the model's architecture ("llama", "qwen2", ...), and its number of layers.
+
+    Raises
+    ------
+    UnsupportedError
+        GGUF has no such tensor in this architecture.
+    """
+    found = _name_map(architecture, n_layers).get_name(name, (".weight", ".bias"))
+    if found is None:
+        raise UnsupportedError(f"GGUF has no name for a parameter of a {architecture} model", got=name)
+    return str(found)
+
+
+def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
+    """Return the inverse for whole modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
+    names = _name_map(architecture, n_layers)
+    layers = (f"model.layers.{index}.{module}" for index in range(n_layers) for module in _LAYER_MODULES)
+    found = {names.get_name(module): module for module in (*_MODULES, *layers)}
+    found.pop(None, None)  # a module that this architecture does not have
+    return found
+
+
+def write(
+    path: Path, config: Any, architecture: str, file_type: int, tensors: Mapping[str, tuple[Any, Any]], tokenizer: Any
+) -> None:
+    """Write a GGUF file.
+
+    Parameters
+    ----------
+    path : Path
+        File to write.
+    config : transformers configuration
+        Where the sizes come from.
+    architecture : str
+        As GGUF names it: "llama", "qwen2" or "qwen3".
+    file_type : int
+        `gguf.LlamaFileType` of the weights.
+    tensors : mapping
+        GGUF name to raw data and `gguf.GGMLQuantizationType`.
+    tokenizer : transformers tokenizer
+        Its vocabulary goes into the file where it is a byte-level BPE.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_vocabulary(writer, tokenizer, config)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS = {_WORDS % "": "qwen2", _WORDS % "{1,3}": "llama-bpe"}
+"""Patterns that split text before the merges, and llama.cpp's names of them."""
+
+
+def pre_tokenizer_name(settings: Any) -> str | None:
+    """Return what llama.cpp calls a tokenizer's way to split text before merging; None where no name is known here.
+
+    Parameters
+    ----------
+    settings : dict or None
+        ``pre_tokenizer`` of a ``tokenizer.json``.
+    """
+    steps = (settings or {}).get("pretokenizers", [settings or {}])
+    kinds = [step.get("type") for step in steps]
+    if kinds[-1:] != ["ByteLevel"]:
+        return None
+    if steps[-1].get("use_regex", True):
+        digits = len(steps) == 2 and kinds[0] == "Digits" and steps[0].get("individual_digits")
+        return "gpt-2" if len(steps) == 1 else "smollm" if digits else None
+    if len(steps) == 2 and kinds[0] == "Split":
+        return _SPLITS.get(steps[0].get("pattern", {}).get("Regex"))
+    return None
+
+
+def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
+    """Add the vocabulary of a byte-level BPE whose way to split text llama.cpp knows, and that does not rewrite it.
+
+    Any other is left out ("no_vocab": the engine takes token ids): llama.cpp would cut texts into other tokens.
+    """
+    import gguf
+
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    split = pre_tokenizer_name(backend.get("pre_tokenizer"))
+    rewritten = (backend.get("normalizer") or {"type": "NFC"})["type"] != "NFC"  # NFC leaves composed text as it is
+    model = backend.get("model", {})
+    # llama.cpp refuses a vocabulary without merges.
+    if model.get("type") != "BPE" or not model.get("merges") or split is None or rewritten:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    tokens = {index: token for token, index in tokenizer.get_vocab().items()}
+    special = {added["id"] for added in backend["added_tokens"] if added["special"]}
+    kinds = gguf.TokenType
+    names, types = [], []
+    for index in range(config.vocab_size):
+        names.append(tokens.get(index, f"[PAD{index}]"))
+        known = kinds.CONTROL if index in special else kinds.NORMAL
+        types.append(known if index in tokens else kinds.UNUSED)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(names)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    if tokenizer.bos_token_id is not None:
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.unk_token_id is not None:
+        writer.add_unk_token_id(tokenizer.unk_token_id)
+    writer.add_add_bos_token(tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id])
+
+
+def architecture(path: Path) -> str:
+    """Return what a GGUF file calls its architecture; a broken file is a `CheckpointError`."""
+    return _open(path)[1]
+
+
+def read_headers(path: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`.
+
+    A tensor that transformers has no parameter for keeps GGUF's name.
+    """
+    reader, kind = _open(path)
+    try:
+        modules = from_gguf_names(kind, int(reader.fields[f"{kind}.block_count"].contents()))
+    except KeyError as error:
+        raise CheckpointError(f"The file's tensors cannot be named: {error} is unknown", got=str(path)) from error
+    tensors = {}
+    for tensor in reader.tensors:
+        module, _, part = tensor.name.rpartition(".")
+        shape = tuple(map(int, reversed(tensor.shape)))
+        name = f"{modules.get(module, module)}.{part}"
+        tensors[name] = StoredTensor(tensor.tensor_type.name, shape, int(tensor.n_bytes))
+    return tensors
+
+
+def _open(path: Path) -> tuple[Any, str]:
+    """Return a reader and the architecture."""
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        return reader, str(reader.fields["general.architecture"].contents())
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error

@@ -1,0 +1,110 @@
+"""A model known from its files: everything that a stored baseline is checked against, without loading the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mlflow_compress.errors import CheckpointError, MissingDependencyError
+from mlflow_compress.models import architectures, identity
+from mlflow_compress.models.loading import LoadConfig, model_folder, open_tokenizer
+from mlflow_compress.models.placement import placement
+
+
+@dataclass(frozen=True)
+class LightModel:
+    """What a `LoadedModel` says of itself, without its weights in memory; it cannot score.
+
+    Attributes
+    ----------
+    model_config : transformers.PreTrainedConfig
+    tokenizer : transformers.PreTrainedTokenizerBase
+    path : Path
+        The folder that was read (for a hub id, its local snapshot).
+    dtype : torch.dtype
+        That the parameters which are not quantized would have.
+    device : torch.device
+        On which the embeddings would be.
+    config : LoadConfig
+        With which `load_model` opens the model itself.
+    """
+
+    model_config: Any
+    tokenizer: Any
+    path: Path
+    dtype: torch.dtype
+    device: torch.device
+    config: LoadConfig
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return identity.vocab_size(self.model_config)
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the model reads at once."""
+        return identity.max_length(self.model_config, self.tokenizer)
+
+    @cached_property
+    def weights(self) -> str:
+        """`identity.weights_hash` of the folder, computed once: the files are read, but not kept."""
+        return identity.weights_hash(self.path)
+
+
+def open_light(config: LoadConfig) -> LightModel:
+    """Return what is known of a model from its configuration, its tokenizer and the headers of its weight files.
+
+    Raises
+    ------
+    CheckpointError
+        When the folder, its configuration or its tokenizer are missing or broken.
+    MissingDependencyError
+        When the checkpoint's format needs a package that is not installed.
+    """
+    from transformers import AutoConfig
+
+    folder = model_folder(config.path)
+    trusted = config.trust_remote_code
+    device = placement(config.device)["device_map"]
+    try:
+        options = architectures.loading_options(folder, trust_remote_code=trusted)
+        model_config = options.get("config")
+        if model_config is None:
+            model_config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+        tokenizer = open_tokenizer(folder, trust_remote_code=trusted)
+        dtype = _stored_dtype(model_config, folder) if config.dtype == "auto" else getattr(torch, config.dtype)
+    except ImportError as error:
+        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"The checkpoint cannot be read: {error}", got=str(folder)) from error
+    return LightModel(model_config, tokenizer, folder, dtype, _first_device(device), config)
+
+
+def _first_device(device_map: Any) -> torch.device:
+    """Return where `from_pretrained` would put the embeddings: "auto" fills the first GPU first."""
+    if isinstance(device_map, dict):
+        return torch.device(device_map[""])
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
+    """Return the dtype that transformers takes for "auto": the configuration's, else the first stored float's."""
+    named = getattr(model_config, "dtype", None)
+    if named is not None:
+        found: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
+        return found
+    for file in architectures.weight_files(folder):
+        if file.suffix == ".gguf":
+            return torch.get_default_dtype()  # its weights are expanded to floats
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                tensor: torch.Tensor = tensors.get_tensor(name)  # mapped: its bytes are not read
+                if tensor.is_floating_point():
+                    return tensor.dtype
+    raise CheckpointError("The checkpoint holds no floating-point weights", got=str(folder))

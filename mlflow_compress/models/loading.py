@@ -1,0 +1,233 @@
+"""Open a Hugging Face causal LM for scoring, and say whose weights and tokenizer these are."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.models import architectures
+from mlflow_compress.models.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
+from mlflow_compress.models.memory_alignment import align_weights
+from mlflow_compress.models.placement import placement
+
+__all__ = [
+    "DTYPES",
+    "LoadConfig",
+    "LoadedModel",
+    "check_same_tokenizer",
+    "load_model",
+    "model_folder",
+    "open_tokenizer",
+    "resolve_folder",
+    "tokenizer_hash",
+    "weights_hash",
+]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """Which model to open, and how.
+
+    Attributes
+    ----------
+    path : str
+        Folder, or id on the Hugging Face hub.
+    dtype : str
+        "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+    device : str
+        "auto" (a GPU, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such as "cuda:1". Of
+        several processes on a machine, each takes the GPU of its LOCAL_RANK for "auto" and "cuda".
+    trust_remote_code : bool
+        Allow code that comes with the checkpoint.
+    """
+
+    path: str
+    dtype: str = "float32"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError("Unknown dtype", allowed=DTYPES, got=self.dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode with its tokenizer. Its weights are aligned in memory (see `rounding.align_weights`).
+
+    Attributes
+    ----------
+    model, tokenizer : transformers objects
+    path : Path
+        The folder that was read (for a hub id, its local snapshot).
+    dtype : torch.dtype
+        Of the parameters that are not quantized.
+    device : torch.device
+        Where the embeddings lie.
+    config : LoadConfig or None
+        With which another process opens the same model; None for a model that was made in memory.
+    """
+
+    model: Any
+    tokenizer: Any
+    path: Path
+    dtype: torch.dtype
+    device: torch.device
+    config: LoadConfig | None = None
+
+    def __post_init__(self) -> None:
+        align_weights(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return vocab_size(self.model.config)
+
+    @cached_property
+    def weights(self) -> str:
+        """`weights_hash` of the folder, computed once: reading a large checkpoint takes as long as loading it."""
+        return weights_hash(self.path)
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the model reads at once."""
+        return max_length(self.model.config, self.tokenizer)
+
+
+def load_model(config: LoadConfig) -> LoadedModel:
+    """Open a checkpoint, also one of compressed-tensors, bitsandbytes and other formats that transformers reads.
+
+    Raises
+    ------
+    CheckpointError
+        When the folder, its configuration, tokenizer or safetensors weights are missing or broken, or when the
+        checkpoint leaves parameters of the model without values (they would be random).
+    MissingDependencyError
+        When the checkpoint's format needs a package that is not installed.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    folder = model_folder(config.path)
+    common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    placed, kernel = placement(config.device), architectures.attention(folder)
+    try:
+        with _bars_on_terminals_only():
+            tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+                output_loading_info=True,
+                **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
+                **({"attn_implementation": kernel} if kernel else {}),
+                **placed,
+                **common,
+            )
+    except ImportError as error:
+        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
+    architectures.require_complete(info, folder)
+    with _bars_on_terminals_only():
+        _decompress(model)
+    if config.dtype != "auto":
+        _unify(model, getattr(torch, config.dtype))
+    model.eval()
+    _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
+    return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
+
+
+def model_folder(path: str) -> Path:
+    """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`).
+
+    Raises
+    ------
+    CheckpointError
+        When one of them is missing.
+    """
+    folder = resolve_folder(path)
+    if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
+        raise CheckpointError(
+            "Not a model folder",
+            allowed="config.json and safetensors or GGUF weights",
+            got=str(folder),
+            fix="Check the path",
+        )
+    return folder
+
+
+def open_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Return the tokenizer of a local checkpoint."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+
+
+def resolve_folder(path: str) -> Path:
+    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        raise CheckpointError("No such model folder", got=path, fix="Give a folder or a hub id such as org/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, ignore_patterns=list(_NOT_WEIGHTS)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise CheckpointError(f"No such model: {error}", got=path, fix="Give a folder or a hub id") from error
+
+
+def _decompress(model: Any) -> None:
+    """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
+    body and head apart; the kernels of gptqmodel and bitsandbytes would round activations."""
+    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
+    if compressor is not None:
+        compressor.decompress_model(model=model)
+    architectures.expand(model)
+
+
+@contextlib.contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Hold back the libraries' progress bars where they would fill a log."""
+    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _unify(model: Any, dtype: torch.dtype) -> None:
+    """Give every unquantized parameter the dtype asked for: quantizers leave some in the checkpoint's, GPT-NeoX's head
+    among them, and a product of two dtypes fails."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.to(dtype)
+
+
+def _once(logger: logging.Logger) -> None:
+    """Let each message of a logger through once."""
+    if not any(isinstance(f, _FirstTime) for f in logger.filters):
+        logger.addFilter(_FirstTime())
+
+
+class _FirstTime(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        new = record.msg not in self.seen
+        self.seen.add(record.msg)
+        return new

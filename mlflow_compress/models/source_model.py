@@ -1,0 +1,258 @@
+"""The model to compress: where it lies, what it is made of, its size as stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.paths import started_in
+
+if TYPE_CHECKING:
+    import torch
+
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+"""What a hub download takes: no pickles."""
+
+
+MOST_ELSEWHERE = 0.1
+"""Share of the layers' weights that a method for linear layers may leave as they are (routers, short convolutions)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """A causal language model on disk, inspected without loading its weights.
+
+    Parameters
+    ----------
+    name : str
+        What the user gave: folder or hub id.
+    folder : Path
+        Local folder.
+    architecture : str
+        Class name of the model.
+    model_type : str
+        transformers' name of the architecture's family, as in "llama".
+    dtype : str
+        Element type of most stored weights, as in "bfloat16".
+    linear : dict
+        Linear layers apart from the language-model head: name to (out_features, in_features), in model order.
+    head : str or None
+        Name of the language-model head, which no method touches.
+    elsewhere : dict
+        Weights of two and more axes outside linear layers, embeddings and head: name to elements. A mixture's experts
+        are among them, which transformers keeps in one tensor a layer.
+    subclassed : str or None
+        The first linear layer of a class of its own, as in Falcon.
+    layers : int
+        Decoder layers.
+    vocabulary : int
+        Rows of the input embedding.
+    max_length : int
+        Longest sequence the model's positions allow.
+    parameters : int
+        Stored weights; tied ones count once.
+    trust_remote_code : bool
+        Whether the model's own Python code may run.
+    """
+
+    name: str
+    folder: Path
+    architecture: str
+    model_type: str
+    dtype: str
+    linear: dict[str, tuple[int, int]]
+    head: str | None
+    elsewhere: dict[str, int]
+    subclassed: str | None
+    layers: int
+    vocabulary: int
+    max_length: int
+    parameters: int
+    trust_remote_code: bool
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of linear layers that stay unquantized."""
+        return [] if self.head is None else [self.head]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch names it."""
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def load(self, device: str, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+        """Load the model for evaluation, in float32 unless told otherwise."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        placed = {} if device == "cpu" else {"device_map": {"": device}}
+        model, info = AutoModelForCausalLM.from_pretrained(
+            self.folder,
+            dtype=dtype or torch.float32,
+            output_loading_info=True,
+            trust_remote_code=self.trust_remote_code,
+            use_safetensors=True,
+            local_files_only=True,
+            **placed,
+            **options,
+        )
+        architectures.require_complete(info, self.folder)
+        return model.eval()
+
+    def tokenizer(self) -> Any:
+        """Load the tokenizer."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(
+                self.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=self.name) from error
+
+    def require_group_size(self, group_size: int | str) -> None:
+        """Raise `UnsupportedError` naming the first linear layer whose in_features the group size does not divide."""
+        if isinstance(group_size, str):
+            return
+        for name, (_, in_features) in self.linear.items():
+            if in_features % group_size:
+                raise UnsupportedError(
+                    f"Group size {group_size} does not divide the {in_features} input features of {name}",
+                    allowed="a divisor of every layer's input features, or 'channel'",
+                    got=group_size,
+                )
+
+    def require_linear(self, method: str) -> None:
+        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are in no linear layer."""
+        reached = sum(rows * columns for rows, columns in self.linear.values())
+        missed = sum(self.elsewhere.values())
+        if missed > MOST_ELSEWHERE * (reached + missed):
+            raise UnsupportedError(
+                f"Method {method!r} changes linear layers alone, and {missed / (reached + missed):.0%} of the weights "
+                f"of this model's layers are elsewhere, as in {next(iter(self.elsewhere))}",
+                got=self.architecture,
+                fix="Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
+            )
+
+    def require_plain(self, method: str) -> None:
+        """Raise `UnsupportedError` where a linear layer is of a class of its own."""
+        if self.subclassed is not None:
+            raise UnsupportedError(
+                f"What makes {method!r} passes over linear layers of a class of their own, as {self.subclassed}",
+                got=self.architecture,
+                fix="Use hqq, which takes them",
+            )
+
+
+def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
+    """Find a model (folder or hub id) and describe it.
+
+    Raises
+    ------
+    CheckpointError
+        The model is missing, unreadable, not stored as safetensors.
+    UnsupportedError
+        It is already quantized, or has no linear layers that a method could compress.
+    """
+    from torch import nn
+
+    folder = local_folder(model)
+    if stored_weights.weight_files(folder)[0].suffix != ".safetensors":
+        raise UnsupportedError(
+            "The model is a GGUF file", got=model, fix="Give the full-precision safetensors checkpoint"
+        )
+    tensors = stored_weights.read_headers(folder)
+    config = _config(folder, model, trust_remote_code)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedError("The model is already quantized", got=model, fix="Give the full-precision checkpoint")
+    skeleton = _skeleton(config, model, trust_remote_code)
+    linear, head, elsewhere = _weights(skeleton)
+    if not linear:
+        where = f": its weights lie elsewhere, as in {next(iter(elsewhere))}" if elsewhere else ""
+        raise UnsupportedError(f"The model has no linear layers to compress{where}", got=type(skeleton).__name__)
+    text_config = config.get_text_config()
+    return SourceModel(
+        name=model,
+        folder=folder,
+        architecture=type(skeleton).__name__,
+        model_type=config.model_type,
+        dtype=stored_weights.main_dtype(tensors),
+        linear=linear,
+        head=head,
+        elsewhere=elsewhere,
+        subclassed=next((name for name in linear if type(skeleton.get_submodule(name)) is not nn.Linear), None),
+        layers=int(text_config.num_hidden_layers),
+        vocabulary=int(skeleton.get_input_embeddings().weight.shape[0]),
+        max_length=int(getattr(text_config, "max_position_embeddings", None) or 2048),
+        parameters=sum(t.elements for t in tensors.values()),
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def local_folder(model: str) -> Path:
+    """Return the folder of a model; a hub id is downloaded, and what is neither is a `CheckpointError`."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError("The folder holds no model: config.json is missing", got=str(folder))
+        return folder.resolve()
+    if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
+        raise CheckpointError("The model folder does not exist", got=model)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"The model is neither a folder nor a hub id that can be reached: {error}",
+            got=model,
+            fix=f"Give a hub id, or a folder; a relative one was looked for in {started_in()}",
+        ) from error
+
+
+def _config(folder: Path, model: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The model's config.json cannot be read: {error}", got=model) from error
+
+
+def _skeleton(config: Any, model: str, trust_remote_code: bool) -> Any:
+    """Build the model without memory for its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, ImportError) as error:
+        raise CheckpointError(f"The model is not a causal language model that loads: {error}", got=model) from error
+
+
+def _weights(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None, dict[str, int]]:
+    """Return the linear layers, the head's name, and what lies elsewhere, as `SourceModel` has them."""
+    from torch import nn
+
+    output = skeleton.get_output_embeddings()
+    linear: dict[str, tuple[int, int]] = {}
+    head, elsewhere = None, {}
+    for name, module in skeleton.named_modules():
+        if module is output:
+            head = name
+        elif isinstance(module, nn.Linear):
+            linear[name] = (module.out_features, module.in_features)
+        elif not isinstance(module, nn.Embedding):
+            for part, parameter in module.named_parameters(prefix=name, recurse=False):
+                if parameter.ndim > 1:
+                    elsewhere[part] = parameter.numel()
+    return linear, head, elsewhere

@@ -1,0 +1,143 @@
+"""What a checkpoint really holds, read from its safetensors headers: bytes, element types, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models import architectures, gguf_file
+from mlflow_compress.models.stored_tensor import StoredTensor
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Floating types of safetensors as torch names them."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files at the top of a checkpoint (safetensors or GGUF), sorted; none is a `CheckpointError`."""
+    files = architectures.weight_files(folder)
+    if not files:
+        raise CheckpointError(
+            "The checkpoint has no safetensors weights", got=str(folder), fix="Convert the weights to safetensors first"
+        )
+    return files
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """Return every stored tensor by name, from the headers alone; a broken file is a `CheckpointError`."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in weight_files(folder):
+        if path.suffix == ".gguf":
+            tensors |= gguf_file.read_headers(path)
+            continue
+        for name, entry in _header(path).items():
+            start, end = entry.data_offsets
+            tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), end - start)
+    return tensors
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    """Return huggingface_hub's `TensorInfo` of every tensor."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        with safe_open(path, framework="np"):  # refuses a file whose tensors do not fill it to the last byte
+            return parse_local_safetensors_file_metadata(path).tensors
+    except (OSError, SafetensorError, SafetensorsParsingError) as error:
+        raise CheckpointError(
+            f"The weight file is truncated, or it is not a safetensors file: {error}",
+            got=str(path),
+            fix="Copy or download it again",
+        ) from error
+
+
+def sort_metadata(path: Path) -> None:
+    """Put the metadata in a safetensors file's header in order, so that equal contents are equal bytes.
+
+    The library writes metadata in the random order of a hash table, and has no option for another.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the header grew"
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def main_dtype(tensors: Mapping[str, StoredTensor]) -> str:
+    """Return the floating type that most stored elements have, as torch names it."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype in DTYPES:
+            counts[DTYPES[tensor.dtype]] += tensor.elements
+    if not counts:
+        raise CheckpointError("The checkpoint holds no floating-point weights", got=f"{len(tensors)} tensors")
+    return counts.most_common(1)[0][0]
+
+
+def total_bytes(tensors: Mapping[str, StoredTensor]) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.n_bytes for tensor in tensors.values())
+
+
+def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> int:
+    """Return the bytes of everything stored for these layers' weights: packed values, scales, zero points, states.
+
+    Biases are left out: methods leave them as they are.
+    """
+    wanted = set(layers)
+    total = 0
+    for name, tensor in tensors.items():
+        # "model.layers.0.mlp.down_proj.weight.absmax" belongs to the layer "model.layers.0.mlp.down_proj".
+        parts = name.split(".")
+        owners = {".".join(parts[:cut]) for cut in range(1, len(parts))}
+        if owners & wanted and parts[-1] != "bias":
+            total += tensor.n_bytes
+    return total
+
+
+def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> list[str]:
+    """Return the layers whose weights are stored as plain floats of 16 bits and more."""
+    weights = {layer: tensors.get(f"{layer}.weight") for layer in layers}
+    return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
+
+
+def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
+    """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
+    import torch
+
+    wanted = {f"{layer}.weight" for layer in layers}
+    zeros = elements = 0
+    for path in weight_files(folder):
+        if path.suffix == ".gguf":
+            return None
+        with safe_open(path, framework="pt") as source:
+            for name in wanted.intersection(source.keys()):
+                tensor = source.get_tensor(name)
+                if not tensor.is_floating_point() or tensor.itemsize == 1:
+                    return None
+                zeros += int(torch.count_nonzero(tensor == 0))
+                elements += tensor.numel()
+    return zeros / elements if elements else None
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def hash_weights(folder: Path) -> tuple[dict[str, str], str]:
+    """Return the SHA-256 of each weight file by name, and one over all names and hashes."""
+    files = {path.name: sha256_file(path) for path in weight_files(folder)}
+    joined = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return files, hashlib.sha256(joined.encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""Finished answers of an interrupted generation on disk, so that none is generated twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
+from mlflow_compress.scoring.generation.decoding import CausalLM, Row
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationCheckpoint:
+    """Fills in the rows that an earlier run has finished, and writes down those that this one finishes.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this generation alone. Delete it when the answers are safe.
+    loaded, rows, config, until, end_tokens
+        As in `decode.decode`: what the answers depend on.
+    seconds : float
+        How often finished rows are written down. Those that are not yet are lost when the process is killed.
+
+    Raises
+    ------
+    StoreError
+        When the folder belongs to another generation, or is damaged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        loaded: CausalLM,
+        rows: Sequence[Row],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        seconds: float = 60.0,
+    ) -> None:
+        identity = {
+            "weights": loaded.weights,
+            "dtype": str(loaded.model.dtype),
+            "prompts": _digest(rows),
+            "settings": json.dumps(asdict(config)),
+            "ends": json.dumps([list(until), sorted(end_tokens)]),
+        }
+        self._rows = rows
+        self._journal = Journal(folder, identity)
+        self._seconds = seconds
+        for _, arrays, _ in self._journal.load():
+            _fill(rows, arrays)
+        self._unwritten = [number for number, row in enumerate(rows) if not row.done]
+        self._written = time.monotonic()
+        if n_done := len(rows) - len(self._unwritten):
+            logger.info("%d of %d answers were there already", n_done, len(rows))
+
+    def write(self, *, now: bool = False) -> None:
+        """Write down the rows that were finished since the last time, if it is time, or `now`."""
+        if not now and time.monotonic() - self._written < self._seconds:
+            return
+        fresh = [number for number in self._unwritten if self._rows[number].done]
+        if fresh:
+            self._unwritten = [number for number in self._unwritten if not self._rows[number].done]
+            self._journal.append(len(self._rows) - len(self._unwritten), _arrays(self._rows, fresh), {})
+        self._written = time.monotonic()
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(f"{row.prompt} {row.temperature} ".encode())
+        total.update(row.u.tobytes())
+    return total.hexdigest()
+
+
+def _arrays(rows: Sequence[Row], numbers: Sequence[int]) -> Arrays:
+    texts = [rows[number].text.encode() for number in numbers]
+    return {
+        "row": np.asarray(numbers, dtype=np.int64),
+        "n_tokens": np.asarray([len(rows[number].tokens) for number in numbers], dtype=np.int64),
+        "tokens": np.asarray([token for number in numbers for token in rows[number].tokens], dtype=np.int64),
+        "n_bytes": np.asarray([len(text) for text in texts], dtype=np.int64),
+        "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
+    }
+
+
+def _fill(rows: Sequence[Row], arrays: Arrays) -> None:
+    tokens = np.split(arrays["tokens"], np.cumsum(arrays["n_tokens"])[:-1])
+    texts = np.split(arrays["text"], np.cumsum(arrays["n_bytes"])[:-1])
+    for number, its_tokens, text in zip(arrays["row"].tolist(), tokens, texts, strict=True):
+        rows[number].tokens, rows[number].text = its_tokens.tolist(), text.tobytes().decode()
+        rows[number].done = True

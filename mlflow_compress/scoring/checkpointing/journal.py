@@ -1,0 +1,89 @@
+"""Results of an unfinished pass on disk, so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from mlflow_compress.errors import StoreError
+from mlflow_compress.scoring.baseline_store.store_manifest import write_file
+
+Arrays = dict[str, npt.NDArray[Any]]
+IDENTITY = "identity.json"
+
+
+class Journal:
+    """Parts of one pass, written in order.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this pass alone.
+    identity : mapping of str to str
+        What the results depend on (weights, plan, targets, baseline, ...).
+
+    Raises
+    ------
+    StoreError
+        When the folder holds a pass of another identity.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / IDENTITY
+        if path.is_file():
+            found = _json(path.read_bytes(), path)
+            differ = sorted(k for k in found.keys() | identity.keys() if found.get(k) != identity.get(k))
+            if differ:
+                raise StoreError(
+                    f"The folder holds an interrupted pass with other {', '.join(differ)}",
+                    got=str(self.folder),
+                    fix="Go on as it was begun, or delete the folder to begin again",
+                )
+        else:
+            write_file(path, json.dumps(dict(identity), indent=1).encode())
+        self._n_parts = 0
+
+    def load(self) -> list[tuple[int, Arrays, dict[str, Any]]]:
+        """Return (groups done, arrays, note) of every part; a damaged part is a `StoreError`."""
+        parts: list[tuple[int, Arrays, dict[str, Any]]] = []
+        while (self.folder / f"part-{self._n_parts:05d}.json").is_file():
+            label = self.folder / f"part-{self._n_parts:05d}.json"
+            note = _json(label.read_bytes(), label)
+            path = label.with_suffix(".safetensors")
+            data = path.read_bytes() if path.is_file() else b""
+            if hashlib.sha256(data).hexdigest() != note["sha256"]:
+                raise StoreError(
+                    f"{path.name} was changed after it was written", fix="Delete the folder to begin again"
+                )
+            try:
+                parts.append((int(note["groups"]), load(data), dict(note["note"])))
+            except SafetensorError as error:
+                raise StoreError(f"{path.name} is not a safetensors file: {error}") from error
+            self._n_parts += 1
+        return parts
+
+    def append(self, groups: int, arrays: Arrays, note: Mapping[str, Any]) -> None:
+        """Write the next part; `groups` counts the groups done so far. The label comes last and makes it valid."""
+        name = f"part-{self._n_parts:05d}"
+        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        digest = write_file(self.folder / f"{name}.safetensors", data)
+        label = {"groups": groups, "sha256": digest, "note": dict(note)}
+        write_file(self.folder / f"{name}.json", json.dumps(label).encode())
+        self._n_parts += 1
+
+
+def _json(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(data))
+    except ValueError as error:
+        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to begin again") from error

@@ -1,0 +1,1 @@
+"""The forward pass: body, tree attention, head."""

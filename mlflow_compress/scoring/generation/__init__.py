@@ -1,0 +1,1 @@
+"""Generated text: prompts, decoding, sampling."""

@@ -1,0 +1,214 @@
+"""Generate text in batches: sampled answers, two-turn conversations, greedy short answers.
+
+A checkpoint's own generation settings (repetition penalty, temperature ...) are not applied, except for its end tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.records import Generations
+from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
+from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.decoding import CausalLM, Row, decode
+from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from mlflow_compress.scoring.plan.encoding import Encoder
+
+_LOG = logging.getLogger(__name__)
+
+
+class TwoTurns(Protocol):
+    """What is needed of an instruction (`tasks.instructions.Instruction`)."""
+
+    @property
+    def item_id(self) -> str:
+        """Its id."""
+
+    @property
+    def category(self) -> str:
+        """Its MT-Bench category."""
+
+    @property
+    def turns(self) -> Sequence[str]:
+        """What the user says."""
+
+
+def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
+    """Continue every prompt `config.samples` times.
+
+    Parameters
+    ----------
+    loaded : CausalLM
+        The model, in eval mode.
+    prompts : sequence of str
+        Raw text; the tokenizer adds the special tokens it adds by itself. A prompt too long for the model's context
+        loses its beginning, which is logged.
+    config : GenerationConfig
+
+    Returns
+    -------
+    list of list of str, n prompts x k samples
+        The continuations, without the prompt and without special tokens.
+
+    Notes
+    -----
+    Deterministic under `config.seed`: a row's random numbers depend on seed, prompt and sample number alone. What else
+    stands in the batch changes logits by rounding only (about 1e-6), which can matter at an exact tie.
+    """
+    rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
+    _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
+    decode(loaded, rows, config)
+    texts = [row.text for row in rows]
+    return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
+
+
+def generate_until(
+    loaded: CausalLM,
+    prompts: Sequence[str],
+    *,
+    until: Sequence[str] = ("\n",),
+    max_new_tokens: int = 32,
+    batch_rows: int = 64,
+    resume: Path | None = None,
+) -> list[str]:
+    """Continue every prompt greedily up to one of `until`, an end token or the limit; `until` itself is cut off.
+
+    With a folder to `resume` from, what an interrupted call has finished there is not generated again.
+    """
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
+    )
+    rows = [_row(prompt, 0, 0.0, config) for prompt in prompts]
+    _fill_prompts(loaded, rows, prompts, config, special=True)
+    _decode(loaded, rows, config, until=until, resume=resume)
+    return [row.text for row in rows]
+
+
+def generate_two_turns(
+    loaded: CausalLM,
+    instructions: Sequence[TwoTurns],
+    config: GenerationConfig,
+    *,
+    task: str = "instructions",
+    temperatures: Mapping[str, float] | None = None,
+    turns: Literal[1, 2] = 2,
+    system: str = "",
+    resume: Path | None = None,
+) -> Generations:
+    """Answer every turn of every instruction (one or two); the second turn sees the model's own first answer.
+
+    Parameters
+    ----------
+    loaded : CausalLM
+        The model, in eval mode; its tokenizer's chat template renders the conversation.
+    instructions : sequence of TwoTurns
+        What the user says, and the category.
+    config : GenerationConfig
+        How answers are drawn.
+    task : str
+        The records' task name.
+    temperatures : mapping of str to float, optional
+        Temperature by category, as MT-Bench has it; categories it lacks use `config.temperature`.
+    turns : {1, 2}
+        1 answers the first turn only, as ConSCompF compares it.
+    system : str
+        System prompt; "" for none.
+    resume : Path, optional
+        Folder of unfinished results: what an interrupted call has finished there is not generated again. Delete it when
+        the records are safe.
+
+    Returns
+    -------
+    Generations
+        One row an instruction, turn and sample; `prompt` is the rendered conversation, `text` is stripped.
+    """
+    by_category = temperatures or {}
+    style = chat_format(loaded.tokenizer)
+    units = [(item, sample) for item in instructions for sample in range(config.samples)]
+    said: list[list[str]] = [[] for _ in units]
+    records: list[dict[str, Any]] = []
+    for turn in range(turns):
+        asked = [i for i, (item, _) in enumerate(units) if len(item.turns) > turn]
+        prompts = []
+        for i in asked:
+            said[i].append(units[i][0].turns[turn])
+            prompts.append(style.prompt(said[i], system=system))
+        rows = [
+            _row(prompt, units[i][1], by_category.get(units[i][0].category, config.temperature), config)
+            for prompt, i in zip(prompts, asked, strict=True)
+        ]
+        _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
+        _decode(
+            loaded,
+            rows,
+            config,
+            until=(style.until,) if style.until else (),
+            end_tokens=style.end_tokens,
+            label=f"turn {turn + 1}",
+            resume=resume / f"turn-{turn + 1}" if resume else None,
+        )
+        for i, prompt, row in zip(asked, prompts, rows, strict=True):
+            item, sample = units[i]
+            answer = row.text.strip()
+            said[i].append(answer)
+            key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
+            records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
+    return Generations.from_rows(records)
+
+
+def _decode(
+    loaded: CausalLM,
+    rows: Sequence[Row],
+    config: GenerationConfig,
+    *,
+    resume: Path | None,
+    until: Sequence[str],
+    end_tokens: Collection[int] = (),
+    label: str = "generate",
+) -> None:
+    """Grow every row until it is done, those first read back that lie finished in a folder."""
+    if resume is None:
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label)
+        return
+    finished = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
+    try:
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=finished.write)
+    finally:
+        finished.write(now=True)
+
+
+def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> Row:
+    u = uniforms(config.seed, prompt, sample, config.max_new_tokens) if temperature > 0 else np.empty(0)
+    return Row(prompt=[], temperature=temperature, u=u)
+
+
+def _fill_prompts(
+    loaded: CausalLM, rows: Sequence[Row], prompts: Sequence[str], config: GenerationConfig, *, special: bool
+) -> None:
+    room = loaded.max_length - config.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            "max_new_tokens leaves no room for a prompt",
+            allowed=f"at most {loaded.max_length - 1} with this model",
+            got=config.max_new_tokens,
+        )
+    distinct = list(dict.fromkeys(prompts))
+    encoder = Encoder(loaded.tokenizer, loaded.max_length)
+    encoded = dict(zip(distinct, encoder.ids(distinct, special=special), strict=True))
+    cut = sum(len(ids) > room for ids in encoded.values())
+    if cut:
+        _LOG.warning("%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(distinct), room)
+    for row, prompt in zip(rows, prompts, strict=True):
+        ids = encoded[prompt]
+        if len(ids):
+            row.prompt = ids[-room:].tolist()
+        elif encoder.prefix_token is not None:
+            row.prompt = [encoder.prefix_token]
+        else:
+            raise ConfigError("An empty prompt, and the tokenizer has no BOS or EOS token to begin with")

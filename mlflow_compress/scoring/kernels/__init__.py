@@ -1,0 +1,1 @@
+"""Statistics of rows of logits: normaliser, entropy, divergences, top tokens."""

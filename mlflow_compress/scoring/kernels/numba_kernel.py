@@ -1,0 +1,254 @@
+"""The sums of a sweep on a CPU, in compiled loops: a row stays in cache, and nothing is written but its sums.
+
+The functions exp and log are the polynomials of Cephes' single-precision library (expf, logf), whose error is below two
+units in the last place, so that loops over the vocabulary become vector instructions. Sums run over 1024 tokens in
+float32 and beyond in float64. Formulas and limits are those of `divergence`, which does the same on other devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import intrinsic
+
+from mlflow_compress.scoring.kernels.row_divergence import FARTHEST, finish
+from mlflow_compress.scoring.kernels.row_stats import RowStats
+from mlflow_compress.scoring.kernels.top_tokens import BLOCK, n_blocks
+
+f32, i32 = np.float32, np.int32
+_RUN = 1024  # tokens of a float32 sum
+_ONE, _HALF = f32(1.0), f32(0.5)
+_LOWEST, _HIGHEST = f32(-87.0), f32(87.0)  # e to the power of these is a normal float32
+_LOG2_E, _LN2_HIGH, _LN2_LOW = f32(1.44269504088896341), f32(0.693359375), f32(-2.12194440e-4)
+_ROUNDER = f32(1.5 * 2**23)  # added to a float32 it leaves the nearest integer in the lowest bits
+_ABOVE_SIGN, _SQRT_HALF, _EXPONENT = i32(0x7FFFFFFF), i32(0x3F3504F3), i32(-(1 << 23))
+_PER_EXPONENT = f32(2.0**-23)
+_FAR = f32(FARTHEST)
+
+# Within these no operation may be reordered: they add and subtract the same to round.
+_exactly = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
+_sums = njit(error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, nogil=True)
+_compiled = njit(error_model="numpy", nogil=True, cache=True)
+
+
+def reduce(logits: torch.Tensor, baseline: torch.Tensor | None) -> RowStats:
+    """Return the sums of float32 rows, shape (n, vocab_size), by as many threads as torch uses."""
+    ours = logits.contiguous().numpy()
+    n = len(ours)
+    maxima, normal = _room(ours)
+    if baseline is None:
+        _share_out(n, lambda part: _normalise(ours[part], maxima[part], normal[part]))
+        return RowStats(torch.from_numpy(maxima), *_columns(normal))
+    theirs = baseline.contiguous().numpy()
+    base_maxima, base_normal = _room(theirs)
+    found = np.empty((n, 5), dtype=f32)
+
+    def compare(part: slice) -> None:
+        _compare(
+            theirs[part], ours[part], base_maxima[part], maxima[part], base_normal[part], normal[part], found[part]
+        )
+
+    _share_out(n, compare)
+    return RowStats(
+        torch.from_numpy(maxima),
+        *_columns(normal),
+        base_maxima=torch.from_numpy(base_maxima),
+        base_log_normaliser=_columns(base_normal)[0],
+        distances=finish(*torch.from_numpy(found).unbind(1)),
+    )
+
+
+def _room(rows: Any) -> tuple[Any, Any]:
+    return np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), 2))
+
+
+def _columns(normal: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(normal[:, 0].copy()), torch.from_numpy(normal[:, 1].copy())
+
+
+def _share_out(n: int, work: Callable[[slice], None]) -> None:
+    """Give every thread a share of the rows; compiled loops do not hold the interpreter."""
+    n_threads = max(1, min(torch.get_num_threads(), n))
+    cuts = [n * i // n_threads for i in range(n_threads + 1)]
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(work, map(slice, cuts, cuts[1:])))
+
+
+@intrinsic
+def _wide(typing_context):  # type: ignore[no-untyped-def]
+    """Let the function that calls this use 512-bit registers, where the CPU has them.
+
+    By itself the compiler takes half of their width, for programs that use them now and then.
+    """
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` refuses values
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+@_compiled
+def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
+    """Write block maxima, and of every row ln sum e^x and the entropy in nats."""
+    for i in range(len(logits)):
+        _normalise_row(logits[i], maxima[i], normal[i])
+
+
+@_compiled
+def _compare(theirs, ours, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
+    """Do that for two models, and write the sums that `divergence.finish` takes."""
+    for i in range(len(ours)):
+        highest, total = _normalise_row(theirs[i], base_maxima[i], base_normal[i])
+        _normalise_row(ours[i], maxima[i], normal[i])
+        _compare_row(theirs[i], ours[i], highest, total, f32(base_normal[i, 0] - normal[i, 0]), found[i])
+
+
+@_compiled
+def _normalise_row(logits, maxima, normal):  # type: ignore[no-untyped-def]
+    _block_maxima(logits, maxima)
+    highest = maxima[0]
+    for value in maxima:
+        if not value <= highest:  # a NaN too
+            highest = value
+    total, mean = _exp_sums(logits, highest)
+    normal[0] = math.log(total) + highest
+    normal[1] = math.log(total) - mean / total
+    return highest, total
+
+
+@_sums
+def _block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
+    """Write the highest logit of every block; as integers of the same order, whose maximum is a vector instruction."""
+    _wide()
+    for b in range(len(maxima)):
+        block = logits[b * BLOCK : (b + 1) * BLOCK].view(i32)
+        highest = i32(-(1 << 31))
+        for j in range(len(block)):
+            highest = max(highest, _flipped(block[j]))
+        maxima[b] = i32(_flipped(highest)).view(f32)
+
+
+@_exactly
+def _flipped(bits):  # type: ignore[no-untyped-def]
+    """Return bits of a float32 as an integer of the same order, or the other way round."""
+    return i32(bits ^ i32(i32(bits >> i32(31)) & _ABOVE_SIGN))
+
+
+@_sums
+def _exp_sums(logits, highest):  # type: ignore[no-untyped-def]
+    """Return sum z and sum z ln z, with z = e^(x - highest)."""
+    _wide()
+    total = mean = np.float64(0)
+    for start in range(0, len(logits), _RUN):
+        run = logits[start : start + _RUN]
+        a = b = f32(0)
+        for j in range(len(run)):
+            ln_z = run[j] - highest
+            z = _exp(ln_z)
+            a += z
+            b += z * ln_z
+        total += a
+        mean += b
+    return total, mean
+
+
+@_sums
+def _compare_row(theirs, ours, highest, total, shift, found):  # type: ignore[no-untyped-def]
+    """Sum over the vocabulary as `divergences` does, with d = ln q - ln p = ours - theirs + shift."""
+    _wide()
+    share = f32(_ONE / total)
+    kl = kl_reverse = js = apart = n_far = np.float64(0)
+    for start in range(0, len(ours), _RUN):
+        run_p, run_q = theirs[start : start + _RUN], ours[start : start + _RUN]
+        a = b = c = e_sum = far = f32(0)
+        for j in range(len(run_p)):
+            p = _exp(run_p[j] - highest) * share
+            d = (run_q[j] - run_p[j]) + shift
+            e = _expm1(d)
+            one_way, other_way = _kl_terms(d, e)
+            a += p * one_way
+            b += p * other_way
+            c += p * _js_term(d, e)
+            e_sum += abs(p * e)
+            far += _ONE if d > _FAR else f32(0)
+        kl += a
+        kl_reverse += b
+        js += c
+        apart += e_sum
+        n_far += far
+    found[0], found[1], found[2], found[3] = kl, kl_reverse, js, apart
+    found[4] = n_far
+
+
+@_exactly
+def _kl_terms(d, e):  # type: ignore[no-untyped-def]
+    """Return e - d and e d - (e - d)."""
+    one_way = e - d
+    return one_way, e * d - one_way
+
+
+@_exactly
+def _js_term(d, e):  # type: ignore[no-untyped-def]
+    """Return (1 + e) (d - l) - l, with l = ln(1 + e/2)."""
+    ln_m = _log1p(_HALF * e)
+    rest = d - ln_m
+    return (rest * e + rest) - ln_m
+
+
+@_exactly
+def _exp(x):  # type: ignore[no-untyped-def]
+    power, r = _split(_LOWEST if x < _LOWEST else x)
+    return (_ONE + (r + r * r * _tail(r))) * power
+
+
+@_exactly
+def _expm1(x):  # type: ignore[no-untyped-def]
+    x = _LOWEST if x < _LOWEST else x
+    power, r = _split(_HIGHEST if x > _HIGHEST else x)
+    return power * (r + r * r * _tail(r)) + (power - _ONE)
+
+
+@_exactly
+def _split(x):  # type: ignore[no-untyped-def]
+    """Return 2^n and r, with x = n ln 2 + r and |r| at most half of ln 2."""
+    shifted = x * _LOG2_E + _ROUNDER
+    n = shifted - _ROUNDER
+    power = i32(i32(f32(shifted).view(i32) + i32(127)) << i32(23)).view(f32)
+    return power, (x - n * _LN2_HIGH) - n * _LN2_LOW
+
+
+@_exactly
+def _tail(r):  # type: ignore[no-untyped-def]
+    """Return (e^r - 1 - r) / r^2 near 0."""
+    y = f32(1.9875691500e-4) * r + f32(1.3981999507e-3)
+    y = y * r + f32(8.3334519073e-3)
+    y = y * r + f32(4.1665795894e-2)
+    y = y * r + f32(1.6666665459e-1)
+    return y * r + f32(5.0000001201e-1)
+
+
+@_exactly
+def _log1p(x):  # type: ignore[no-untyped-def]
+    """Return ln(1 + x) for x from -1/2 on; the last term is what rounding took from 1 + x."""
+    y = _ONE + x
+    bits = f32(y).view(i32)
+    exponent = i32(i32(bits - _SQRT_HALF) & _EXPONENT)
+    t = i32(bits - exponent).view(f32) - _ONE
+    tail = f32(7.0376836292e-2) * t + f32(-1.1514610310e-1)
+    tail = tail * t + f32(1.1676998740e-1)
+    tail = tail * t + f32(-1.2420140846e-1)
+    tail = tail * t + f32(1.4249322787e-1)
+    tail = tail * t + f32(-1.6668057665e-1)
+    tail = tail * t + f32(2.0000714765e-1)
+    tail = tail * t + f32(-2.4999993993e-1)
+    tail = tail * t + f32(3.3333331174e-1)
+    n = f32(exponent) * _PER_EXPONENT
+    ln_y = (t + ((t * t * t * tail + n * _LN2_LOW) - _HALF * (t * t))) + n * _LN2_HIGH
+    return ln_y + (x - (y - _ONE)) / y

@@ -1,0 +1,32 @@
+"""What a sweep reduces rows of logits to, on whichever device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class RowStats(NamedTuple):
+    """Sums over the vocabulary, row by row.
+
+    Attributes
+    ----------
+    maxima : Tensor of float32, shape (n, n_blocks)
+        Highest logit of each block (see `ranks.block_maxima`).
+    log_normaliser : Tensor of float64, shape (n,)
+        ``ln sum e^x``, on the CPU; not finite where a logit is NaN or +inf, or none is finite.
+    entropy : Tensor of float64, shape (n,)
+        ``-sum p ln p`` in nats, on the CPU; not finite where a token is impossible.
+    base_maxima, base_log_normaliser : Tensor or None
+        Of the baseline.
+    distances : Tensor of float32 or None, shape (4, n)
+        As `divergence.finish` gives them.
+    """
+
+    maxima: torch.Tensor
+    log_normaliser: torch.Tensor
+    entropy: torch.Tensor
+    base_maxima: torch.Tensor | None = None
+    base_log_normaliser: torch.Tensor | None = None
+    distances: torch.Tensor | None = None

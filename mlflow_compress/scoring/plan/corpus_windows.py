@@ -1,0 +1,160 @@
+"""Cut a corpus into windows: llama.cpp's independent ones (METRICS §3), or overlapping ones of full length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.trie import Ids
+from mlflow_compress.scoring.plan.units import PaddedBatch, Plan, prefix_keys
+from mlflow_compress.scoring.scoring_pass import Targets
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of a corpus.
+
+    Attributes
+    ----------
+    ids : list of ndarray of int32
+        Tokens of each window.
+    scored : list of ndarray of int64
+        Positions in each window of the tokens that are scored; never 0.
+    names : list of str
+        Item id of each window; its number where there are none.
+    """
+
+    ids: list[Ids]
+    scored: list[Positions]
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def targets(self) -> Positions:
+        """The scored tokens, window by window."""
+        return np.concatenate([i[p] for i, p in zip(self.ids, self.scored, strict=True)]).astype(np.int64)
+
+    @property
+    def inputs(self) -> list[Ids]:
+        """What the model reads of each window."""
+        return self.ids
+
+    def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
+        """Plan plain batches of whole windows, in order."""
+        units: list[PaddedBatch] = []
+        inputs, start = self.inputs, 0
+        while start < len(inputs):
+            stop = start + max(1, batch_tokens // len(inputs[start]))
+            units.append(PaddedBatch(inputs[start:stop], [p - 1 for p in self.scored[start:stop]]))
+            start = stop
+        digests = (k for ids, p in zip(inputs, self.scored, strict=True) for k in prefix_keys(ids, p - 1))
+        keys = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
+        number = np.arange(len(keys))
+        cuts = np.cumsum([len(p) for p in self.scored])[:-1]
+        return Plan(units, keys, np.split(number, cuts)), Targets(number, self.targets)
+
+
+def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:
+    """Return llama.cpp's windows.
+
+    The text is tokenized as one string with what the tokenizer prepends, of which the first `max_tokens` are taken
+    where that is given; ``n_windows = n_tokens // window``, the tail is dropped. Where the tokenizer adds BOS, it
+    replaces the first token of every window. Scored are the positions ``window/2 + 1 .. window - 1`` of each.
+
+    Raises
+    ------
+    ConfigError
+        When the window is odd, below 4, or longer than the model's context.
+    DataError
+        When there are fewer than ``2 * window`` tokens.
+    """
+    if window < 4 or window % 2 or window > encoder.max_length:
+        allowed = f"an even number from 4 to {encoder.max_length}"
+        raise ConfigError("The corpus window does not fit", allowed=allowed, got=window)
+    ids = encoder.ids([text])[0][:max_tokens]
+    if len(ids) < 2 * window:
+        raise DataError("The corpus is too short", allowed=f"at least {2 * window} tokens", got=len(ids))
+    windows = ids[: len(ids) // window * window].reshape(-1, window).copy()
+    if encoder.adds_bos and encoder.prefix_token is not None:
+        windows[:, 0] = encoder.prefix_token
+    return Windows(list(windows), [np.arange(window // 2 + 1, window)] * len(windows))
+
+
+def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Windows:
+    """Return overlapping windows in which every token but the first is scored once.
+
+    Window i holds the tokens ``i * stride .. i * stride + window - 1`` and scores those that no window before it held;
+    the last one ends with the text. Each token after the first window is so predicted from at least ``window - stride``
+    tokens. Convention of Hugging Face's guide to the perplexity of fixed-length models.
+
+    Raises
+    ------
+    ConfigError
+        When the window is below 2 or longer than the model's context, or the stride not in ``1 .. window - 1``.
+    DataError
+        When there are fewer than two tokens.
+    """
+    if not 2 <= window <= encoder.max_length:
+        raise ConfigError("The corpus window does not fit", allowed=f"2 to {encoder.max_length}", got=window)
+    if not 1 <= stride < window:
+        raise ConfigError("The stride does not fit the window", allowed=f"1 to {window - 1}", got=stride)
+    ids = encoder.ids([text])[0]
+    if len(ids) < 2:
+        raise DataError("The corpus is too short", allowed="at least 2 tokens", got=len(ids))
+    parts: list[Ids] = []
+    scored: list[Positions] = []
+    start, done = 0, 1
+    while done < len(ids):
+        stop = min(start + window, len(ids))
+        parts.append(ids[start:stop])
+        scored.append(np.arange(done - start, stop - start))
+        done, start = stop, start + stride
+    return Windows(parts, scored)
+
+
+@dataclass(frozen=True)
+class DocumentWindows(Windows):
+    """Windows whose last token is a target only, so that each holds one token more than the model reads."""
+
+    @property
+    def inputs(self) -> list[Ids]:
+        """Each window without its last token."""
+        return [window[:-1] for window in self.ids]
+
+
+def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows:
+    """Return lm-evaluation-harness's rolling windows: every token of every document is scored once.
+
+    A document's first token is predicted from the prefix token (BOS, or EOS where there is none). Windows of the
+    model's whole context follow each other without overlap; the last one reaches back, so that it is full where the
+    document is long enough. The windows of document i are named "i.0", "i.1" ...
+
+    Raises
+    ------
+    DataError
+        When a document has no token, or the tokenizer has no prefix token.
+    """
+    if encoder.prefix_token is None:
+        raise DataError("The tokenizer has neither a BOS nor an EOS token, before which a document could begin")
+    room = encoder.max_length
+    windows = DocumentWindows([], [], [])
+    for number, ids in enumerate(encoder.ids(documents)):
+        if not len(ids):
+            raise DataError("A document has no tokens", got=f"document {number}")
+        stream = np.concatenate([[encoder.prefix_token], ids]).astype(np.int32)
+        done = part = 0
+        while done < len(ids):
+            fresh = min(room, len(ids) - done)
+            stop = done + fresh + 1
+            window = stream[max(0, stop - room - 1) : stop] if done else stream[:stop]
+            windows.ids.append(window)
+            windows.scored.append(np.arange(len(window) - fresh, len(window)))
+            windows.names.append(f"{number}.{part}")
+            done, part = done + fresh, part + 1
+    return windows

@@ -1,0 +1,214 @@
+"""The order of work: which tokens go through the model together, and which of their positions are scored.
+
+A plan depends on the token sequences, the scored positions and the limits given here, and on nothing else: not on the
+order of the requests, not on the machine. So a baseline and a variant see the same batches, and equal weights give
+equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlflow_compress.scoring.plan.trie import Ids, Trie, build_trie, sequence_key
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, prefix_keys
+
+
+@dataclass
+class _Layout:
+    """Scored positions of a trie: which rows each node holds, as offsets from the start of its sequence."""
+
+    trie: Trie
+    of_node: dict[int, set[int]] = field(default_factory=dict)
+    of_sequence: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sequences: Sequence[Ids], n_scored: Sequence[int]) -> _Layout:
+        trie = build_trie(sequences)
+        number = {sequence_key(ids): n for n, ids in enumerate(trie.sequences)}
+        layout = cls(trie)
+        known: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for ids, count in zip(sequences, n_scored, strict=True):
+            which = number[sequence_key(ids)]
+            places = known.get((which, count))
+            if places is None:
+                places = known[which, count] = layout._places(which, count)
+            layout.of_sequence.append(places)
+        return layout
+
+    def _places(self, sequence: int, count: int) -> list[tuple[int, int]]:
+        node, places = self.trie.terminal[sequence], []
+        for depth in range(len(self.trie.sequences[sequence]) - 1, len(self.trie.sequences[sequence]) - 1 - count, -1):
+            while self.trie.nodes[node].start > depth:
+                node = self.trie.nodes[node].parent
+            places.append((node, depth))
+            self.of_node.setdefault(node, set()).add(depth)
+        return places[::-1]
+
+
+class _Output:
+    """Collects the scored positions in the order in which the units yield them."""
+
+    def __init__(self, layout: _Layout) -> None:
+        self.layout = layout
+        self.row: dict[tuple[int, int], int] = {}
+        self.keys: list[bytes] = []
+
+    def add(self, node: int) -> list[int]:
+        """Give rows to the scored positions of `node`; return their depths, or nothing the second time."""
+        depths = sorted(self.layout.of_node.get(node, ()))
+        if not depths or (node, depths[0]) in self.row:
+            return []
+        for depth in depths:
+            self.row[node, depth] = len(self.row)
+        sequence = self.layout.trie.sequences[self.layout.trie.nodes[node].seq]
+        self.keys += prefix_keys(sequence, np.asarray(depths, dtype=np.int64))
+        return depths
+
+    def plan(self, units: Sequence[PackedBatch | PaddedBatch]) -> Plan:
+        keys = np.frombuffer(b"".join(self.keys), dtype=np.uint8).reshape(-1, 16)
+        rows = [np.asarray([self.row[p] for p in places], dtype=np.int64) for places in self.layout.of_sequence]
+        return Plan(units, keys, rows)
+
+
+def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int) -> Plan:
+    """Plan plain batches: the longest sequences first, those that begin another one left out.
+
+    Parameters
+    ----------
+    sequences : sequence of ndarray of int32, each shape (n,), n >= 1
+    n_scored : sequence of int
+        How many positions at the end of each sequence are scored.
+    batch_tokens : int
+        Rows times longest row of a batch stay within this, one row apart.
+    """
+    layout = _Layout.of(sequences, n_scored)
+    trie, out = layout.trie, _Output(layout)
+    ends = [(s, node) for s, node in enumerate(trie.terminal) if not trie.nodes[node].children]
+    ends.sort(key=lambda end: (-len(trie.sequences[end[0]]), end[0]))
+    units: list[PaddedBatch] = []
+    while ends:
+        n_rows = max(1, batch_tokens // len(trie.sequences[ends[0][0]]))
+        taken, ends = ends[:n_rows], ends[n_rows:]
+        rows = []
+        for _, end in taken:
+            path, node = [], end
+            while node:
+                path.append(node)
+                node = trie.nodes[node].parent
+            rows.append(np.asarray([d for n in reversed(path) for d in out.add(n)], dtype=np.int64))
+        units.append(PaddedBatch([trie.sequences[s] for s, _ in taken], rows))
+    return out.plan(units)
+
+
+def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int, min_shared: int = 16) -> Plan:
+    """Plan packs after cached prefixes: every shared prefix is computed once.
+
+    A subtree that fits goes into a pack whole. One that does not has its stem cached, when that saves more than
+    `min_shared` tokens in every further pack; a shorter stem is computed again in each pack.
+
+    Parameters
+    ----------
+    sequences, n_scored, batch_tokens
+        As in `plan_batches`; a single path longer than `batch_tokens` is a pack of its own.
+    min_shared : int
+        Shortest stem that is worth a forward pass of its own.
+    """
+    layout = _Layout.of(sequences, n_scored)
+    return _Packer(layout, batch_tokens, min_shared).plan()
+
+
+class _Packer:
+    def __init__(self, layout: _Layout, batch_tokens: int, min_shared: int) -> None:
+        self.trie = layout.trie
+        self.out = _Output(layout)
+        self.sizes = self.trie.subtree_sizes()
+        self.limit, self.min_shared = batch_tokens, min_shared
+        self.units: list[PackedBatch] = []
+        self.n_prefixes = 0
+        # Per live prefix, the nodes gathered for its next pack, in preorder.
+        self.open: dict[int, dict[int, None]] = {NO_PREFIX: {}}
+        self.filled: dict[int, int] = {NO_PREFIX: 0}
+
+    def plan(self) -> Plan:
+        """Walk the trie in preorder; the stack holds nodes to visit and prefixes to close."""
+        stack: list[tuple[int, int, tuple[int, ...]]] = [
+            (child, NO_PREFIX, ()) for child in reversed(self.trie.nodes[0].children)
+        ]
+        closing = -1
+        while stack:
+            node, prefix, stem = stack.pop()
+            if node == closing:
+                self._flush(prefix)
+                continue
+            children = self.trie.nodes[node].children
+            stem_size = sum(self._length(n) for n in stem)
+            if not children or self.sizes[node] + stem_size <= self.limit:
+                self._gather(node, prefix, stem)
+                continue
+            stem = (*stem, node)
+            stem_size += self._length(node)
+            if stem_size >= self.min_shared:
+                prefix, stem = self._cache(stem, prefix), ()
+                stack.append((closing, prefix, ()))
+            stack.extend((child, prefix, stem) for child in reversed(children))
+        self._flush(NO_PREFIX)
+        return self.out.plan(self.units)
+
+    def _length(self, node: int) -> int:
+        return self.trie.nodes[node].end - self.trie.nodes[node].start
+
+    def _subtree(self, node: int) -> list[int]:
+        found, stack = [], [node]
+        while stack:
+            n = stack.pop()
+            found.append(n)
+            stack.extend(reversed(self.trie.nodes[n].children))
+        return found
+
+    def _gather(self, node: int, prefix: int, stem: tuple[int, ...]) -> None:
+        nodes = self.open[prefix]
+        new = self.sizes[node] + sum(self._length(n) for n in stem if n not in nodes)
+        if nodes and self.filled[prefix] + new > self.limit:
+            self._flush(prefix)
+            new = self.sizes[node] + sum(self._length(n) for n in stem)
+        self.open[prefix].update(dict.fromkeys((*stem, *self._subtree(node))))
+        self.filled[prefix] += new
+
+    def _cache(self, path: tuple[int, ...], prefix: int) -> int:
+        self.n_prefixes += 1
+        self.units.append(self._pack(list(path), prefix, self.n_prefixes))
+        self.open[self.n_prefixes], self.filled[self.n_prefixes] = {}, 0
+        return self.n_prefixes
+
+    def _flush(self, prefix: int) -> None:
+        if self.open[prefix]:
+            self.units.append(self._pack(list(self.open[prefix]), prefix, NO_PREFIX))
+        self.open[prefix], self.filled[prefix] = {}, 0
+
+    def _pack(self, nodes: list[int], prefix: int, keep: int) -> PackedBatch:
+        starts: dict[int, int] = {}
+        rows: list[int] = []
+        size = 0
+        for node in nodes:
+            starts[node] = size
+            rows += [size + depth - self.trie.nodes[node].start for depth in self.out.add(node)]
+            size += self._length(node)
+        ends = {node: starts[node] + self._length(node) for node in nodes}
+        for node in reversed(nodes):
+            parent = self.trie.nodes[node].parent
+            if parent in ends:
+                ends[parent] = max(ends[parent], ends[node])
+        lengths = [self._length(n) for n in nodes]
+        return PackedBatch(
+            ids=np.concatenate([self.trie.tokens(n) for n in nodes]),
+            positions=np.concatenate(
+                [np.arange(self.trie.nodes[n].start, self.trie.nodes[n].end, dtype=np.int32) for n in nodes]
+            ),
+            ends=np.repeat(np.asarray([ends[n] for n in nodes], dtype=np.int32), lengths),
+            rows=np.asarray(rows, dtype=np.int64),
+            prefix=prefix,
+            keep=keep,
+        )

@@ -1,0 +1,1 @@
+"""What an evaluation consists of: baseline, noise sample, one model's records, their files."""

@@ -1,0 +1,46 @@
+"""The sample of a suite that the baseline is scored on a second time, for the noise floor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlflow_compress.stages.evaluation.run_model import WINDOW
+from mlflow_compress.tasks.suite import Suite
+from mlflow_compress.tasks.task import Corpus, Task, TaskSettings, seeded
+
+_FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
+
+
+def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
+    """Return the part of a suite that the noise run scores; the whole suite where `n` is 0.
+
+    Of each task that is `n` items in a seeded draw, whatever their categories, with every answer order in which they
+    are asked. Of a corpus it is the first `n` windows and of a task's documents the first `n`: windows and documents
+    are known by their place, and rounding does not depend on it.
+
+    Parameters
+    ----------
+    suite : Suite
+    n : int
+        Items per task, windows per corpus, documents per task.
+    seed : int
+        Of the draw; a task's draw does not depend on the other tasks.
+    """
+    if n == 0:
+        return suite
+    tasks = tuple(_sampled_task(task, n, seed) for task in suite.tasks)
+    return replace(suite, tasks=tasks, corpora=tuple(_first_windows(corpus, n) for corpus in suite.corpora))
+
+
+def _sampled_task(task: Task, n: int, seed: int) -> Task:
+    ids = task.items.column("item_id").tolist()
+    if len(ids) > n:
+        kept = set(seeded(TaskSettings(seed=seed), "noise", task.name).sample(ids, n))
+        requests = tuple(request for request in task.requests if request.item_id in kept)
+        task = replace(task, items=task.items.where(item_id=kept), requests=requests)
+    return replace(task, documents=task.documents[:n])
+
+
+def _first_windows(corpus: Corpus, n: int) -> Corpus:
+    most = max(n, _FEWEST_WINDOWS) * WINDOW
+    return replace(corpus, max_tokens=most if corpus.max_tokens is None else min(most, corpus.max_tokens))

@@ -1,0 +1,26 @@
+"""Metric results on their way into artifacts and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import run_names
+
+_FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category")
+
+
+def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:
+    """Return results as JSON rows, with full precision."""
+    return [{field: getattr(result, field) for field in _FIELDS} for result in results]
+
+
+def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
+    """Return what `results_json` wrote."""
+    return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
+
+
+def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
+    """Return what becomes MLflow metrics of an evaluation: every pooled value, and a few by task (under 100 in all)."""
+    return [r for r in results if r.category is None and (r.task is None or r.name in run_names.BY_TASK)]

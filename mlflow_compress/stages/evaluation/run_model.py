@@ -1,0 +1,106 @@
+"""One model on one suite: scoring and generation, as records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.generation.generate import generate_until
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.tasks.suite import Suite
+
+GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
+WINDOW = 512  # tokens per window of a corpus, as llama.cpp
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """What one model left behind on a suite.
+
+    Attributes
+    ----------
+    records : RunRecords
+    n_truncated : int
+        Requests and prompts that were too long for the model and lost their beginning.
+    """
+
+    records: RunRecords
+    n_truncated: int
+
+
+def _answers(
+    loaded: LoadedModel, encoder: Encoder, suite: Suite, resume: Path | None
+) -> tuple[Generations | None, int]:
+    """Generate what the tasks ask for; None where they ask for nothing, and how many prompts were too long."""
+    rows = []
+    n_truncated = 0
+    for task in suite.tasks:
+        if task.answering is None:
+            continue
+        ids, prompts = task.items.column("item_id").tolist(), task.items.column("prompt").tolist()
+        length = task.answering.max_new_tokens
+        n_truncated += sum(len(tokens) > loaded.max_length - length for tokens in encoder.ids(prompts))
+        folder = resume / GENERATED / task.name if resume else None
+        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length, resume=folder)
+        judge = task.answering.judge
+        correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
+        for item_id, prompt, text in zip(ids, prompts, texts, strict=True):
+            n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+            row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": 0, "prompt": prompt}
+            rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": correct.get(item_id)})
+    return Generations.from_rows(rows) if rows else None, n_truncated
+
+
+def measure(
+    scorer: Scorer,
+    suite: Suite,
+    *,
+    capture: StateWriter | None = None,
+    baseline: StateStore | None = None,
+    generations: bool = True,
+    resume: Path | None = None,
+) -> ModelOutputs:
+    """Score a model on everything in the suite.
+
+    Parameters
+    ----------
+    scorer : Scorer
+        The model's scorer.
+    suite : Suite
+        Tasks and corpora.
+    capture : StateWriter, optional
+        Receives the head inputs at every scored position (baseline runs).
+    baseline : StateStore, optional
+        What a baseline run captured; distances are computed against it (variant and noise runs).
+    generations : bool
+        Whether the tasks whose answers are generated are answered too.
+    resume : Path, optional
+        Where an interrupted measurement left its results.
+    """
+    scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
+    n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
+    tokens: list[TokenScores] = []
+    token_distances: list[TokenDistances] = []
+    texts: list[tuple[str, str | tuple[str, ...], int | None]] = [(c.name, c.text, c.max_tokens) for c in suite.corpora]
+    texts += [(task.name, task.documents, None) for task in suite.tasks if task.documents]
+    for name, text, most in texts:
+        found, moved = scorer.score_corpus(
+            name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
+        )
+        tokens.append(found)
+        if moved is not None:
+            token_distances.append(moved)
+    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, 0)
+    records = RunRecords(
+        items=suite.items if len(suite.items) else None,  # corpora have none
+        option_scores=scores if len(scores) else None,
+        option_distances=distances if distances is not None and len(distances) else None,
+        token_scores=TokenScores.concat(tokens) if tokens else None,
+        token_distances=TokenDistances.concat(token_distances) if token_distances else None,
+        generations=answers,
+    )
+    return ModelOutputs(records, n_truncated + n_long)

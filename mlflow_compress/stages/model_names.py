@@ -1,0 +1,66 @@
+"""What stages must know of a variant before a model is loaded: paths, names, its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow_compress import demo
+from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.judges.encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.paths import started_in
+
+
+def model_path(model: str) -> str:
+    """Return where the baseline lies: the embedded folder for 'demo', otherwise what was given (folder or hub id)."""
+    return str(demo.MODEL_DIR) if model == EMBEDDED else model
+
+
+def model_label(model: str) -> str:
+    """Return the baseline's short name for run names and the registry."""
+    return Path(model).name if Path(model).is_dir() else model
+
+
+def read_manifest(checkpoint: str) -> Manifest:
+    """Return the manifest of a compressed checkpoint; a folder without a whole one is refused."""
+    if not checkpoint:
+        raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
+    if not Path(checkpoint).is_dir():
+        raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
+    return Manifest.read(Path(checkpoint))
+
+
+@contextmanager
+def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
+    """Give a `CheckpointError` about a model that is not there the parameter's name, and where it was looked for.
+
+    Stages of a project run in folders of their own, so a relative path may mean another folder than its author thinks.
+
+    Raises
+    ------
+    ConfigError
+        At once for a value that can only be a path where there is no such folder; for other names when they are opened
+        and neither a folder nor the hub has them.
+    """
+    there = value in ("", EMBEDDED_ENCODER) or Path(value).is_dir()
+    if not there and (Path(value).is_absolute() or value.startswith((".", "~")) or value.count("/") > 1):
+        raise _no_folder(parameter, value, allowed="a folder, or a name on the hub such as org/name")
+    try:
+        yield
+    except CheckpointError as error:
+        if there:
+            raise
+        raise ConfigError(
+            f"Parameter '{parameter}': {str(error).rstrip('.')}",
+            fix=f"A relative folder was looked for in {started_in()}",
+        ) from error
+
+
+def _no_folder(parameter: str, value: str, *, allowed: str) -> ConfigError:
+    looked = "" if Path(value).is_absolute() else f" (looked for in {started_in()})"
+    return ConfigError(
+        f"Parameter '{parameter}' names no folder{looked}", allowed=allowed, got=value, fix="Give its absolute path"
+    )

@@ -1,0 +1,1 @@
+"""Task families: how an item becomes requests, one file per family."""

@@ -1,0 +1,1 @@
+"""Where texts come from: files, data sets in hub layout, named corpora."""

@@ -1,0 +1,28 @@
+"""The table of named tasks: printed by `mlflow-compress tasks`, and written into the README."""
+
+from __future__ import annotations
+
+from mlflow_compress.tasks.named_tasks import TASKS
+
+COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "definition")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Return one row a task, groups last; the last column is the beginning of its definition's SHA-256."""
+    found = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
+    return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
+
+
+def as_text() -> str:
+    """Return the table with aligned columns."""
+    table = [COLUMNS, *rows()]
+    widths = [max(len(row[i]) for row in table) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
+
+
+def as_markdown() -> str:
+    """Return the table as Markdown."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for name, *middle, digest in rows():
+        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{digest}`"]) + " |")
+    return "\n".join(lines)
