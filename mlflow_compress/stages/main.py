@@ -144,8 +144,7 @@ def _publish(stages: Stages, label: str, variant: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         publish(outcome, tracker, stages.run, Path(folder))
     save_leaderboard(tracker, stages.run.run_id)
-    run = stages.run
-    return f"{table(outcome)}\n\nArtifacts:     {run.info.artifact_uri}\n{how_to_open(tracker, run.run_id)}"
+    return f"{table(outcome)}\n\n{how_to_open(tracker, stages.run.run_id)}"
 
 
 def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:

@@ -205,6 +205,7 @@ class Tracker:
         """Open a run that failed or was interrupted again; it ends as `run` says, without the old error."""
         self.client.update_run(run_id, status="RUNNING")
         tracked = TrackedRun(self.client, run_id)
+        self.experiment_id = str(tracked.info.experiment_id)  # its further stages belong there too
         with self._until_ended(tracked):
             yield tracked
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)

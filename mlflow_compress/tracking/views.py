@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 
+from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from mlflow_compress.tracking import run_names
@@ -57,14 +58,16 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
 
     A child run has none: its parent ends with them.
     """
-    tags = tracker.client.get_run(run_id).data.tags if run_id else {}
+    run = tracker.client.get_run(run_id) if run_id else None
+    tags = run.data.tags if run else {}
     if MLFLOW_PARENT_RUN_ID in tags:
         return ""
     remote = tracker.uri.startswith("http")
     root = tracker.uri.rstrip("/") if remote else "http://127.0.0.1:5000"
     page = f"{root}/#/experiments/{tracker.experiment_id}"
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
-    if run_id:
+    if run:
+        lines.insert(0, f"Artifacts:     {get_local_path_or_none(run.info.artifact_uri) or run.info.artifact_uri}")
         lines.append(f"This run:      {page}/runs/{run_id}?workflowType=machine_learning")
     key = _key(tags[run_names.EVALUATION]) if run_names.EVALUATION in tags else LEADERBOARD
     if view_tag(key) in tracker.client.get_experiment(tracker.experiment_id).tags:

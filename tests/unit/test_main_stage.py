@@ -148,7 +148,9 @@ def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
 def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> None:
     run_id = failed_run(tracker)
     tracker.client.set_tag(run_id, run_names.FAILED_STAGE, "judge")
+    first, tracker.experiment_id = tracker.experiment_id, tracker.client.create_experiment("of another day")
     with tracker.reopen(run_id):
+        assert tracker.experiment_id == first
         assert tracker.client.get_run(run_id).info.status == "RUNNING"
     run = tracker.client.get_run(run_id)
     assert run.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(run.data.tags)

@@ -10,6 +10,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from mlflow_compress.tracking import experiment
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.views import how_to_open
 
 
 @pytest.fixture
@@ -28,7 +29,10 @@ def log_something(tracker: Tracker) -> Path:
     """Log an artifact and return where it lies."""
     with tracker.run("x", "main", {}) as run:
         run.log_text("text", "a.txt")
-    return next(path for path in Path.cwd().parent.rglob("a.txt"))
+    [found] = Path.cwd().parent.rglob("a.txt")
+    said = how_to_open(tracker, run.run_id).splitlines()[0]
+    assert said.startswith("Artifacts:") and said.removeprefix("Artifacts:").strip().endswith(str(found.parent))
+    return found
 
 
 def test_a_new_store_has_its_artifacts_beside_it(elsewhere: Path) -> None:
