@@ -1,4 +1,4 @@
-"""`mlflow-compress`: arguments -> configuration -> stage. The only place that prints."""
+"""`mlflow-compress`: arguments -> the Python front door -> text. The only place that prints."""
 
 from __future__ import annotations
 
@@ -6,64 +6,48 @@ import argparse
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
-from mlflow_compress import config, lifetime
+from mlflow_compress import api, config, lifetime
+from mlflow_compress.config.base import choices
+from mlflow_compress.config.old_names import OldNameWarning
+from mlflow_compress.config.reading import value_as_text
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
-from mlflow_compress.paths import absolute_paths
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 
-
-def _run_main(settings: config.MainConfig) -> str:
-    from mlflow_compress.stages.main import run_main
-
-    return run_main(settings, say=lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def _run_quantize(settings: config.QuantizeConfig) -> str:
-    from mlflow_compress.stages.quantize import run_quantize
-
-    return run_quantize(settings)
-
-
-def _run_evaluate(settings: config.EvaluateConfig) -> str:
-    from mlflow_compress.stages.evaluate import run_evaluate
-
-    return run_evaluate(settings)
-
-
-def _run_judge(settings: config.JudgeConfig) -> str:
-    from mlflow_compress.stages.judge import run_judge
-
-    return run_judge(settings)
-
-
-def _run_promote(settings: config.PromoteConfig) -> str:
-    from mlflow_compress.stages.promote import run_promote
-
-    return run_promote(settings)
-
-
-# Stages are imported when they run, so that --help and a wrong parameter answer at once.
-STAGES: dict[str, tuple[type, Callable[[Any], str]]] = {
-    "main": (config.MainConfig, _run_main),
-    "quantize": (config.QuantizeConfig, _run_quantize),
-    "evaluate": (config.EvaluateConfig, _run_evaluate),
-    "judge": (config.JudgeConfig, _run_judge),
-    "promote": (config.PromoteConfig, _run_promote),
+STAGES: dict[str, type[config.Command]] = {
+    "main": config.MainConfig,
+    "quantize": config.QuantizeConfig,
+    "evaluate": config.EvaluateConfig,
+    "judge": config.JudgeConfig,
+    "promote": config.PromoteConfig,
 }
 
+CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
 
-def _default(value: object) -> str:
-    """Return a default as the user would type it."""
-    return str(value).lower() if isinstance(value, bool) else str(value) or "none, must be given"
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(command: str, given: dict[str, Any]) -> Any:
+    """Run a stage by its function of the front door."""
+    if command == "main":
+        return api.run(progress=_say, **given)
+    functions: dict[str, Callable[..., Any]] = {
+        "quantize": api.compress,
+        "evaluate": api.evaluate,
+        "judge": api.judge,
+        "promote": api.promote,
+    }
+    return functions[command](**given)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser: one sub-command a stage, one option a configuration field, and the commands that only look."""
+    """Return the parser: one sub-command per stage, one option per parameter, and the commands that only look."""
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
         description="Compress a causal language model, measure how far each variant moved, promote by that distance.",
@@ -71,13 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (cls, _) in STAGES.items():
+    for name, cls in STAGES.items():
         about = (cls.__doc__ or "").strip()
         stage = commands.add_parser(name, help=about, description=about, epilog=_EPILOG, allow_abbrev=False)
-        for field in fields(cls):
-            accepted = " | ".join(field.metadata["choices"])
-            doc = f"{field.metadata['help']} {f'({accepted}) ' if accepted else ''}[{_default(field.default)}]"
-            stage.add_argument(f"--{field.name}", metavar="VALUE", help=doc.replace("%", "%%"))
+        stage.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+        for parameter, field in config.parameters(cls).items():
+            accepted = " | ".join(choices(field))
+            shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{value_as_text(field.default)}]"
+            stage.add_argument(f"--{parameter}", metavar="VALUE", help=shown.replace("%", "%%"))
     comparison = commands.add_parser(
         "compare", help="Compare two evaluations from their records or prediction files, without any model."
     )
@@ -92,23 +77,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
-    """Return the given parameters as strings, unknown ones too: `config.parse` refuses those by name."""
+    """Return the given parameters as text, unknown and old names too: the configuration refuses or renames those."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
-    for token in extra:
-        if token.startswith("--"):
-            name, _, value = token.removeprefix("--").partition("=")
-            values[name] = value
-        elif not values or extra[extra.index(token) - 1][:2] != "--":
-            raise ConfigError("Unexpected argument", allowed="--name VALUE", got=token)
+    if "MLFLOW_RUN_ID" in os.environ:
+        # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
+        defaults = {name: value_as_text(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
+        values = {name: value for name, value in values.items() if value != defaults.get(name)}
+    rest = list(extra)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise ConfigError("Unexpected argument", allowed="--name VALUE", got=flag)
+        name, equals, value = flag.removeprefix("--").partition("=")
+        values[name] = value if equals or not rest else rest.pop(0)
     return values
-
-
-def _compared(baseline: str, variant: str, machine: bool) -> str:
-    """Return the comparison of two evaluations, for people or as JSON."""
-    from mlflow_compress.stages.compare import as_json, as_text, compare
-
-    found = compare(baseline, variant)
-    return as_json(found) if machine else as_text(found)
 
 
 def _reject(error: MlflowCompressError) -> None:
@@ -147,11 +129,16 @@ def _command(argv: Sequence[str] | None) -> int:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
     try:
-        print(_answer(known, extra), flush=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", OldNameWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            print(_answer(known, extra), flush=True)
         return 0
     except MlflowCompressError as error:
-        if isinstance(error, StageError) and error.published:
-            print(f"{error.published}\n", flush=True)
+        if isinstance(error, StageError) and error.published is not None:
+            from mlflow_compress.cli_text import variant_text
+
+            print(f"{variant_text(error.published)}\n", flush=True)
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
         return 2 if isinstance(error, ConfigError) else 1
@@ -164,22 +151,27 @@ def _command(argv: Sequence[str] | None) -> int:
         return lifetime.exit_code(interrupt)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """Show an old name as one plain line, and every other warning as Python does."""
+    if issubclass(category, OldNameWarning):
+        _say(f"mlflow-compress: {message}.")
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> str:
     """Run the command and return what to tell the user."""
+    from mlflow_compress import cli_text
+
     if known.command in STAGES:
-        cls, stage = STAGES[known.command]
-        return stage(absolute_paths(config.parse(cls, _parameters(known, extra)))).rstrip()
+        found = _run(known.command, _parameters(known, extra))
+        return cli_text.BY_COMMAND[known.command](found).rstrip()
     if extra:
         raise ConfigError("Unexpected argument", got=extra[0])
-    if known.command == "methods":
-        from mlflow_compress.compress.method_table import as_text
-
-        return as_text()
-    if known.command == "tasks":
-        from mlflow_compress.tasks.task_table import as_text
-
-        return as_text()
-    return _compared(known.baseline, known.variant, known.json)
+    if known.command in ("methods", "tasks"):
+        return cli_text.BY_COMMAND[known.command](api.methods() if known.command == "methods" else api.tasks())
+    found = api.compare(known.baseline, known.variant)
+    return cli_text.comparison_json(found) if known.json else cli_text.comparison_text(found)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class MlflowCompressError(Exception):
@@ -107,11 +108,11 @@ class StageError(MlflowCompressError):
         Name of the stage.
     fix : str, optional
         What to change.
-    published : str
-        What the finished stages have found, for the user to read.
+    published : VariantRun, optional
+        What the finished stages have found.
     """
 
-    def __init__(self, what: str, *, stage: str, fix: str | None = None, published: str = "") -> None:
+    def __init__(self, what: str, *, stage: str, fix: str | None = None, published: Any = None) -> None:
         super().__init__(what, fix=fix)
         self.what = what
         self.stage = stage

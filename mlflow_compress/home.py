@@ -10,13 +10,14 @@ from pathlib import Path
 
 VARIABLE = "MLFLOW_COMPRESS_HOME"
 _SQLITE = "sqlite:///"
+FOLDER_SCHEME = "folder://"  # of a plain folder that stands in for a tracking store
 
 
 def home(tracking_uri: str) -> Path:
     """Return the folder that keeps this package's state for one tracking store; it is not created here.
 
-    ``MLFLOW_COMPRESS_HOME`` decides where it is set. Otherwise the state lies beside a SQLite store's database, in
-    ``.mlflow_compress/``, and for every other store in the user's cache folder.
+    ``MLFLOW_COMPRESS_HOME`` decides where it is set. Otherwise the state lies in ``.mlflow_compress/``: beside a SQLite
+    store's database, or inside a plain folder of results. For every other store it lies in the user's cache folder.
 
     Parameters
     ----------
@@ -32,6 +33,8 @@ def home(tracking_uri: str) -> Path:
         return Path(chosen).expanduser().resolve()
     if tracking_uri.startswith(_SQLITE):
         return Path(tracking_uri.removeprefix(_SQLITE)).resolve().parent / ".mlflow_compress"
+    if tracking_uri.startswith(FOLDER_SCHEME):
+        return Path(tracking_uri.removeprefix(FOLDER_SCHEME)) / ".mlflow_compress"
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "mlflow_compress"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlflow_compress.config import Command, parameters
+from mlflow_compress.config.base import path_kind
 from mlflow_compress.errors import ConfigError
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Command)
 
 _SUFFIXES = (".jsonl", ".txt", ".gguf")  # no data set, task or hub id that we know of ends so
 _ALWAYS = ("data_dir",)  # parameters that nothing but a path can be
@@ -30,13 +31,14 @@ def absolute_paths(config: C) -> C:
         parts than a hub id) and is none.
     """
     changed: dict[str, Any] = {}
-    for field in fields(config):  # type: ignore[arg-type]
-        kind, value = field.metadata.get("path"), getattr(config, field.name)
+    values = config.values()
+    for name, field in parameters(type(config)).items():
+        kind, value = path_kind(field), values[name]
         if kind == "files":
-            changed[field.name] = ",".join(_absolute(field.name, part.strip(), "file") for part in value.split(","))
+            changed[name] = ",".join(_absolute(name, part.strip(), "file") for part in value.split(","))
         elif kind and value:
-            changed[field.name] = _absolute(field.name, value, kind)
-    return replace(config, **changed)  # type: ignore[type-var]
+            changed[name] = _absolute(name, value, kind)
+    return config.with_values(**changed)
 
 
 def _absolute(name: str, value: str, kind: str) -> str:

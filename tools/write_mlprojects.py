@@ -5,10 +5,11 @@ Run it after a change in `mlflow_compress/config.py`; a test fails while the fil
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
-from mlflow_compress.cli import STAGES
+from mlflow_compress.cli import CONFIG_HELP, STAGES
+from mlflow_compress.config import Command, parameters
+from mlflow_compress.config.reading import value_as_text
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = ("quantize", "evaluate", "judge")  # stages that are MLflow projects of their own
@@ -18,21 +19,22 @@ HEADER = (
 )
 
 
-def entry_point(name: str, cls: type, program: str) -> str:
+def entry_point(name: str, cls: type[Command], program: str) -> str:
     """Return one entry point: every configuration field as a parameter, passed on as an option."""
     lines = [f"  {name}:", "    parameters:"]
-    for field in fields(cls):
-        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        lines.append(f'      {field.name}: {{type: string, default: "{default}"}}  # {field.metadata["help"]}')
+    for parameter, field in parameters(cls).items():
+        default = value_as_text(field.default)
+        lines.append(f'      {parameter}: {{type: string, default: "{default}"}}  # {field.description}')
+    lines.append(f'      config: {{type: string, default: "none"}}  # {CONFIG_HELP}')
     lines.append("    command: >-")
     lines.append(f"      {program}")
-    lines += [f"      --{field.name} {{{field.name}}}" for field in fields(cls)]
+    lines += [f"      --{parameter} {{{parameter}}}" for parameter in (*parameters(cls), "config")]
     return "\n".join(lines) + "\n"
 
 
 def project_files() -> dict[Path, str]:
     """Return the text of every MLproject file by path."""
-    root = [entry_point(verb, cls, f"python -m mlflow_compress {verb}") for verb, (cls, _) in STAGES.items()]
+    root = [entry_point(verb, cls, f"python -m mlflow_compress {verb}") for verb, cls in STAGES.items()]
     files = {
         ROOT / "MLproject": f"{HEADER}name: mlflow_compress\n\npython_env: python_env.yaml\n\nentry_points:\n"
         + "\n".join(root)
@@ -40,7 +42,7 @@ def project_files() -> dict[Path, str]:
     for verb in ALONE:
         files[ROOT / "projects" / verb / "MLproject"] = (
             f"{HEADER}name: {verb}\n\npython_env: ../../python_env.yaml\n\nentry_points:\n"
-            + entry_point("main", STAGES[verb][0], "python run.py")
+            + entry_point("main", STAGES[verb], "python run.py")
         )
     return files
 

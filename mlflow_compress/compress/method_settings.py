@@ -54,17 +54,6 @@ def method_config(name: str, *, bits: int | str = AUTO, group_size: int | str = 
     return method.Config(**{key: _parse(key, value, hints[key]) for key, value in given.items()})
 
 
-def parse_pairs(text: str) -> dict[str, str]:
-    """Return "name=value,name=value" as a dictionary; "none" is empty, a pair that is none is a `ConfigError`."""
-    pairs: dict[str, str] = {}
-    for part in [] if text in ("", NONE) else text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (name and equals and value) or name in pairs:
-            raise ConfigError("Parameter 'settings' cannot be read", allowed="name=value,name=value", got=text)
-        pairs[name] = value
-    return pairs
-
-
 def _parse(name: str, value: Any, kind: Any) -> Any:
     for choice in _choices(kind):
         parsed = _parse_one(value, choice)

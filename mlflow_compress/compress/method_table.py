@@ -24,13 +24,6 @@ def _row(method: Method) -> tuple[str, ...]:
     )
 
 
-def as_text() -> str:
-    """Return the table with aligned columns."""
-    table = [COLUMNS, *rows()]
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS) - 1)]
-    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
-
-
 def as_markdown() -> str:
     """Return the table for the README, which `tools/write_methods_table.py` puts there."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *((f"`{name}`", *rest) for name, *rest in rows())]

@@ -282,7 +282,7 @@ def _share(folder: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    from mlflow_compress import __version__
+    from mlflow_compress.version import __version__
 
     found = {"python": platform.python_version(), "mlflow_compress": __version__}
     for library in LIBRARIES:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import mlflow_compress
+
 from mlflow_compress.models import architectures
 
 SOURCES = ("models", "records", "scoring", "tasks")
@@ -63,7 +63,7 @@ def source_hash() -> str:
 
     Paths within the package and contents are hashed, so an installed wheel and a checkout of the same code agree.
     """
-    root = Path(mlflow_compress.__file__).parent
+    root = Path(__file__).resolve().parents[1]
     return _hash([file for name in SOURCES for file in (root / name).rglob("*.py")], root)
 
 

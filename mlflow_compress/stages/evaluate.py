@@ -17,6 +17,7 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.details import details
 from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.verdict import verdict
+from mlflow_compress.results import Evaluation
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.chat_format import chat_format
@@ -33,8 +34,8 @@ from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
-from mlflow_compress.tracking.views import how_to_open
+from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracker import Tracker
 
 
 def as_read_by(model: ReadsText, suite: Suite, system: str = "") -> Suite:
@@ -66,46 +67,44 @@ class Evaluated:
     found_in: str | None
 
 
-def evaluate_variant(
-    config: EvaluateConfig, suite: Suite, tracker: Tracker, run: TrackedRun, kept: ExitStack
-) -> Evaluated:
+def evaluate_variant(config: EvaluateConfig, suite: Suite, store: Store, run: OpenRun, kept: ExitStack) -> Evaluated:
     """Return the records of variant and baseline, scoring only what no finished run of the store has scored.
 
     What the tasks' sources say in their own metrics is logged here, while the tasks are at hand. What an interrupted
     run would resume from stays until `kept` is closed, when the run is finished.
     """
-    with folder_or_hub("model", model_path(config.model)):
-        base = light(model_path(config.model), config)
-    variant = light(config.checkpoint, config)
+    with folder_or_hub("model", model_path(config.source.model)):
+        base = light(model_path(config.source.model), config.source, config.inference)
+    variant = light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(base, variant)
-    suite = as_read_by(base, suite, config.system_prompt)
-    baseline = find_or_evaluate(tracker, base, suite, config)
+    suite = as_read_by(base, suite, config.inference.system_prompt or "")
+    baseline = find_or_evaluate(store, base, suite, config)
     # The baseline's run stands for the questions, the settings and the states that distances are measured from.
     fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
     run.log_params({"device": variant.device.type})
-    resume = kept.enter_context(unfinished(tracker.uri, fingerprint))
-    before = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: fingerprint})
+    resume = kept.enter_context(unfinished(store.uri, fingerprint))
+    before = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if before:
-        records = RunRecords.read(tracker.fetch(before[0].info.run_id, RECORDS))
-        measured = ModelOutputs(records, int(before[0].data.metrics[run_names.TRUNCATED]))
+        records = RunRecords.read(store.fetch(before[0].run_id, RECORDS))
+        measured = ModelOutputs(records, int(before[0].metrics[run_names.TRUNCATED]))
     else:
-        store = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
-        measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=store, resume=resume)
+        states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
+        measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=states, resume=resume)
     log_harness_metrics(run, suite, measured, baseline=baseline.records)
     return Evaluated(
         evidence=MetricInputs(
             baseline=baseline.records,
             variant=measured.records,
             noise=baseline.noise,
-            settings=MetricSettings(seed=config.seed, split_seed=config.seed),
+            settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
         ),
         baseline=baseline,
-        found_in=before[0].info.run_id if before else None,
+        found_in=before[0].run_id if before else None,
     )
 
 
-def log_evaluation(run: TrackedRun, found: MetricInputs, results: Sequence[MetricResult], beside: EvalMetadata) -> None:
+def log_evaluation(run: OpenRun, found: MetricInputs, results: Sequence[MetricResult], beside: EvalMetadata) -> None:
     """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
     pooled = headline(list(results))
     run.log_results(logged(results))
@@ -123,8 +122,8 @@ def log_evaluation(run: TrackedRun, found: MetricInputs, results: Sequence[Metri
         run.log_folder(Path(folder), RECORDS)
 
 
-def run_evaluate(config: EvaluateConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
+def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluation:
+    """Run the stage under a run of its own; what is refused leaves no run behind.
 
     Raises
     ------
@@ -132,9 +131,9 @@ def run_evaluate(config: EvaluateConfig) -> str:
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
     manifest, suite = read_manifest(config.checkpoint), suite_of(config)
-    tracker = Tracker()
-    label = model_label(config.model)
-    with ExitStack() as kept, tracker.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run:
+    store = store if store is not None else Tracker()
+    label = model_label(config.source.model)
+    with ExitStack() as kept, store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"evaluate {manifest.label} {label}")
         run.set_tags(
             {
@@ -143,10 +142,8 @@ def run_evaluate(config: EvaluateConfig) -> str:
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
-        tasks = EMBEDDED if config.tasks == "auto" else config.tasks
-        asked = {"model": config.model, "tasks": tasks, "dtype": config.dtype, "noise_items": config.noise_items}
-        run.log_params({**asked, **settings_of(config)})
-        found = evaluate_variant(config, suite, tracker, run, kept)
+        run.log_params(_asked(config))
+        found = evaluate_variant(config, suite, store, run, kept)
         baseline = found.baseline
         results = compute_all(found.evidence)
         log_evaluation(run, found.evidence, results, baseline.about)
@@ -158,5 +155,30 @@ def run_evaluate(config: EvaluateConfig) -> str:
         if found.found_in is not None:
             run.set_tags({run_names.SKIPPED: f"evaluation: found in run {found.found_in}"})
         run.set_note(sentence)
-    before = f"\nRecords of the variant: found in run {found.found_in}." if found.found_in is not None else ""
-    return f"{sentence}\nBaseline run {baseline.run_id} ({source}).{before}\n{how_to_open(tracker, run.run_id)}"
+    return Evaluation(
+        name=manifest.label,
+        results=tuple(results),
+        not_computed=unmet(found.evidence),
+        records_folder=store.fetch(run.run_id, RECORDS),
+        run=store.link(run.run_id),
+        baseline=label,
+        verdict=sentence,
+        manifest=manifest,
+        baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
+        baseline_run_id=baseline.run_id,
+        evaluation_id=baseline.evaluation,
+        baseline_found=not baseline.fresh,
+        variant_found_in=found.found_in,
+    )
+
+
+def _asked(config: EvaluateConfig) -> dict[str, object]:
+    """Return the run's parameters, with what "auto" stands for."""
+    tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
+    return {
+        "model": config.source.model,
+        "tasks": tasks,
+        "dtype": config.inference.dtype,
+        "noise_items": config.evaluation.noise_items,
+        **settings_of(config),
+    }

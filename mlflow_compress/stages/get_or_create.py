@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from mlflow_compress.stages.resumable_workdir import unfinished
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.store import OpenRun, Store
 
 
 def digest(content: Mapping[str, object]) -> str:
@@ -20,19 +20,19 @@ def digest(content: Mapping[str, object]) -> str:
 
 
 def get_or_create_run(
-    tracker: Tracker,
+    store: Store,
     stage: str,
     label: str,
     fingerprint: Mapping[str, object],
-    work: Callable[[TrackedRun, Path, Path], None],
+    work: Callable[[OpenRun, Path, Path], None],
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, bool]:
     """Return the run that has done this work, doing it now where there is none.
 
     Parameters
     ----------
-    tracker : Tracker
-        The store.
+    store : Store
+        Where runs are kept.
     stage, label : str
         The run's stage tag, and whose work it is (the baseline's name).
     fingerprint : mapping
@@ -52,17 +52,17 @@ def get_or_create_run(
     """
     mark = digest(fingerprint)
     tags = {run_names.FINGERPRINT: mark, run_names.BASE_MODEL: label, **more_tags}
-    found = tracker.find_finished(stage, **{run_names.FINGERPRINT: mark})
+    found = store.find(stage, **{run_names.FINGERPRINT: mark})
     if found:
-        return str(found[0].info.run_id), False
-    with unfinished(tracker.uri, mark) as resume:
-        found = tracker.find_finished(stage, **{run_names.FINGERPRINT: mark})
+        return found[0].run_id, False
+    with unfinished(store.uri, mark) as resume:
+        found = store.find(stage, **{run_names.FINGERPRINT: mark})
         if found:  # another process has done it while this one waited
-            return str(found[0].info.run_id), False
-        with tracker.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
+            return found[0].run_id, False
+        with store.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
             run.log_json(dict(fingerprint), "fingerprint.json")
             work(run, Path(scratch), resume)
             for folder in sorted(Path(scratch).iterdir()):
                 run.log_folder(folder, folder.name)
             run.set_note(f"**{stage} {label}**: done once, found again by its fingerprint.")
-    return run.run_id, True
+    return str(run.run_id), True

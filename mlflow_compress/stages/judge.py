@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mlflow_compress.config import JudgeConfig, JudgeSettings
+from mlflow_compress.config import JudgeConfig
 from mlflow_compress.home import home
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import (
@@ -21,12 +21,13 @@ from mlflow_compress.judges.mt_bench import (
 )
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.metrics.bertscore import authors_layer
-from mlflow_compress.metrics.core.compute import compute_all, unmet
+from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import KnownModel, check_same_tokenizer
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel, resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
+from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
@@ -38,8 +39,8 @@ from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tasks.sources.instructions import Instruction
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
-from mlflow_compress.tracking.views import how_to_open
+from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracker import Tracker
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
@@ -54,32 +55,36 @@ class Answers:
     samples: Generations
 
 
-def _graded_tokens(config: JudgeSettings, loaded: KnownModel) -> int:
+def _graded_tokens(config: JudgeConfig, loaded: KnownModel) -> int:
     """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
-    if config.judge_max_tokens == "auto":
+    if config.answers.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
-    return int(config.judge_max_tokens)
+    return int(config.answers.judge_max_tokens)
 
 
 def _sample(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int, resume: Path
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Generations:
-    """Draw `config.samples` answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
-    drawn = GenerationConfig(max_new_tokens=config.max_new_tokens, samples=config.samples, seed=seed)
-    return generate_two_turns(loaded, instructions, drawn, turns=1, system=config.system_prompt, resume=resume)
+    """Draw several answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
+    drawn = GenerationConfig(
+        max_new_tokens=config.answers.max_new_tokens, samples=config.answers.num_samples, seed=seed
+    )
+    return generate_two_turns(
+        loaded, instructions, drawn, turns=1, system=config.inference.system_prompt or "", resume=resume
+    )
 
 
 def _answers(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeSettings, seed: int, resume: Path
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Answers:
-    """Let a model answer; `seed` is that of the sampled answers, the graded ones share `config.seed`."""
+    """Let a model answer; `seed` is that of the sampled answers, the graded ones share `config.source.seed`."""
     graded = GenerationConfig(
         max_new_tokens=_graded_tokens(config, loaded),
         temperature=OTHER_TEMPERATURE,
         top_k=0,
         top_p=1.0,
         samples=1,
-        seed=config.seed,
+        seed=config.source.seed,
     )
     return Answers(
         graded=generate_two_turns(
@@ -87,7 +92,7 @@ def _answers(
             instructions,
             graded,
             temperatures=TEMPERATURES,
-            system=config.system_prompt,
+            system=config.inference.system_prompt or "",
             resume=resume / RECORDS,
         ),
         samples=_sample(loaded, instructions, config, seed, resume / SAMPLES),
@@ -95,21 +100,24 @@ def _answers(
 
 
 def _fingerprint(
-    model: KnownModel, template: object, instructions: list[Instruction], config: JudgeSettings
+    model: KnownModel, template: object, instructions: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return what a model's answers depend on."""
-    decides = ("samples", "max_new_tokens", "judge_max_tokens", "seed", "system_prompt")
     return {
         **identity(model),
         "chat_template": template,
-        **{name: getattr(config, name) for name in decides},
+        "num_samples": config.answers.num_samples,
+        "max_new_tokens": config.answers.max_new_tokens,
+        "judge_max_tokens": config.answers.judge_max_tokens,
+        "seed": config.source.seed,
+        "system_prompt": config.inference.system_prompt,
         "instructions": [asdict(item) for item in instructions],
     }
 
 
-def _read_answers(tracker: Tracker, run_id: str) -> Answers:
+def _read_answers(store: Store, run_id: str) -> Answers:
     """Return the answers that a finished run has stored."""
-    graded, samples = (Generations.read(tracker.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
+    graded, samples = (Generations.read(store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
     return Answers(graded=graded, samples=samples)
 
 
@@ -120,26 +128,26 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 
 
 def _baseline(
-    tracker: Tracker, base: LightModel, instructions: list[Instruction], config: JudgeSettings
+    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig
 ) -> tuple[str, Answers, Generations]:
     """Return the baseline's answers and its second sample (the floor of the similarity), generated once."""
 
-    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
+    def work(run: OpenRun, folder: Path, resume: Path) -> None:
         loaded = load(base)
-        _write_answers(_answers(loaded, instructions, config, config.seed, resume), folder)
-        again = _sample(loaded, instructions, config, config.seed + 1, resume / SAMPLES_AGAIN)
+        _write_answers(_answers(loaded, instructions, config, config.source.seed, resume), folder)
+        again = _sample(loaded, instructions, config, config.source.seed + 1, resume / SAMPLES_AGAIN)
         again.write(folder / SAMPLES_AGAIN)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, fresh = get_or_create_run(tracker, "baseline-answers", model_label(config.model), fingerprint, work)
+    run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
     if fresh:
         gc.collect()  # or the baseline would still be in memory when the variant is loaded
-    return run_id, _read_answers(tracker, run_id), Generations.read(tracker.fetch(run_id, SAMPLES_AGAIN))
+    return run_id, _read_answers(store, run_id), Generations.read(store.fetch(run_id, SAMPLES_AGAIN))
 
 
 def _variant(
-    tracker: Tracker,
-    run: TrackedRun,
+    store: Store,
+    run: OpenRun,
     models: tuple[LightModel, LightModel],
     instructions: list[Instruction],
     config: JudgeConfig,
@@ -155,23 +163,26 @@ def _variant(
     """
     base, variant = models
 
-    def work(stored: TrackedRun, folder: Path, resume: Path) -> None:
+    def work(stored: OpenRun, folder: Path, resume: Path) -> None:
         loaded = replace(load(variant), tokenizer=base.tokenizer)
-        _write_answers(_answers(loaded, instructions, config, config.seed + 1, resume), folder)
+        _write_answers(_answers(loaded, instructions, config, config.source.seed + 1, resume), folder)
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{read_manifest(config.checkpoint).label} {model_label(config.model)}"
+    label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
     below = {run_names.PARENT: run.run_id}
-    run_id, fresh = get_or_create_run(tracker, "answers", label, {"stage": "judge", **asked}, work, below)
-    return run_id, fresh, _read_answers(tracker, run_id)
+    run_id, fresh = get_or_create_run(store, "answers", label, {"stage": "judge", **asked}, work, below)
+    return run_id, fresh, _read_answers(store, run_id)
 
 
 def _grades(
-    config: JudgeSettings, instructions: list[Instruction], answers: dict[str, Generations], cache: Path
+    config: JudgeConfig, instructions: list[Instruction], answers: dict[str, Generations], cache: Path
 ) -> tuple[dict[str, Judgments], str | None]:
     """Return both models' MT-Bench grades, or none and the reason; grades already paid for are kept on disk."""
     settings = judge_config_from_env(
-        os.environ, model=config.judge_model, base_url=config.judge_base_url, repeats=config.judge_repeats
+        os.environ,
+        model=config.answers.judge_model,
+        base_url=config.answers.judge_base_url,
+        repeats=config.answers.judge_repeats,
     )
     if isinstance(settings, Skipped):
         return {}, settings.reason
@@ -180,29 +191,31 @@ def _grades(
     return {who: judge.judge(instructions, texts, label=f"judge {who}") for who, texts in answers.items()}, None
 
 
-def _bertscore_model(name: str) -> tuple[str, int] | None:
+def _bertscore_model(name: str | None) -> tuple[str, int] | None:
     """Return folder and layer of BERTScore's model, or None where none is named; the hub gives safetensors only."""
-    if not name:
+    if name is None:
         return None
     folder = embedded_folder() if name == EMBEDDED else resolve_folder(name)
     return str(folder), authors_layer(name, folder)
 
 
-def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> MetricInputs:
-    """Let the variant (and once the baseline) answer, embed, grade, and log what came of it."""
-    with folder_or_hub("encoder", config.encoder):
-        encoder = load_encoder(config.encoder, device=config.device)
-    with folder_or_hub("bertscore", config.bertscore):
-        settings = MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore))
-    with folder_or_hub("model", model_path(config.model)):
-        base = light(model_path(config.model), config)
-    models = base, light(config.checkpoint, config)
+def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, run: OpenRun) -> tuple[MetricInputs, str]:
+    """Let the variant (and once the baseline) answer, embed and grade, and log it; return also what was left out."""
+    with folder_or_hub("encoder", config.answers.encoder):
+        encoder = load_encoder(config.answers.encoder, device=config.source.device)
+    with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
+        settings = MetricSettings(
+            seed=config.source.seed, bertscore_model=_bertscore_model(config.answers.bertscore_model)
+        )
+    with folder_or_hub("model", model_path(config.source.model)):
+        base = light(model_path(config.source.model), config.source, config.inference)
+    models = base, light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(*models)
-    baseline_run, ours, again = _baseline(tracker, models[0], instructions, config)
-    answers_run, fresh, theirs = _variant(tracker, run, models, instructions, config)
+    baseline_run, ours, again = _baseline(store, models[0], instructions, config)
+    answers_run, fresh, theirs = _variant(store, run, models, instructions, config)
     vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
     answers = {"baseline": ours.graded, "variant": theirs.graded}
-    grades, reason = _grades(config, instructions, answers, home(tracker.uri) / JUDGMENTS)
+    grades, reason = _grades(config, instructions, answers, home(store.uri) / JUDGMENTS)
     found = MetricInputs(
         baseline=RunRecords(generations=ours.graded, judgments=grades.get("baseline")),
         variant=RunRecords(generations=theirs.graded, judgments=grades.get("variant")),
@@ -218,26 +231,26 @@ def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker
     run.log_params(
         {
             "encoder": encoder.name,
-            "judge_model": config.judge_model if grades else "none",
+            "judge_model": config.answers.judge_model if grades else "none",
             "judge_max_tokens": _graded_tokens(config, models[1]),
             "device": models[1].device.type,
         }
     )
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
-    skipped = [*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
+    skipped = "; ".join([*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])])
     if skipped:
-        run.set_tags({run_names.SKIPPED: "; ".join(skipped)})
+        run.set_tags({run_names.SKIPPED: skipped})
     with tempfile.TemporaryDirectory() as folder:
         found.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
     with tempfile.TemporaryDirectory() as folder:
         theirs.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
-    return found
+    return found, skipped
 
 
-def run_judge(config: JudgeConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind.
+def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluation:
+    """Run the stage under a run of its own; what is refused leaves no run behind.
 
     Raises
     ------
@@ -245,9 +258,9 @@ def run_judge(config: JudgeConfig) -> str:
         A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached.
     """
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
-    tracker = Tracker()
-    label = model_label(config.model)
-    with tracker.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
+    store = store if store is not None else Tracker()
+    label = model_label(config.source.model)
+    with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
             {
@@ -256,12 +269,19 @@ def run_judge(config: JudgeConfig) -> str:
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
-        found = judge(config, instructions, tracker, run)
-        results = compute_all(found)
+        evidence, skipped = judge(config, instructions, store, run)
+        results = compute_all(evidence)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        run.log_json(unmet(found), "not_computed.json")
-        skipped = tracker.client.get_run(run.run_id).data.tags.get(run_names.SKIPPED)
-        lines = [f"{r.name} {r.value:.4f}" for r in results if r.task is None and r.category is None]
-        run.set_note("; ".join(lines) + (f"\n\n{skipped}." if skipped else ""))
-    return "\n".join([*lines, *([skipped] if skipped else []), how_to_open(tracker, run.run_id)])
+        run.log_json(unmet(evidence), "not_computed.json")
+        values = "; ".join(f"{name} {result.value:.4f}" for name, result in headline(results).items())
+        run.set_note(values + (f"\n\n{skipped}." if skipped else ""))
+    return AnswerEvaluation(
+        name=manifest.label,
+        results=tuple(results),
+        not_computed=unmet(evidence),
+        records_folder=store.fetch(run.run_id, RECORDS),
+        run=store.link(run.run_id),
+        baseline=label,
+        skipped=skipped,
+    )

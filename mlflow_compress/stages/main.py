@@ -5,15 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflow_compress.compress.base import METHODS
 from mlflow_compress.compress.method_settings import AUTO
-from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
+from mlflow_compress.config import EMBEDDED, MainConfig, as_text
 from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
 from mlflow_compress.paths import absolute_paths
+from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.progress import Progress
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
@@ -25,7 +26,7 @@ from mlflow_compress.tasks.prompt_style import styles_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracker import TrackedRun, Tracker
-from mlflow_compress.tracking.views import how_to_open, save_leaderboard
+from mlflow_compress.tracking.views import save_leaderboard
 
 _FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which people and `promote` compare main runs
 
@@ -41,19 +42,20 @@ def check(config: MainConfig) -> dict[str, object]:
     For the demo and for files they need neither torch nor transformers. Tasks of lm-evaluation-harness do, since its
     package imports them: an hour of compression is not spent on a misspelt task.
     """
-    settings = method_settings(config)
-    METHODS.get(config.method).require_backend(settings)
-    calibration, suite = calibration_set(config), suite_of(config)
+    compression = config.quantize_config
+    settings = method_settings(compression)
+    METHODS.get(config.compression.method).require_backend(settings)
+    calibration, suite = calibration_set(compression), suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
-        instructions_of(config)
+        instructions_of(config.judge_config())
     known = {
-        **as_strings(config),
-        **resolved(config, settings, calibration),
-        "tasks": EMBEDDED if config.tasks == AUTO else config.tasks,
-        "instructions": EMBEDDED if config.instructions == AUTO else config.instructions,
-        "prompt": ",".join(styles_of(config.prompt)),
+        **as_text(config),
+        **resolved(compression, settings, calibration),
+        "tasks": EMBEDDED if config.evaluation.tasks == AUTO else config.evaluation.tasks,
+        "instructions": EMBEDDED if config.answers.instructions == AUTO else config.answers.instructions,
+        "prompt_style": ",".join(styles_of(config.evaluation.prompt_style)),
     }
     return {name: value for name, value in known.items() if value != AUTO and name != "resume"}
 
@@ -93,8 +95,11 @@ class Stages:
                 self.failed[stage] = error.what
 
     def _parameters(self, stage: str) -> dict[str, str]:
-        values = as_strings(subset(self.config, STAGES[stage]))
-        return values if stage == "quantize" else {**values, "checkpoint": self.checkpoint}
+        if stage == "quantize":
+            return as_text(self.config.quantize_config)
+        if stage == "evaluate":
+            return as_text(self.config.evaluate_config(self.checkpoint))
+        return as_text(self.config.judge_config(self.checkpoint))
 
     @property
     def checkpoint(self) -> str:
@@ -109,18 +114,19 @@ def _copy_from_children(stages: Stages) -> None:
     run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
     if run_names.ITEMS in evaluated.metrics:
         run.log_values({run_names.ITEMS: evaluated.metrics[run_names.ITEMS]})
-    unknown = [name for name, value in as_strings(stages.config).items() if value == AUTO]
+    unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
         run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
 
 
-def _publish(stages: Stages, label: str, variant: str) -> str:
-    """Log what the finished stages have found on the main run, and return its table and where to look."""
+def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
+    """Log what the finished stages have found on the main run, and return it."""
     # matplotlib takes a second to import, and a stage that fails needs none of it.
+    from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
     from mlflow_compress.stages.evaluation.result_files import results_from_json
-    from mlflow_compress.stages.summary import Outcome, publish, table
+    from mlflow_compress.stages.summary import Outcome, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
     measured = [children[stage] for stage in ("evaluate", "judge") if stage in children]
@@ -135,29 +141,42 @@ def _publish(stages: Stages, label: str, variant: str) -> str:
         pooled=headline(results),
         results=results,
         children=children,
-        dtype=config.dtype,
-        seed=config.seed,
-        n_truncated=int(tracker.client.get_run(children["evaluate"]).data.metrics[run_names.TRUNCATED]),
+        dtype=config.inference.dtype,
+        seed=config.source.seed,
+        n_truncated=int(tracker.look_up(children["evaluate"]).metrics[run_names.TRUNCATED]),
         log_weights=config.log_weights,
         failed=stages.failed,
     )
     with tempfile.TemporaryDirectory() as folder:
-        publish(outcome, tracker, stages.run, Path(folder))
+        skipped = publish(outcome, tracker, stages.run, Path(folder))
     save_leaderboard(tracker, stages.run.run_id)
-    return f"{table(outcome)}\n\n{how_to_open(tracker, stages.run.run_id)}"
+    return VariantRun(
+        name=variant,
+        results=tuple(results),
+        not_computed=skipped,
+        records_folder=tracker.fetch(children["evaluate"], run_names.RECORDS),
+        run=tracker.link(stages.run.run_id),
+        baseline=label,
+        verdict=outcome.verdict,
+        manifest=outcome.manifest,
+        checkpoint=outcome.checkpoint,
+        gates=gate_values(outcome.pooled),
+        n_truncated=outcome.n_truncated,
+        failed=stages.failed,
+    )
 
 
 def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:
     """Return the main run to work in: the one to resume, or a new one."""
-    if config.resume == "none":
-        tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.method}
+    if config.resume is None:
+        tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.compression.method}
         return tracker.run(f"{variant} {label}", "main", tags)
     tracker.hand_over(config.resume)
     return tracker.reopen(config.resume)
 
 
-def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> str:
-    """Compress, evaluate and judge one variant, and return the table and the links to open.
+def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> VariantRun:
+    """Compress, evaluate and judge one variant, and return what was found.
 
     Everything that can be checked without a model is checked before a run is made. The main run ends FINISHED with
     every headline metric, or FAILED with the failing stage's message. Where the judge alone failed, what the other
@@ -179,14 +198,14 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> str:
     """
     tracker = Tracker()
     finished: dict[str, str] = {}
-    if config.resume != "none":
+    if config.resume is not None:
         finished = finished_stages(tracker, config.resume)
-        config = resumed_config(config, tracker, finished)
+        config = resumed_config(config, config.resume, tracker, finished)
     config = absolute_paths(config)
-    config = replace(config, out=str(out_folder(config.out, tracker.uri)))
-    known, label, variant = check(config), model_label(config.model), variant_name(config)
+    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
+    known, label, variant = check(config), model_label(config.source.model), variant_name(config.quantize_config)
     with _open(config, tracker, label, variant) as run:
-        run.log_json({**as_strings(config), "resume": "none"}, run_names.PARAMETERS)
+        run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
         stages = Stages(config, tracker, run, Progress(tracker, label, say), children=finished)
         stages.run_all()

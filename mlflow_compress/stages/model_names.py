@@ -24,7 +24,7 @@ def model_label(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
 
 
-def read_manifest(checkpoint: str) -> Manifest:
+def read_manifest(checkpoint: str | None) -> Manifest:
     """Return the manifest of a compressed checkpoint; a folder without a whole one is refused."""
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")

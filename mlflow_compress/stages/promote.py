@@ -15,12 +15,12 @@ from mlflow_compress.decide.promotion import (
     Gate,
     decide,
 )
+from mlflow_compress.results import Promotion
 from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.model_registry import check_alias, move_alias, register, registered_model
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.views import how_to_open
 
 
 def gates(config: PromoteConfig) -> list[Gate | DivergenceGate]:
@@ -81,25 +81,10 @@ def _note(decision: Decision, verdict: str, remarks: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _printed(decision: Decision, verdict: str, remarks: list[str]) -> str:
-    """Return the decision for the terminal."""
-    lines = [verdict, *remarks, ""]
-    for outcome in decision.outcomes:
-        sign = f"{outcome.rank}." if outcome.rank else " -"
-        items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
-        lines.append(f"{sign} {outcome.candidate.name}{items}: {'; '.join(outcome.reasons)}")
-    return "\n".join(lines)
-
-
-def run_promote(config: PromoteConfig) -> str:
+def run_promote(config: PromoteConfig) -> Promotion:
     """Register and gate the finished variants of one evaluation, and move the alias to the best one that passes.
 
     Whatever is wrong with the parameters is said before a run is made.
-
-    Returns
-    -------
-    str
-        The decision, readable, and where to look at it.
 
     Raises
     ------
@@ -124,7 +109,7 @@ def run_promote(config: PromoteConfig) -> str:
         former = move_alias(tracker, name, config.alias, decision.champion.version) if decision.champion else None
         verdict = _verdict(decision, config.alias, former)
         remarks = _remarks(competition, naming)
-        run.log_params({**asdict(config), "model": label, "evaluation": evaluation.id})
+        run.log_params({**config.values(), "model": label, "evaluation": evaluation.id})
         record = {
             "registered_model": name,
             "evaluation": {"id": evaluation.id, "items": evaluation.items, "base_weights": evaluation.base_weights},
@@ -138,4 +123,11 @@ def run_promote(config: PromoteConfig) -> str:
             {run_names.VERDICT: verdict, "promoted": decision.champion.name if decision.champion else "nothing"}
         )
         run.set_note(_note(decision, verdict, remarks))
-    return f"{_printed(decision, verdict, remarks)}\n\n{how_to_open(tracker, run.run_id)}"
+    return Promotion(
+        decision=decision,
+        registered_model=name,
+        alias=config.alias,
+        verdict=verdict,
+        remarks=tuple(remarks),
+        run=tracker.link(run.run_id),
+    )

@@ -4,46 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress import __version__
 from mlflow_compress.compress.base import METHODS, MethodConfig
 from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
-from mlflow_compress.compress.method_settings import AUTO, NONE, method_config, parse_pairs
+from mlflow_compress.compress.method_settings import AUTO, NONE, method_config
 from mlflow_compress.compress.pipeline import compress_model
-from mlflow_compress.config import QuantizeConfig
+from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.results import CompressedModel
 from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.stages.task_inputs import calibration_set
 from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
-from mlflow_compress.tracking.views import how_to_open
+from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.version import __version__
 
 
 def method_settings(config: QuantizeConfig) -> MethodConfig:
     """Return the method's own frozen settings, or raise the one clear error before any work is done."""
-    given: dict[str, Any] = {"bits": config.bits, "group_size": config.group_size}
-    if METHODS.get(config.method).needs_calibration:
-        given |= {"calibration_samples": config.calibration_samples, "calibration_length": config.calibration_length}
-        given["seed"] = config.seed
-    if config.checkpoint != NONE:
-        given["checkpoint"] = config.checkpoint
-    further = parse_pairs(config.settings)
-    if twice := sorted(given.keys() & further.keys()):
-        raise ConfigError(f"{twice[0]} is a parameter of its own", got=config.settings, fix=f"Give -P {twice[0]}=...")
-    return method_config(config.method, **given, **further)
+    asked = config.compression
+    given: dict[str, Any] = {"bits": asked.bits, "group_size": asked.group_size}
+    if METHODS.get(asked.method).needs_calibration:
+        given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
+        given["seed"] = config.source.seed
+    if asked.checkpoint is not None:
+        given["checkpoint"] = asked.checkpoint
+    if twice := sorted(given.keys() & asked.method_args.keys()):
+        got = as_text(config)["method_args"]
+        raise ConfigError(f"{twice[0]} is a parameter of its own", got=got, fix=f"Give -P {twice[0]}=...")
+    return method_config(asked.method, **given, **asked.method_args)
 
 
 def variant_name(config: QuantizeConfig) -> str:
     """Return the variant's short name, most distinctive first: "awq-4bit-g128"."""
-    return METHODS.get(config.method).label(method_settings(config))
+    return METHODS.get(config.compression.method).label(method_settings(config))
 
 
 def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
@@ -51,23 +52,30 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
     own = settings.settings()
     names_of_settings = ("bits", "group_size", "calibration_samples", "calibration_length")
     return {
-        "model": config.model,
-        "method": config.method,
-        "seed": config.seed,
-        "settings": config.settings,
+        "model": config.source.model,
+        "method": config.compression.method,
+        "seed": config.source.seed,
+        "method_args": as_text(config)["method_args"],
         **{name: own.get(name, NONE) for name in names_of_settings},
         "calibration": calibration.name if calibration else NONE,
-        "out": config.out,
+        "output_dir": config.compression.output_dir,
     }
 
 
 def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
     """Return where the checkpoint belongs: its name ends in a digest of everything that decides its bytes."""
-    fingerprint = METHODS.get(config.method).fingerprint(settings)
-    decides = [config.method, settings.settings(), texts, hash_weights(source.folder)[1], fingerprint, __version__]
+    fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
+    decides = [
+        config.compression.method,
+        settings.settings(),
+        texts,
+        hash_weights(source.folder)[1],
+        fingerprint,
+        __version__,
+    ]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
-    label = model_label(config.model).replace("/", "-")
-    return Path(config.out) / f"{label}-{variant_name(config)}-{digest}"
+    label = model_label(config.source.model).replace("/", "-")
+    return Path(config.compression.output_dir) / f"{label}-{variant_name(config)}-{digest}"
 
 
 def size_values(manifest: Manifest) -> dict[str, float]:
@@ -85,9 +93,9 @@ def size_values(manifest: Manifest) -> dict[str, float]:
 
 
 def quantize(
-    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: TrackedRun
+    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
 ) -> tuple[Manifest, Path]:
-    """Compress the baseline into a folder of `config.out`, and log settings, size and cost.
+    """Compress the baseline into a folder of `output_dir`, and log settings, size and cost.
 
     A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
     were checked against its manifest.
@@ -98,7 +106,7 @@ def quantize(
         Whatever is wrong with method, settings, model or calibration; a saved checkpoint that does not compute what
         the in-memory model computed is a `ReloadMismatchError`, and nothing is left in the output folder.
     """
-    source = resolve_source(model_path(config.model), trust_remote_code=config.trust_remote_code)
+    source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
     if folder.exists():
@@ -106,43 +114,45 @@ def quantize(
         run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
     else:
         manifest = compress_model(
-            model_path(config.model),
-            config.method,
+            model_path(config.source.model),
+            config.compression.method,
             settings,
             texts,
             folder,
-            device=config.device,
-            trust_remote_code=config.trust_remote_code,
+            device=config.source.device,
+            trust_remote_code=config.source.trust_remote_code,
         )
-    device = manifest.device if config.device == AUTO else config.device
+    device = manifest.device if config.source.device == AUTO else config.source.device
     run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
     if calibration and manifest.calibration:
         run.log_params({"calibration_set": calibration.name, "calibration_sha256": manifest.calibration["sha256"]})
     run.set_tags(
-        {run_names.CHECKPOINT: str(folder), run_names.METHOD: config.method, run_names.VARIANT: manifest.label}
+        {
+            run_names.CHECKPOINT: str(folder),
+            run_names.METHOD: config.compression.method,
+            run_names.VARIANT: manifest.label,
+        }
     )
     run.log_values(size_values(manifest))
     run.log_file(folder / MANIFEST_FILE)
-    run.set_note(f"**{manifest.label}**: {describe(manifest)}; reload check passed.")
     return manifest, folder
 
 
-def describe(manifest: Manifest) -> str:
-    """Return size and cost in plain words."""
-    zeros = f", {100 * manifest.sparsity:.1f} % of them zero" if manifest.sparsity else ""
-    return (
-        f"{manifest.size_ratio:.2f}x smaller, {manifest.bits_per_weight:.2f} bits per linear weight{zeros} "
-        f"({manifest.bits_per_weight_model:.2f} over the whole model), made in {manifest.seconds:.0f} s"
-    )
+def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
+    """Run the stage under a run of its own; what is refused leaves no run behind.
 
-
-def run_quantize(config: QuantizeConfig) -> str:
-    """Run the stage under a run of its own and return what to tell the user; what is refused leaves no run behind."""
+    Raises
+    ------
+    MlflowCompressError
+        See `quantize`.
+    """
     settings, calibration = method_settings(config), calibration_set(config)
-    METHODS.get(config.method).require_backend(settings)
-    tracker = Tracker()
-    config = replace(config, out=str(out_folder(config.out, tracker.uri)))
-    label = model_label(config.model)
-    with tracker.run(f"quantize {config.method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
+    METHODS.get(config.compression.method).require_backend(settings)
+    store = store if store is not None else Tracker()
+    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
+    label, method = model_label(config.source.model), config.compression.method
+    with store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
         manifest, folder = quantize(config, settings, calibration, run)
-    return f"{manifest.label}: {describe(manifest)}\nCheckpoint: {folder}\n{how_to_open(tracker, run.run_id)}"
+        found = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
+        run.set_note(f"**{found.summary}**; reload check passed.")
+    return found

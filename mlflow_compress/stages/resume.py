@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
-from mlflow_compress.config import EvaluateSettings, JudgeSettings, MainConfig, QuantizeConfig, as_strings, parse
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig, as_text, parameters, parse
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
-STAGES: dict[str, type] = {"quantize": QuantizeConfig, "evaluate": EvaluateSettings, "judge": JudgeSettings}
-"""The stages of the main job in their order, and the parameters of each."""
+STAGES = {
+    "quantize": parameters(QuantizeConfig).keys(),
+    "evaluate": parameters(EvaluateConfig).keys() - {"checkpoint"},
+    "judge": parameters(JudgeConfig).keys() - {"checkpoint"},
+}
+"""The stages of the main job in their order, and the parameters that a user gives each."""
 
 
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
@@ -28,13 +31,15 @@ def _is_finished(run: Any) -> bool:
     return bool(run.info.status == "FINISHED")
 
 
-def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> MainConfig:
+def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collection[str]) -> MainConfig:
     """Return the parameters of the run to go on with, with those of `config` that are not at their defaults.
 
     Parameters
     ----------
     config : MainConfig
-        As given now; its `resume` names the run.
+        As given now.
+    run_id : str
+        The run to go on with.
     tracker : Tracker
         The store.
     finished : collection of str
@@ -45,20 +50,20 @@ def resumed(config: MainConfig, tracker: Tracker, finished: Collection[str]) -> 
     ConfigError
         Not a main run, one that is finished or still running, or another value of what a finished stage has used.
     """
-    run = tracker.client.get_run(config.resume)
+    run = tracker.client.get_run(run_id)
     try:
-        stored = tracker.fetch_json(config.resume, run_names.PARAMETERS)
+        stored = tracker.fetch_json(run_id, run_names.PARAMETERS)
     except TrackingError as error:
-        raise ConfigError("This run cannot be resumed: it holds no parameters", got=config.resume) from error
+        raise ConfigError("This run cannot be resumed: it holds no parameters", got=run_id) from error
     if run.info.status in ("FINISHED", "RUNNING"):
         raise ConfigError(
-            f"Run {config.resume} is {run.info.status}",
+            f"Run {run_id} is {run.info.status}",
             allowed="a main run that is FAILED or KILLED",
             fix="Start the same command again without resume: what is done is found again",
         )
-    defaults = as_strings(MainConfig())
-    given = {name: value for name, value in as_strings(config).items() if value != defaults[name]}
-    used = {field.name for stage in finished for field in fields(STAGES[stage])}
+    defaults = as_text(MainConfig())
+    given = {name: value for name, value in as_text(config).items() if value != defaults[name]}
+    used = {name for stage in finished for name in STAGES[stage]}
     if changed := sorted(name for name in given.keys() & used if given[name] != stored[name]):
         raise ConfigError(
             f"Parameter '{changed[0]}' is that of a finished stage and cannot change",

@@ -16,7 +16,7 @@ from mlflow_compress.metrics.core.compute import unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.figures import draw_all
-from mlflow_compress.report.headline_text import headline_table, note_markdown
+from mlflow_compress.report.headline_text import note_markdown
 from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.record_tables import flips_table
@@ -81,11 +81,6 @@ class Outcome:
         """The verdict in plain words."""
         manifest = self.manifest
         return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
-
-
-def table(outcome: Outcome) -> str:
-    """Return the verdict and the headline table as text."""
-    return f"{outcome.verdict}\n\n{headline_table(outcome.pooled, outcome.manifest, **_beside(outcome))}"
 
 
 def _beside(outcome: Outcome) -> dict[str, Any]:
@@ -173,8 +168,13 @@ def _log_answers(outcome: Outcome, tracker: Tracker, run: TrackedRun) -> None:
         run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
 
 
-def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -> None:
+def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -> dict[str, str]:
     """Log everything that a person looks at or compares on the variant's parent run.
+
+    Returns
+    -------
+    dict of str to str
+        Metrics that were not computed, and why.
 
     Parameters
     ----------
@@ -190,6 +190,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     variants, shown = _variants(outcome, tracker, evaluation)
     figures = draw_all(evidence, outcome.results, variants, shown, folder / "figures")
     changed = flips_table(evidence)
+    skipped = _not_computed(outcome, tracker, unmet(evidence))
     page = render_report(
         title=f"{outcome.variant} against {outcome.label}",
         verdict=outcome.verdict,
@@ -197,7 +198,7 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
         figures=figures,
         flips=changed,
         setup=_setup(outcome, baseline_run, run),
-        not_computed=_not_computed(outcome, tracker, unmet(evidence)),
+        not_computed=skipped,
         manifest=outcome.manifest,
         **_beside(outcome),
     )
@@ -217,3 +218,4 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
     _log_answers(outcome, tracker, run)
     run.set_tags({run_names.VERDICT: outcome.verdict, run_names.CHECKPOINT: outcome.checkpoint})
     run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest, **_beside(outcome)))
+    return skipped

@@ -13,13 +13,6 @@ def rows() -> list[tuple[str, ...]]:
     return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
 
 
-def as_text() -> str:
-    """Return the table with aligned columns."""
-    table = [COLUMNS, *rows()]
-    widths = [max(len(row[i]) for row in table) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
-
-
 def as_markdown() -> str:
     """Return the table as Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]

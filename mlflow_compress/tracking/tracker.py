@@ -29,6 +29,7 @@ from mlflow_compress.tracking.experiment import choose_experiment, create_databa
 from mlflow_compress.tracking.filters import has_tags, tags_filter
 from mlflow_compress.tracking.parameters import new_parameters
 from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.store import RunLink, StoredRun
 
 _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
@@ -41,6 +42,10 @@ def _absolute(uri: str) -> str:
     if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
         return prefix + str(Path(uri.removeprefix(prefix)).resolve())
     return uri
+
+
+def _stored(run: Run) -> StoredRun:
+    return StoredRun(run_id=str(run.info.run_id), tags=dict(run.data.tags), metrics=dict(run.data.metrics))
 
 
 class TrackedRun:
@@ -218,9 +223,10 @@ class Tracker:
             self._end(run, "interrupted", "KILLED")
             raise
         except BaseException as error:
+            found = self.client.get_run(run.run_id).data.tags.get(MLFLOW_RUN_NOTE, "")
             self._end(run, str(error) or type(error).__name__, "FAILED")
-            if isinstance(error, StageError) and error.published:
-                run.set_note(f"**{error.stage} failed:** {error}\n\n{error.published}")
+            if isinstance(error, StageError) and error.published is not None:
+                run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
             raise
         self.client.set_terminated(run.run_id, "FINISHED")
 
@@ -241,6 +247,27 @@ class Tracker:
             token = page.token
             if not token:
                 return found
+
+    def find(self, stage: str, **tags: str) -> list[StoredRun]:
+        """Return the finished runs of a stage with the given tags, newest first, over all experiments."""
+        return [_stored(run) for run in self.find_finished(stage, **tags)]
+
+    def look_up(self, run_id: str) -> StoredRun:
+        """Return one run; where there is none, that is a `TrackingError`."""
+        try:
+            return _stored(self.client.get_run(run_id))
+        except MlflowException as error:
+            raise TrackingError(f"The store {self.uri} has no such run", got=run_id) from error
+
+    def child_ids(self, run_id: str) -> dict[str, str]:
+        """Return the id of a run's newest child by stage."""
+        return {stage: str(run.info.run_id) for stage, run in self.children(run_id).items()}
+
+    def link(self, run_id: str) -> RunLink:
+        """Return where a person finds the run."""
+        from mlflow_compress.tracking.views import how_to_open
+
+        return RunLink(run_id=run_id, store=self.uri, how_to_open=how_to_open(self, run_id))
 
     def children(self, run_id: str) -> dict[str, Run]:
         """Return the newest child of a run by stage; a run that does not exist is a `TrackingError`."""

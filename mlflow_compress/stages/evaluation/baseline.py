@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress.config import EvaluateSettings
+from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import KnownModel, tokenizer_hash
@@ -40,7 +40,7 @@ from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import NOISE, RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.store import OpenRun, Store
 
 STATES = "states"  # artifact folder of a baseline run, beside RECORDS and NOISE
 
@@ -89,13 +89,13 @@ def identity(model: KnownModel) -> dict[str, object]:
 
 
 def _measure_twice(
-    loaded: LoadedModel, suite: Suite, config: EvaluateSettings, resume: Path
+    loaded: LoadedModel, suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, Path | None]:
     """Return what the baseline answered, the records of its second run on a sample, and the folder of its states.
 
     Where every answer is generated no token is scored: there are no states then, and nothing for a noise floor.
     """
-    sample = noise_sample(suite, config.noise_items, seed=config.seed)
+    sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
         measured = measure(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
         return measured, RunRecords(items=sample.items), None
@@ -103,14 +103,14 @@ def _measure_twice(
     (states / MANIFEST).unlink(missing_ok=True)  # of a run that was interrupted after its first pass: it is resumed
     with StateWriter(states, loaded) as writer:
         measured = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
-    store = StateStore.open(states, baseline=loaded)
-    other_batches = ScoringConfig(batch_tokens=int(store.manifest.limits["batch_tokens"]) // 2)
+    captured = StateStore.open(states, baseline=loaded)
+    other_batches = ScoringConfig(batch_tokens=int(captured.manifest.limits["batch_tokens"]) // 2)
     scorer = Scorer(loaded, other_batches)
-    noise = measure(scorer, sample, baseline=store, generations=False, resume=resume / NOISE).records
+    noise = measure(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
     return measured, noise, states
 
 
-def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: EvaluateSettings) -> Baseline:
+def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: EvaluateConfig) -> Baseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a run of its own.
 
     The weights are loaded only to be evaluated, and are out of memory again when this returns. The second run has
@@ -121,9 +121,9 @@ def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: 
     asked = {**identity(model), **deciding, "tasks": suite.hashes()}
     evaluation = digest(asked)[:16]
 
-    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
+    def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
-        run.log_params({**identity(model), **settings, "noise_items": config.noise_items})
+        run.log_params({**identity(model), **settings, "noise_items": config.evaluation.noise_items})
         measured, noise, states = _measure_twice(load(model), suite, config, resume)
         if states is not None:
             run.log_folder(states, STATES)
@@ -137,17 +137,17 @@ def find_or_evaluate(tracker: Tracker, model: LightModel, suite: Suite, config: 
         log_harness_metrics(run, suite, measured)
 
     # Threads and processor decide the last bits: a baseline of others is evaluated again, and stays comparable.
-    fingerprint = {**asked, "noise_items": config.noise_items, "rounding": rounding_identity(model.device)}
-    run_id, fresh = get_or_create_run(tracker, "baseline", model_label(config.model), fingerprint, work)
+    fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": rounding_identity(model.device)}
+    run_id, fresh = get_or_create_run(store, "baseline", model_label(config.source.model), fingerprint, work)
     if fresh:
         gc.collect()  # modules refer to each other: without it, two models would be in memory when the variant loads
-    stored = tracker.fetch(run_id, RECORDS)
+    stored = store.fetch(run_id, RECORDS)
     return Baseline(
         run_id=run_id,
         evaluation=evaluation,
         records=RunRecords.read(stored),
         about=read_about(stored),
-        noise=RunRecords.read(tracker.fetch(run_id, NOISE)),
-        states=tracker.fetch(run_id, STATES) if suite.is_scored else None,
+        noise=RunRecords.read(store.fetch(run_id, NOISE)),
+        states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
     )

@@ -7,9 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from mlflow_compress import atomic
-from mlflow_compress.config import EvaluateSettings
+from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.models.identity import ReadsText, tokenizer_hash
+from mlflow_compress.stages.task_inputs import task_settings
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tasks.task import TaskSettings
 
@@ -19,19 +20,20 @@ IN_PROMPTS = ("prompt", "apply_chat_template", "fewshot_as_multiturn", "system_p
 EvalMetadata = dict[str, object]
 
 
-def about(model: ReadsText, config: EvaluateSettings, suite: Suite) -> EvalMetadata:
+def about(model: ReadsText, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
     """Return what two evaluations must share to be comparable, beyond their items."""
     return {
         "tokenizer": tokenizer_hash(model.tokenizer),
-        "shots": config.shots,
-        "shuffle_examples": config.shuffle_examples,
+        "num_fewshot": config.evaluation.num_fewshot,
+        "shuffle_fewshot": config.evaluation.shuffle_fewshot,
         "tasks": suite.hashes(),
     }
 
 
-def settings_of(config: EvaluateSettings) -> dict[str, object]:
+def settings_of(config: EvaluateConfig) -> dict[str, object]:
     """Return what decides which questions are asked and how, by name; where data and model lie does not."""
-    return {f.name: getattr(config, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
+    settings = task_settings(config)
+    return {f.name: getattr(settings, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
 
 
 def write_about(folder: Path, content: EvalMetadata) -> None:

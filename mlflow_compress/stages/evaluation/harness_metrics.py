@@ -8,20 +8,20 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracker import TrackedRun
+from mlflow_compress.tracking.store import OpenRun
 
 SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
 TABLE = "harness.json"
 
 
 def log_harness_metrics(
-    run: TrackedRun, suite: Suite, measured: ModelOutputs, *, baseline: RunRecords | None = None
+    run: OpenRun, suite: Suite, measured: ModelOutputs, *, baseline: RunRecords | None = None
 ) -> None:
     """Log the sources' metrics of a model: those of whole tasks and groups as MLflow metrics, all in a table.
 
     Parameters
     ----------
-    run : TrackedRun
+    run : OpenRun
     suite : Suite
         What was asked.
     measured : ModelOutputs

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from mlflow_compress.config import InferenceConfig, SourceConfig
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 
 
-class LoadSettings(Protocol):
-    """The part of a stage's configuration that says how a model is opened."""
-
-    @property
-    def dtype(self) -> str:
-        """See `LoadConfig`."""
-
-    @property
-    def device(self) -> str:
-        """See `LoadConfig`."""
-
-    @property
-    def trust_remote_code(self) -> bool:
-        """See `LoadConfig`."""
-
-
-def light(path: str, config: LoadSettings) -> LightModel:
-    """Return what is known of a model without loading its weights, opened as the stage's configuration says."""
+def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LightModel:
+    """Return what is known of a model without loading its weights, opened as the parameters say."""
     return open_light(
-        LoadConfig(path=path, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code)
+        LoadConfig(path=path, dtype=inference.dtype, device=source.device, trust_remote_code=source.trust_remote_code)
     )
 
 

@@ -1,0 +1,113 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow_compress.results import (
+        AnswerEvaluation,
+        Comparison,
+        CompressedModel,
+        Evaluation,
+        Listing,
+        Promotion,
+        VariantRun,
+    )
+    from mlflow_compress.tracking.store import RunLink
+
+
+def _where(run: RunLink | None) -> list[str]:
+    return [run.how_to_open] if run is not None and run.how_to_open else []
+
+
+def compressed_text(found: CompressedModel) -> str:
+    """Return size and cost, and where the checkpoint lies."""
+    return "\n".join([found.summary, f"Checkpoint: {found.folder}", *_where(found.run)])
+
+
+def evaluation_text(found: Evaluation) -> str:
+    """Return the verdict, and where the records came from."""
+    source = "found in the store" if found.baseline_found else "evaluated now"
+    lines = [found.summary, f"Baseline run {found.baseline_run_id} ({source})."]
+    if found.variant_found_in is not None:
+        lines.append(f"Records of the variant: found in run {found.variant_found_in}.")
+    return "\n".join([*lines, *_where(found.run)])
+
+
+def answers_text(found: AnswerEvaluation) -> str:
+    """Return the headline values, one per line, and what was left out."""
+    lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
+    return "\n".join([*lines, *([found.skipped] if found.skipped else []), *_where(found.run)])
+
+
+def variant_text(found: VariantRun) -> str:
+    """Return the verdict, the headline table, and where to look."""
+    from mlflow_compress.report.headline_text import headline_table
+
+    table = headline_table(
+        found.pooled,
+        found.manifest,
+        gates=found.gates,
+        n_truncated=found.n_truncated,
+        failed_stages=found.failed,
+    )
+    return "\n\n".join([found.verdict, table, *_where(found.run)])
+
+
+def promotion_text(found: Promotion) -> str:
+    """Return what happened to the alias, what competed, and every candidate with its reasons."""
+    lines = [found.verdict, *found.remarks, ""]
+    for outcome in found.decision.outcomes:
+        sign = f"{outcome.rank}." if outcome.rank else " -"
+        items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
+        lines.append(f"{sign} {outcome.candidate.name}{items}: {'; '.join(outcome.reasons)}")
+    return "\n\n".join(["\n".join(lines), *_where(found.run)])
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return accuracy of both, the difference, flips, and McNemar's test."""
+    found = comparison.found
+    low, high = (100 * bound for bound in found["accuracy_delta_interval"])
+    flips_low, flips_high = found["flips_pct_interval"]
+    w2w = "" if found["w2w"] is None else f", wrong to another wrong {found['w2w']}"
+    accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
+    lines = [
+        f"items      {found['n']}"
+        + (f" ({found['n_unscored']} more without an answer)" if found["n_unscored"] else ""),
+        f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points [{low:+.2f}, {high:+.2f}]",
+        f"flips      {found['flips_pct']:.2f} % [{flips_low:.2f}, {flips_high:.2f}]: "
+        f"right to wrong {found['c2w']}, wrong to right {found['w2c']}{w2w}",
+        f"McNemar    p = {found['mcnemar_p']:.4g}",
+    ]
+    if found["all_flips_pct"] is not None:
+        lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+    if found.get("rule"):
+        lines.append(f"scored by  {found['rule']}")
+    return "\n".join(lines)
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """Return the comparison as one JSON object."""
+    return json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+def listing_text(found: Listing) -> str:
+    """Return a table with aligned columns."""
+    table = [found.columns, *found.rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(found.columns) - 1)]
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table)
+
+
+BY_COMMAND: dict[str, Callable[[Any], str]] = {
+    "main": variant_text,
+    "quantize": compressed_text,
+    "evaluate": evaluation_text,
+    "judge": answers_text,
+    "promote": promotion_text,
+    "methods": listing_text,
+    "tasks": listing_text,
+}
+"""How the result of each command is shown."""

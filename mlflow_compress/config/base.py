@@ -1,0 +1,149 @@
+"""What every configuration is made of: groups of parameters, and commands that are composed of groups.
+
+A command has its parameters under one flat list of names, as a command line has, while code reads them by group:
+``EvaluateConfig(model="demo", limit=20)`` is ``config.source.model`` and ``config.evaluation.limit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic.fields import Field, FieldInfo
+
+from mlflow_compress.config.errors import one_error
+from mlflow_compress.config.old_names import renamed
+
+EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
+
+NONE = "none"
+"""How a parameter that has no value is written: there is none. (`None` in Python.)"""
+
+AUTO = "auto"
+"""How a parameter is written whose value is chosen for the user: the method's default, the demo's tasks."""
+
+PathKind = Literal["file", "folder", "either", "files"]
+
+
+def option(default: Any, description: str, *, path: PathKind | None = None, **bounds: Any) -> Any:
+    """Declare a parameter: its default, its one-line help, its bounds, and what path it may hold.
+
+    `path` is "files" for a comma-separated list; `mlflow_compress.paths` reads it.
+    """
+    return Field(default, description=description, json_schema_extra={"path": path} if path else None, **bounds)
+
+
+def _nothing(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() in ("", NONE) else value
+
+
+def _joined(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _pairs(value: object) -> object:
+    """Read "name=value,name=value" as lm-evaluation-harness reads `model_args`."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    pairs: dict[str, str] = {}
+    for part in [] if _nothing(value) is None else value.split(","):
+        name, equals, text = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and text):
+            raise ValueError("name=value,name=value")
+        if name in pairs:
+            raise ValueError(f"every name once, and {name} is there twice")
+        pairs[name] = text
+    return pairs
+
+
+OrNone = BeforeValidator(_nothing)
+Names = Annotated[str, BeforeValidator(_joined)]
+"""Names separated by commas; a Python list of them does too."""
+
+Pairs = Annotated[dict[str, Any], BeforeValidator(_pairs)]
+"""Settings by name: a dictionary, or "name=value,name=value"."""
+
+OptionalText = Annotated[str | None, OrNone]
+
+
+class _Checked(BaseModel):
+    """Frozen, with strict names, and one clear `ConfigError` for whatever is wrong."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise one_error(error, type(self)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, checked like those of a new one."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+class Group(_Checked):
+    """Parameters that belong together."""
+
+
+class Command(_Checked):
+    """Every parameter of one command: its own, and those of its groups."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_into_groups(cls, given: Any) -> Any:
+        """Put parameters that are given by their flat names into the groups that declare them."""
+        sorted_: dict[str, Any] = {}
+        groups = dict(_groups(cls))
+        for name, value in renamed(dict(given), parameters(cls)).items():
+            owner = next((group for group, kind in groups.items() if name in kind.model_fields), None)
+            if owner is None or name in cls.model_fields:
+                sorted_[name] = value
+            else:
+                sorted_.setdefault(owner, {})[name] = value
+        return sorted_
+
+    def values(self) -> dict[str, Any]:
+        """Return every parameter by its flat name."""
+        found: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Group):
+                found |= {inner: getattr(value, inner) for inner in type(value).model_fields}
+            else:
+                found[name] = value
+        return found
+
+    def with_values(self, **changes: Any) -> Self:
+        """Return a copy with other values, by flat names, checked like those of a new one."""
+        return type(self)(**{**self.values(), **changes})
+
+
+def _groups(cls: type[Command]) -> Iterator[tuple[str, type[Group]]]:
+    for name, field in cls.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+            yield name, field.annotation
+
+
+def parameters(cls: type[Command]) -> dict[str, FieldInfo]:
+    """Return the declaration of every parameter of a command, by its flat name and in the order of the help."""
+    groups = dict(_groups(cls))
+    found: dict[str, FieldInfo] = {}
+    for name, field in cls.model_fields.items():
+        found |= groups[name].model_fields if name in groups else {name: field}
+    return found
+
+
+def path_kind(field: FieldInfo) -> PathKind | None:
+    """Return what path a parameter may hold, or None where it holds none."""
+    extra = field.json_schema_extra
+    return extra.get("path") if isinstance(extra, dict) else None  # type: ignore[return-value]
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values that a parameter accepts, where it is one of a few words; otherwise nothing."""
+    kind = field.annotation
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()

@@ -1,0 +1,116 @@
+"""The groups of parameters: the baseline, the compression, what is evaluated, what is answered, how models run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlflow_compress.config.base import EMBEDDED, Group, Names, OptionalText, Pairs, option
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+AutoOrCount = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class SourceConfig(Group):
+    """Which baseline, where it runs, and the seed of everything random."""
+
+    model: str = option(
+        EMBEDDED, "baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id", path="folder"
+    )
+    device: Device = option("auto", "where models run")
+    seed: int = option(42, "seed of shuffles, splits, samples, calibration and bootstrap", ge=0)
+    trust_remote_code: bool = option(False, "run code that a checkpoint brings along (off: such models are refused)")
+    data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
+
+
+class CompressionConfig(Group):
+    """Which method, with which settings, calibrated on what."""
+
+    method: str = option("awq", "compression method (mlflow-compress methods lists them)")
+    bits: str = option("auto", "bits per weight; 'auto' takes the method's default")
+    group_size: str = option("auto", "weights that share one scale; 'auto' takes the method's default")
+    calibration: str = option(
+        "auto",
+        "wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo",
+        path="file",
+    )
+    calibration_samples: AutoOrCount = option("auto", "calibration samples; 'auto' takes the method's default")
+    calibration_length: int = option(256, "tokens per calibration sample", ge=8)
+    method_args: Pairs = option({}, "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
+    checkpoint: OptionalText = option(
+        None, "for method=checkpoint: folder, hub id or GGUF file of what others compressed", path="either"
+    )
+    output_dir: str = option(
+        "auto",
+        "folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state "
+        "(beside the database, or MLFLOW_COMPRESS_HOME)",
+    )
+
+
+class EvaluationConfig(Group):
+    """What is evaluated and how, whichever the variant."""
+
+    tasks: Names = option(
+        "auto", "comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo", path="files"
+    )
+    num_fewshot: int = option(5, "few-shot examples in lettered multiple choice", ge=0)
+    num_shuffles: int = option(2, "answer shuffles for the order-robustness metric; 0 turns it off", ge=0)
+    shuffle_fewshot: bool = option(
+        False, "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)"
+    )
+    all_orders: int = option(
+        0, "items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off", ge=0
+    )
+    prompt_style: Names = option(
+        "auto", "prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F"
+    )
+    limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", ge=0)
+    apply_chat_template: bool = option(
+        False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template"
+    )
+    fewshot_as_multiturn: bool = option(
+        True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
+    )
+    noise_items: int = option(
+        200, "items per task, and windows per corpus, that the baseline is scored on twice; 0 takes all", ge=0
+    )
+
+
+class InferenceConfig(Group):
+    """How both models are run, to be evaluated and to answer."""
+
+    dtype: Dtype = option("float32", "dtype in which both models are evaluated and answer")
+    system_prompt: OptionalText = option(
+        None, "system prompt of judged answers and of tasks in the chat template; none: none"
+    )
+
+
+class AnswerConfig(Group):
+    """What is answered, compared and graded, whichever the variant."""
+
+    instructions: str = option(
+        "auto",
+        "mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo",
+        path="file",
+    )
+    instruction_limit: int = option(0, "instructions per category after a seeded shuffle; 0 takes all", ge=0)
+    num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
+    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
+    encoder: str = option(
+        "embedded", "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id", path="folder"
+    )
+    bertscore_model: OptionalText = option(
+        None,
+        "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore",
+        path="folder",
+    )
+    judge_model: str = option("gpt-4", "model asked for MT-Bench grades (needs OPENAI_API_KEY)")
+    judge_base_url: str = option(
+        "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"
+    )
+    judge_repeats: int = option(1, "gradings per answer", ge=1)
+    judge_max_tokens: AutoOrCount = option(
+        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+    )

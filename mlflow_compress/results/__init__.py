@@ -1,0 +1,20 @@
+"""What the commands find, as typed values: tables for notebooks and pandas, plain dictionaries for everything else."""
+
+from mlflow_compress.results.comparison import Comparison
+from mlflow_compress.results.compressed import CompressedModel
+from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
+from mlflow_compress.results.listing import Listing
+from mlflow_compress.results.promotion import Promotion
+from mlflow_compress.results.variant_run import VariantRun
+from mlflow_compress.tracking.store import RunLink
+
+__all__ = [
+    "AnswerEvaluation",
+    "Comparison",
+    "CompressedModel",
+    "Evaluation",
+    "Listing",
+    "Promotion",
+    "RunLink",
+    "VariantRun",
+]

@@ -1,0 +1,167 @@
+"""What was measured on a variant: every metric with its interval, and the records that it was computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.records import MetricResult
+from mlflow_compress.results.tabular import Tabular
+from mlflow_compress.tracking.store import RunLink
+
+if TYPE_CHECKING:
+    from mlflow_compress.compress.checkpoint_manifest import Manifest
+    from mlflow_compress.records import RunRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Tabular):
+    """Metric results of one model, and where its records lie.
+
+    Attributes
+    ----------
+    name : str
+        The model's short name.
+    results : tuple of MetricResult
+        Every number: pooled, by task and by category.
+    not_computed : mapping of str to str
+        Metrics that could not be computed, and why.
+    records_folder : Path
+        The records that the numbers were computed from, as Parquet files.
+    run : RunLink or None
+        The run that holds them; None for records that lie in a folder alone.
+    """
+
+    name: str
+    results: tuple[MetricResult, ...]
+    not_computed: Mapping[str, str] = field(default_factory=dict)
+    records_folder: Path
+    run: RunLink | None = None
+
+    @property
+    def pooled(self) -> dict[str, MetricResult]:
+        """The headline results, by metric."""
+        from mlflow_compress.metrics.core.compute import headline
+
+        return headline(list(self.results))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The headline values, by metric."""
+        return {name: result.value for name, result in self.pooled.items()}
+
+    def __getitem__(self, metric: str) -> MetricResult:
+        """Return a headline result; one that was not computed is a `ConfigError` that says why, where it is known."""
+        if metric not in self.pooled:
+            reason = "; ".join(f"{name}: {why}" for name, why in self.not_computed.items())
+            raise ConfigError(
+                "This metric was not computed", allowed=sorted(self.pooled), got=metric, fix=reason or None
+            )
+        return self.pooled[metric]
+
+    def records(self) -> RunRecords:
+        """Return what the model answered: items, scores, distances and texts, as Arrow tables."""
+        from mlflow_compress.records import RunRecords
+
+        return RunRecords.read(self.records_folder)
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per result."""
+        return [asdict(result) for result in self.results]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sentence, then the headline results."""
+        from html import escape
+
+        shown = self.to_pandas()
+        pooled = shown[shown["task"].isna() & shown["category"].isna()] if len(shown) else shown
+        table = pooled.drop(columns=["task", "category"], errors="ignore")
+        return f"<p>{escape(self.summary)}</p>{table.to_html(index=False, na_rep='', border=0)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Measurement):
+    """A variant held against its baseline on the same items, or the baseline alone.
+
+    Attributes
+    ----------
+    baseline : str or None
+        The baseline's short name; None where there is none to compare with.
+    verdict : str
+        What was found, in one sentence.
+    manifest : Manifest or None
+        The variant's manifest; None for a baseline.
+    baseline_records_folder : Path or None
+        The baseline's records.
+    baseline_run_id, evaluation_id : str or None
+        The run that holds them, and the id that comparable evaluations share.
+    baseline_found : bool
+        Whether the baseline's records were found in the store, not scored now.
+    variant_found_in : str or None
+        The run in which the variant's records were found; None where it was scored now.
+    """
+
+    baseline: str | None = None
+    verdict: str = ""
+    manifest: Manifest | None = None
+    baseline_records_folder: Path | None = None
+    baseline_run_id: str | None = None
+    evaluation_id: str | None = None
+    baseline_found: bool = False
+    variant_found_in: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """The verdict, or what the numbers are of where there is no baseline."""
+        return self.verdict or f"{self.name}: no baseline to compare with"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "baseline": self.baseline,
+            "verdict": self.verdict,
+            "evaluation_id": self.evaluation_id,
+            "baseline_run_id": self.baseline_run_id,
+            "results": self.to_rows(),
+            "not_computed": dict(self.not_computed),
+            "records": str(self.records_folder),
+            "run": asdict(self.run) if self.run else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerEvaluation(Measurement):
+    """What both models answered to the same instructions: how similar, and how good.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    skipped : str
+        What was left out or found in the store, and why; empty where nothing was.
+    """
+
+    baseline: str
+    skipped: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The headline values, in one line."""
+        values = "; ".join(f"{name} {result.value:.4f}" for name, result in self.pooled.items())
+        return f"{self.name}: {values}" if values else f"{self.name}: nothing was computed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the texts as plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "baseline": self.baseline,
+            "results": self.to_rows(),
+            "not_computed": dict(self.not_computed),
+            "skipped": self.skipped,
+            "records": str(self.records_folder),
+            "run": asdict(self.run) if self.run else None,
+        }

@@ -1,0 +1,185 @@
+"""A plain folder in place of a tracking store: for notebooks and scripts that want results and no MLflow.
+
+Each run is a sub-folder with `run.json` (name, status, tags, parameters, metrics, note) and the same artifacts that a
+run in MLflow has. A baseline that was evaluated into the folder is found there again, as it is in MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import atomic
+from mlflow_compress.errors import TrackingError
+from mlflow_compress.home import FOLDER_SCHEME
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.store import RunLink, StoredRun
+
+RUN_FILE = "run.json"
+
+
+class FolderRun:
+    """One open run in a folder; its methods do what those of `TrackedRun` do.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it lies; the folder's name is the run's id.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_id = folder.name
+        self._content: dict[str, Any] = {"name": "", "status": "RUNNING", "started": time.time(), "note": ""}
+        self._content |= {"tags": {}, "params": {}, "metrics": {}}
+
+    def _update(self, part: str, values: Mapping[str, object]) -> None:
+        self._content[part] = {**self._content[part], **values}
+        self._write()
+
+    def _write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(self.folder / RUN_FILE, (json.dumps(self._content, indent=1) + "\n").encode())
+
+    def end(self, status: str, error: str = "") -> None:
+        """End the run, with the message of what stopped it."""
+        if error:
+            self._content["tags"][run_names.ERROR] = error
+        self._content |= {"status": status, "ended": time.time()}
+        self._write()
+
+    def rename(self, name: str) -> None:
+        """Give the run its short name."""
+        self._content["name"] = name
+        self._write()
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        """Set tags."""
+        self._update("tags", {key: str(value) for key, value in tags.items()})
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log parameters."""
+        self._update("params", {key: str(value) for key, value in params.items()})
+
+    def log_values(self, values: Mapping[str, float]) -> None:
+        """Log plain numbers."""
+        self._update("metrics", {key: float(value) for key, value in values.items()})
+
+    def log_results(self, results: Sequence[MetricResult]) -> None:
+        """Log results, rounded to what their intervals support; a task's result gets its name appended."""
+        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Store one file."""
+        target = self.folder / folder
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+
+    def log_folder(self, path: Path, folder: str) -> None:
+        """Store a folder's content."""
+        shutil.copytree(path, self.folder / folder, dirs_exist_ok=True)
+
+    def log_json(self, value: Any, name: str) -> None:
+        """Store a JSON-serialisable value."""
+        atomic.write(self.folder / name, (json.dumps(value, indent=1) + "\n").encode())
+
+    def set_note(self, markdown: str) -> None:
+        """Set the run's description."""
+        self._content["note"] = markdown
+        self._write()
+
+
+class FolderStore:
+    """A folder that keeps runs.
+
+    Parameters
+    ----------
+    root : Path or str
+        The folder; it is made where it is not there.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).expanduser().resolve()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrackingError(f"The folder for results cannot be made: {error}", got=str(self.root)) from error
+
+    @property
+    def uri(self) -> str:
+        """The folder, as what state is kept by."""
+        return f"{FOLDER_SCHEME}{self.root}"
+
+    @contextmanager
+    def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[FolderRun]:
+        """Open a run; it ends FINISHED, FAILED with the error as a tag, or KILLED when interrupted."""
+        run = FolderRun(self.root / uuid.uuid4().hex)
+        run.rename(name)
+        run.set_tags({run_names.STAGE: stage, **tags})
+        try:
+            yield run
+        except (KeyboardInterrupt, SystemExit):
+            run.end("KILLED", "interrupted")
+            raise
+        except BaseException as error:
+            run.end("FAILED", str(error) or type(error).__name__)
+            raise
+        run.end("FINISHED")
+
+    def _content(self, run_id: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.root / run_id / RUN_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise TrackingError(f"The folder {self.root} has no such run", got=run_id) from error
+
+    def find(self, stage: str, **tags: str) -> list[StoredRun]:
+        """Return the finished runs of a stage with these tags, newest first."""
+        wanted = {run_names.STAGE: stage, **tags}
+        every = [(path.parent.name, self._content(path.parent.name)) for path in self.root.glob(f"*/{RUN_FILE}")]
+        found = [
+            (content["started"], self._stored(run_id, content))
+            for run_id, content in every
+            if content["status"] == "FINISHED" and wanted.items() <= content["tags"].items()
+        ]
+        return [run for _, run in sorted(found, key=lambda entry: entry[0], reverse=True)]
+
+    def look_up(self, run_id: str) -> StoredRun:
+        """Return one run."""
+        return self._stored(run_id, self._content(run_id))
+
+    @staticmethod
+    def _stored(run_id: str, content: Mapping[str, Any]) -> StoredRun:
+        return StoredRun(run_id=run_id, tags=content["tags"], metrics=content["metrics"])
+
+    def child_ids(self, run_id: str) -> dict[str, str]:
+        """Return the id of a run's newest child by stage."""
+        self._content(run_id)
+        runs = [self._content(path.parent.name) | {"id": path.parent.name} for path in self.root.glob(f"*/{RUN_FILE}")]
+        below = [run for run in runs if run["tags"].get(run_names.PARENT) == run_id]
+        return {run["tags"][run_names.STAGE]: run["id"] for run in sorted(below, key=lambda run: run["started"])}
+
+    def fetch(self, run_id: str, folder: str) -> Path:
+        """Return the path of an artifact folder of a run."""
+        path = self.root / run_id / folder
+        if not path.is_dir():
+            raise TrackingError(f"Run {run_id} has no artifacts '{folder}'", got=str(self.root))
+        return path
+
+    def fetch_json(self, run_id: str, name: str) -> Any:
+        """Return a JSON artifact of a run."""
+        try:
+            return json.loads((self.root / run_id / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
+
+    def link(self, run_id: str) -> RunLink:
+        """Return where the run lies."""
+        return RunLink(run_id=run_id, store=str(self.root), how_to_open=f"Artifacts:     {self.root / run_id}")
