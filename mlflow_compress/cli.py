@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlflow_compress import api, config, lifetime
-from mlflow_compress.config.base import choices
+from mlflow_compress.config.base import as_typed, choices
 from mlflow_compress.config.old_names import OldNameWarning
-from mlflow_compress.config.reading import value_as_text
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
@@ -61,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         stage.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         for parameter, field in config.parameters(cls).items():
             accepted = " | ".join(choices(field))
-            shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{value_as_text(field.default)}]"
+            shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{as_typed(field.default)}]"
             stage.add_argument(f"--{parameter}", metavar="VALUE", help=shown.replace("%", "%%"))
     comparison = commands.add_parser(
         "compare", help="Compare two evaluations from their records or prediction files, without any model."
@@ -81,7 +80,7 @@ def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, st
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
     if "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
-        defaults = {name: value_as_text(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
+        defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
         values = {name: value for name, value in values.items() if value != defaults.get(name)}
     rest = list(extra)
     while rest:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow_compress.cli import CONFIG_HELP, STAGES
 from mlflow_compress.config import Command, parameters
-from mlflow_compress.config.reading import value_as_text
+from mlflow_compress.config.base import as_typed
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = ("quantize", "evaluate", "judge")  # stages that are MLflow projects of their own
@@ -23,7 +23,7 @@ def entry_point(name: str, cls: type[Command], program: str) -> str:
     """Return one entry point: every configuration field as a parameter, passed on as an option."""
     lines = [f"  {name}:", "    parameters:"]
     for parameter, field in parameters(cls).items():
-        default = value_as_text(field.default)
+        default = as_typed(field.default)
         lines.append(f'      {parameter}: {{type: string, default: "{default}"}}  # {field.description}')
     lines.append(f'      config: {{type: string, default: "none"}}  # {CONFIG_HELP}')
     lines.append("    command: >-")

@@ -44,6 +44,8 @@ def _joined(value: object) -> object:
 
 def _pairs(value: object) -> object:
     """Read "name=value,name=value" as lm-evaluation-harness reads `model_args`."""
+    if isinstance(value, dict):
+        return {name: as_typed(part) for name, part in value.items()}
     if not isinstance(value, str):
         return {} if value is None else value
     pairs: dict[str, str] = {}
@@ -57,11 +59,20 @@ def _pairs(value: object) -> object:
     return pairs
 
 
+def as_typed(value: object) -> str:
+    """Return a value as a user would type it."""
+    if value is None or value == {}:
+        return NONE
+    if isinstance(value, dict):
+        return ",".join(f"{name}={as_typed(part)}" for name, part in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 OrNone = BeforeValidator(_nothing)
 Names = Annotated[str, BeforeValidator(_joined)]
 """Names separated by commas; a Python list of them does too."""
 
-Pairs = Annotated[dict[str, Any], BeforeValidator(_pairs)]
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 """Settings by name: a dictionary, or "name=value,name=value"."""
 
 OptionalText = Annotated[str | None, OrNone]

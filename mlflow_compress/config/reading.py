@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.config.base import NONE, Command, parameters
+from mlflow_compress.config.base import NONE, Command, as_typed, parameters
 from mlflow_compress.config.errors import unknown_parameter
 from mlflow_compress.config.old_names import renamed
 from mlflow_compress.errors import ConfigError
@@ -68,16 +68,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def as_text(config: Command) -> dict[str, str]:
     """Return every parameter as the text that `parse` reads back."""
-    return {name: value_as_text(value) for name, value in config.values().items()}
-
-
-def value_as_text(value: Any) -> str:
-    """Return one value as a user would type it."""
-    if value is None or value == {}:
-        return NONE
-    if isinstance(value, dict):
-        return ",".join(f"{name}={value_as_text(part)}" for name, part in value.items())
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {name: as_typed(value) for name, value in config.values().items()}
 
 
 def check_text(name: str, text: str) -> None:

@@ -7,7 +7,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
 from mlflow_compress.models import architectures
 
 SOURCES = ("models", "records", "scoring", "tasks")

@@ -40,7 +40,7 @@ PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.tasks
 
 
 def styles_of(asked: str) -> dict[str, PromptStyle]:
-    """Return the styles that `-P prompt=` names, in order; 'auto' is the default one.
+    """Return the styles that `-P prompt_style=` names, in order; 'auto' is the default one.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def styles_of(asked: str) -> dict[str, PromptStyle]:
     """
     names = [DEFAULT] if asked == "auto" else [name.strip() for name in asked.split(",")]
     if len(set(names)) < len(names):
-        raise ConfigError("Parameter 'prompt' names a style twice", got=asked)
+        raise ConfigError("Parameter 'prompt_style' names a style twice", got=asked)
     return {name: PROMPTS.get(name) for name in names}
 
 

@@ -27,7 +27,7 @@ def check(options: argparse.Namespace) -> None:
         raise UnsupportedError(
             "AutoGPTQ quantizes on CUDA devices only, and torch finds none on this machine",
             fix="Run this project on a CUDA machine, or quantize in the main environment: -P method=gptq, "
-            "with -P settings=backend=gptqmodel for AutoGPTQ's format",
+            "with -P method_args=backend=gptqmodel for AutoGPTQ's format",
         )
     if options.bits not in BITS:
         raise ConfigError("AutoGPTQ has no such bits", allowed=[str(bits) for bits in BITS], got=options.bits)

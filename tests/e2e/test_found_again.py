@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from mlflow_compress import demo
 from mlflow_compress.compress import compress_model
 from mlflow_compress.compress import pipeline as compress_run
-from mlflow_compress.config import EvaluateConfig, JudgeConfig
+from mlflow_compress.config import EvaluateConfig, InferenceConfig, JudgeConfig, SourceConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import RunRecords
@@ -87,10 +86,10 @@ def only(tracker: Tracker, stage: str) -> Any:
 def test_a_stored_baseline_is_not_loaded_and_runs_share_one_evaluation(
     tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], loads: Loads
 ) -> None:
-    run_evaluate(replace(config, checkpoint=str(checkpoints["none"])))
+    run_evaluate(config.with_values(checkpoint=str(checkpoints["none"])))
     assert loads.folders == [demo.MODEL_DIR, checkpoints["none"]]
     assert loads.alive_before == [0, 0]  # the baseline's weights are gone before the variant's are loaded
-    run_evaluate(replace(config, checkpoint=str(checkpoints["rtn"])))
+    run_evaluate(config.with_values(checkpoint=str(checkpoints["rtn"])))
     assert loads.folders[2:] == [checkpoints["rtn"]]
     baseline, evaluations = only(tracker, "baseline"), tracker.find_finished("evaluate")
     evaluation = baseline.data.tags[run_names.EVALUATION]
@@ -105,14 +104,14 @@ def test_a_stored_baseline_is_not_loaded_and_runs_share_one_evaluation(
 def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
     tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], loads: Loads
 ) -> None:
-    config = replace(config, checkpoint=str(checkpoints["rtn"]))
+    config = config.with_values(checkpoint=str(checkpoints["rtn"]))
     run_evaluate(config)
     first = only(tracker, "evaluate")
     loads.folders.clear()
-    said = run_evaluate(config)
+    found = run_evaluate(config)
     assert loads.folders == []
     second = next(r for r in tracker.find_finished("evaluate") if r.info.run_id != first.info.run_id)
-    assert first.info.run_id in said
+    assert found.variant_found_in == first.info.run_id
     assert second.data.tags[run_names.SKIPPED] == f"evaluation: found in run {first.info.run_id}"
     assert run_names.SKIPPED not in first.data.tags
     assert second.data.metrics == first.data.metrics and first.data.metrics["distance/kl_mean"] > 0
@@ -122,27 +121,27 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
     assert {p.name: p.read_bytes() for p in ours.iterdir()} == {p.name: p.read_bytes() for p in theirs.iterdir()}
     for table in ("metrics.json", "details.json", "flips.json"):
         assert tracker.fetch_json(first.info.run_id, table) == tracker.fetch_json(second.info.run_id, table)
-    run_evaluate(replace(config, seed=7))  # another question is another evaluation
+    run_evaluate(config.with_values(seed=7))  # another question is another evaluation
     assert loads.folders == [demo.MODEL_DIR, checkpoints["rtn"]]
 
 
 def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
-    known = identity(open_models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    known = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
     assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
     assert {"source", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
     assert (
-        identity(open_models.light(str(demo.MODEL_DIR), EvaluateConfig())) == known
+        identity(open_models.light(str(demo.MODEL_DIR), SourceConfig(), InferenceConfig())) == known
     )  # the folder's name decides nothing
     (tmp_path / "demo" / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
-    other = identity(open_models.light(str(tmp_path / "demo"), EvaluateConfig()))
+    other = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
     assert {name for name in known if known[name] != other[name]} == {"ends of answers"}
 
 
 def test_an_edit_of_the_engine_gives_a_new_baseline(
     tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(config, checkpoint=str(checkpoints["none"]))
+    config = config.with_values(checkpoint=str(checkpoints["none"]))
     run_evaluate(config)
     monkeypatch.setattr(engine_identity, "source_hash", lambda: "edited")
     run_evaluate(config)
@@ -153,8 +152,8 @@ def test_an_edit_of_the_engine_gives_a_new_baseline(
 def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
     tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path]
 ) -> None:
-    config = replace(config, checkpoint=str(checkpoints["rtn"]))
-    run_evaluate(replace(config, noise_items=4))
+    config = config.with_values(checkpoint=str(checkpoints["rtn"]))
+    run_evaluate(config.with_values(noise_items=4))
     baseline, evaluate = only(tracker, "baseline"), only(tracker, "evaluate")
     noise = RunRecords.read(tracker.fetch(baseline.info.run_id, "noise"))
     assert noise.items is not None and noise.option_scores is not None and len(noise.items) == 4
@@ -166,7 +165,7 @@ def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
         assert rows["noise/corpus_kl_mean"]["n"] == 4 * 255 < rows["quality/perplexity"]["n"]
         assert run.data.params["noise_items"] == "4"
     # The sample decides nothing but the floor: the evaluation is the same, its baseline run another one.
-    run_evaluate(replace(config, noise_items=2))
+    run_evaluate(config.with_values(noise_items=2))
     both = tracker.find_finished("baseline")
     assert len(both) == 2 and len({run.data.tags[run_names.EVALUATION] for run in both}) == 1
     less = RunRecords.read(tracker.fetch(both[0].info.run_id, "noise"))
@@ -181,7 +180,7 @@ def test_a_suite_whose_answers_are_all_generated_is_evaluated(
     (workdir / "exact.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = EvaluateConfig(tasks=str(workdir / "exact.jsonl"), noise_items=noise_items)
     for name in ("none", "none", "rtn"):
-        run_evaluate(replace(asked, checkpoint=str(checkpoints[name])))
+        run_evaluate(asked.with_values(checkpoint=str(checkpoints[name])))
     baseline = only(tracker, "baseline")
     assert "states" not in {file.path for file in tracker.client.list_artifacts(baseline.info.run_id)}
     runs = tracker.find_finished("evaluate")
@@ -200,20 +199,25 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     asked = JudgeConfig(
-        checkpoint=str(checkpoints["rtn"]), limit=1, samples=2, max_new_tokens=8, judge_max_tokens="8", judge_model="j"
+        checkpoint=str(checkpoints["rtn"]),
+        instruction_limit=1,
+        num_samples=2,
+        max_new_tokens=8,
+        judge_max_tokens="8",
+        judge_model="j",
     )
     monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
     refusal = 401, {"error": {"message": "no such key"}}
     with judge_server(lambda number, body: refusal) as server, pytest.raises(JudgeError):
-        run_judge(replace(asked, judge_base_url=server.base_url))
+        run_judge(asked.with_values(judge_base_url=server.base_url))
     assert tracker.find_finished("judge") == [] and len(tracker.find_finished("answers")) == 1
     assert loads.folders == [demo.MODEL_DIR, checkpoints["rtn"]] and loads.alive_before == [0, 0]
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # as the project of the stage
     with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
-        run_judge(replace(asked, judge_base_url=server.base_url))
+        run_judge(asked.with_values(judge_base_url=server.base_url))
         paid = len(server.bodies)
         assert len(loads.folders) == 2 and paid > 0
-        run_judge(replace(asked, judge_base_url=server.base_url))
+        run_judge(asked.with_values(judge_base_url=server.base_url))
         assert len(server.bodies) == paid  # grades are kept beside the store
     assert os.listdir() == [] and (home(tracker.uri) / "judgments.jsonl").is_file()  # noqa: PTH208
     [first, second] = tracker.find_finished("judge")
@@ -224,11 +228,11 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     assert failed.info.status == "FAILED"
 
 
-@pytest.mark.parametrize("name", ["encoder", "bertscore", "model", "checkpoint"])
+@pytest.mark.parametrize("name", ["encoder", "bertscore_model", "model", "checkpoint"])
 @pytest.mark.parametrize("value", ["./nowhere", "a/b/c"])
 def test_a_relative_path_that_is_not_there_says_where_it_was_looked_for(
     name: str, value: str, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
 ) -> None:
-    asked = replace(JudgeConfig(checkpoint=str(checkpoints["none"]), instructions="demo"), **{name: value})
+    asked = JudgeConfig(checkpoint=str(checkpoints["none"]), instructions="demo").with_values(**{name: value})
     with pytest.raises(ConfigError, match=f"(?s)'{name}'.*looked for in {workdir}.*{value}"):
         run_judge(asked)

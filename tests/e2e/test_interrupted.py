@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +114,7 @@ def test_what_a_variant_answered_stays_until_it_is_stored(
     tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = replace(little(tmp_path), checkpoint=model_path("demo"))
+    config = little(tmp_path).with_values(checkpoint=model_path("demo"))
     with tracker.run("evaluate demo", "evaluate", {}) as run:
         with pytest.raises(OSError, match="no space"), ExitStack() as kept:
             evaluate_variant(config, suite_of(config), tracker, run, kept)

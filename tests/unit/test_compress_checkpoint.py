@@ -57,7 +57,7 @@ def test_any_format_is_taken_with_its_own_sizes(base: Path, tmp_path: Path, meth
 
 def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp_path: Path) -> None:
     theirs = make_llama(tmp_path / "theirs", seed=1)
-    config = QuantizeConfig(model=str(base), method="checkpoint", checkpoint=str(theirs), out=str(tmp_path))
+    config = QuantizeConfig(model=str(base), method="checkpoint", checkpoint=str(theirs), output_dir=str(tmp_path))
     source = resolve(str(base))
 
     def folder() -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.compress import METHODS, compress_model, method_config
-from mlflow_compress.compress.method_settings import parse_pairs
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.stages.quantize import method_settings, variant_name
@@ -115,24 +114,24 @@ def test_a_missing_extra_is_named_before_any_work(tmp_path: Path, monkeypatch: p
 
 
 def test_further_settings_reach_the_method() -> None:
-    assert parse_pairs("none") == parse_pairs("") == {}
-    config = QuantizeConfig(method="wanda", settings="sparsity=0.7", calibration_samples="8")
+    assert QuantizeConfig(method_args="none") == QuantizeConfig(method_args="") == QuantizeConfig()
+    config = QuantizeConfig(method="wanda", method_args="sparsity=0.7", calibration_samples="8")
     settings = method_settings(config)
     assert (settings.sparsity, settings.calibration_samples, settings.seed) == (0.7, 8, 42)  # type: ignore[attr-defined]
     assert variant_name(config) == "wanda-70pct"
-    assert variant_name(QuantizeConfig(method="magnitude", settings="pattern=2:4")) == "magnitude-2of4"
+    assert variant_name(QuantizeConfig(method="magnitude", method_args="pattern=2:4")) == "magnitude-2of4"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sparsity", "'settings' cannot be read. Allowed: name=value,name=value"),
-        ("sparsity=", "'settings' cannot be read"),
-        ("sparsity=0.5,sparsity=0.6", "'settings' cannot be read"),
+        ("sparsity", "'method_args' cannot be read. Allowed: name=value,name=value"),
+        ("sparsity=", "'method_args' cannot be read"),
+        ("sparsity=0.5,sparsity=0.6", "'method_args' cannot be read"),
         ("sparsty=0.5", "has no parameter 'sparsty'"),
         ("seed=3", "seed is a parameter of its own"),
     ],
 )
 def test_further_settings_that_cannot_be_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        method_settings(QuantizeConfig(method="wanda", settings=text))
+        method_settings(QuantizeConfig(method="wanda", method_args=text))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mlflow_compress import config
-from mlflow_compress.cli import STAGES, main
+from mlflow_compress.cli import STAGES, _parameters, build_parser, main
+from mlflow_compress.config.old_names import NEW_NAME, OldNameWarning
 from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -19,7 +19,86 @@ from write_mlprojects import project_files
 
 def test_strings_become_the_declared_types() -> None:
     parsed = config.parse(config.MainConfig, {"method": "rtn", "seed": "7", "judge": "false", "limit": "10"})
-    assert (parsed.method, parsed.seed, parsed.judge, parsed.limit) == ("rtn", 7, False, 10)
+    assert (parsed.compression.method, parsed.source.seed, parsed.judge) == ("rtn", 7, False)
+    assert (parsed.evaluation.limit, parsed.answers.instruction_limit) == (10, 0)
+
+
+def test_the_type_itself_checks() -> None:
+    with pytest.raises(ConfigError, match="'dtype' has an unknown value"):
+        config.EvaluateConfig(dtype="int4")
+    with pytest.raises(ConfigError, match="'limit' is too small"):
+        config.EvaluateConfig(limit=-3)
+    with pytest.raises(ConfigError, match="Unknown parameter"):
+        config.EvaluateConfig(limits=3)
+
+
+def test_a_stage_gets_the_groups_of_the_main_job() -> None:
+    main_job = config.MainConfig(model="m", seed=7, limit=3, instruction_limit=2, bits=4, dtype="bfloat16")
+    assert main_job.quantize_config == config.QuantizeConfig(model="m", seed=7, bits=4)
+    asked = main_job.evaluate_config("folder")
+    assert asked == config.EvaluateConfig(model="m", seed=7, limit=3, dtype="bfloat16", checkpoint="folder")
+    asked = main_job.judge_config("folder")
+    assert asked == config.JudgeConfig(model="m", seed=7, instruction_limit=2, dtype="bfloat16", checkpoint="folder")
+
+
+def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:
+    for text in ("none", "", "None"):
+        assert config.parse(config.EvaluateConfig, {"system_prompt": text, "data_dir": text}) == config.EvaluateConfig()
+    assert config.as_text(config.EvaluateConfig())["system_prompt"] == "none"
+
+
+def test_python_values_do_as_well_as_text() -> None:
+    asked = config.MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
+    assert asked.compression.bits == "4" and asked.evaluation.tasks == "demo,piqa"
+    assert config.as_text(asked)["method_args"] == "sparsity=0.5,pattern=2:4"
+
+
+@pytest.mark.parametrize(("old", "new"), NEW_NAME.items())
+def test_old_names_work_with_a_warning(old: str, new: str) -> None:
+    value = "3" if new.startswith("num_") else "true" if new.startswith("shuffle") else "a=b"
+    with pytest.warns(OldNameWarning, match=f"'{old}' is now called '{new}'"):
+        found = config.parse(config.MainConfig, {old: value})
+    assert found == config.parse(config.MainConfig, {new: value}) != config.MainConfig()
+
+
+def test_a_parameter_by_both_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'num_fewshot' is given twice"):
+        config.parse(config.MainConfig, {"shots": "1", "num_fewshot": "2"})
+
+
+def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("limit: 3\nbits: 4\ntasks: [demo, piqa]\nmethod_args: {sparsity: 0.5}\n")
+    found = config.parse(config.MainConfig, {"config": str(file), "bits": "8"})
+    assert found == config.MainConfig(limit=3, bits=8, tasks="demo,piqa", method_args="sparsity=0.5")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("limits: 3", "Did you mean 'limit'"),
+        ("- 1", "holds no names"),
+        ("a: [", "no YAML file"),
+        (None, "no YAML file"),
+    ],
+)
+def test_a_broken_file_gets_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        config.parse(config.MainConfig, {"config": str(file)})
+
+
+def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("limit: -4\n")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    command = ["evaluate", *(f"--{name}={text}" for name, text in config.as_text(config.EvaluateConfig()).items())]
+    known, extra = build_parser().parse_known_args([*command, "--seed=7", "--config", str(tmp_path / "mine.yaml")])
+    with pytest.raises(ConfigError, match=r"Parameter 'limit' is too small. Allowed: 0 or more. Got: -4."):
+        config.parse(config.EvaluateConfig, _parameters(known, extra))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +109,11 @@ def test_strings_become_the_declared_types() -> None:
         ({"max_kl": "much"}, ["'max_kl' must be a number"]),
         ({"dtype": "int4"}, ["unknown value", "float32, bfloat16", "'int4'"]),
         ({"limit": "-1"}, ["too small", "0 or more", "-1"]),
-        ({"trust_remote_code": "yes"}, ["switch", "true, false", "'yes'"]),
+        ({"trust_remote_code": "perhaps"}, ["switch", "true, false", "'perhaps'"]),
+        ({"judge_max_tokens": "0"}, ["'judge_max_tokens'", "auto, or 1 or more", "'0'"]),
+        ({"judge_max_tokens": "many"}, ["'judge_max_tokens'", "auto, or a whole number", "'many'"]),
+        ({"method_args": "sparsity"}, ["'method_args' cannot be read", "name=value,name=value", "'sparsity'"]),
+        ({"method_args": "a=1,a=2"}, ["'method_args' cannot be read", "every name once", "'a=1,a=2'"]),
     ],
 )
 def test_bad_values_get_one_clear_error(values: dict[str, str], words: list[str]) -> None:
@@ -41,18 +124,18 @@ def test_bad_values_get_one_clear_error(values: dict[str, str], words: list[str]
 
 
 def test_nan_is_not_a_bound() -> None:
-    with pytest.raises(ConfigError, match="too small"):
+    with pytest.raises(ConfigError, match="must be a number"):
         config.parse(config.PromoteConfig, {"max_kl": "nan"})
 
 
-@pytest.mark.parametrize("cls", [cls for cls, _ in STAGES.values()])
+@pytest.mark.parametrize("cls", [*STAGES.values()])
 def test_strings_and_configuration_round_trip(cls: type) -> None:
-    assert config.parse(cls, config.as_strings(cls())) == cls()
+    assert config.parse(cls, config.as_text(cls())) == cls()
 
 
-@pytest.mark.parametrize("cls", [cls for cls, _ in STAGES.values()])
+@pytest.mark.parametrize("cls", [*STAGES.values()])
 def test_every_parameter_explains_itself(cls: type) -> None:
-    assert all(len(field.metadata["help"]) > 10 for field in fields(cls))
+    assert all(len(field.description) > 10 for field in config.parameters(cls).values())
 
 
 def test_mlproject_files_are_what_the_configurations_say() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
-from mlflow_compress.config import MainConfig, as_strings, parse
+from mlflow_compress.config import MainConfig, as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.stages.main import check
@@ -103,7 +103,7 @@ def test_checkpoints_lie_where_they_last(tmp_path: Path, monkeypatch: pytest.Mon
 def failed_run(tracker: Tracker, *finished: str) -> str:
     """Return a main run that failed after some stages."""
     with pytest.raises(ConfigError), tracker.run("x", "main", {}) as main:
-        main.log_json(as_strings(MainConfig(method="rtn", bits="3", seed=7)), run_names.PARAMETERS)
+        main.log_json(as_text(MainConfig(method="rtn", bits="3", seed=7)), run_names.PARAMETERS)
         for stage in ("quantize", "evaluate", "judge"):
             child = tracker.client.create_run(
                 tracker.experiment_id, tags={run_names.PARENT: main.run_id, "stage": stage}
@@ -117,16 +117,18 @@ def test_a_resumed_run_has_the_parameters_that_it_was_started_with(tracker: Trac
     run_id = failed_run(tracker, "quantize", "evaluate")
     finished = finished_stages(tracker, run_id)
     assert set(finished) == {"quantize", "evaluate"}
-    again = resumed(MainConfig(resume=run_id, judge_model="other"), tracker, finished)
-    assert (again.method, again.bits, again.seed, again.judge_model) == ("rtn", "3", 7, "other")
+    again = resumed(MainConfig(resume=run_id, judge_model="other"), run_id, tracker, finished)
+    found = again.values()
+    assert [found[name] for name in ("method", "bits", "seed", "judge_model")] == ["rtn", "3", 7, "other"]
     assert again.resume == run_id
 
 
 def test_what_finished_stages_used_cannot_change(tracker: Tracker) -> None:
     run_id = failed_run(tracker, "quantize")
     with pytest.raises(ConfigError, match=r"'bits' is that of a finished stage.*Allowed: 3.*Got: '8'"):
-        resumed(MainConfig(resume=run_id, bits="8"), tracker, finished_stages(tracker, run_id))
-    assert resumed(MainConfig(resume=run_id, limit=5), tracker, finished_stages(tracker, run_id)).limit == 5
+        resumed(MainConfig(resume=run_id, bits="8"), run_id, tracker, finished_stages(tracker, run_id))
+    again = resumed(MainConfig(resume=run_id, limit=5), run_id, tracker, finished_stages(tracker, run_id))
+    assert again.evaluation.limit == 5
 
 
 def test_only_a_run_that_did_not_finish_is_resumed(tracker: Tracker) -> None:
@@ -134,7 +136,7 @@ def test_only_a_run_that_did_not_finish_is_resumed(tracker: Tracker) -> None:
     for status in ("FINISHED", "RUNNING"):
         tracker.client.update_run(run_id, status=status)
         with pytest.raises(ConfigError, match=f"is {status}"):
-            resumed(MainConfig(resume=run_id), tracker, {})
+            resumed(MainConfig(resume=run_id), run_id, tracker, {})
 
 
 def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
@@ -142,7 +144,7 @@ def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
         pass
     tracker.client.update_run(run.run_id, status="FAILED")
     with pytest.raises(ConfigError, match="holds no parameters"):
-        resumed(MainConfig(resume=run.run_id), tracker, {})
+        resumed(MainConfig(resume=run.run_id), run.run_id, tracker, {})
 
 
 def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> None:
@@ -157,7 +159,7 @@ def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> No
 
 
 def test_resume_round_trips_through_strings() -> None:
-    assert parse(MainConfig, as_strings(MainConfig(resume="abc"))).resume == "abc"
+    assert parse(MainConfig, as_text(MainConfig(resume="abc"))).resume == "abc"
 
 
 def test_the_user_hears_what_happens_and_how_long_it_took_before(tracker: Tracker) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from mlflow_compress.config import EvaluateConfig, MainConfig
+from mlflow_compress.config import EvaluateConfig, MainConfig, parameters
+from mlflow_compress.config.base import path_kind
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.paths import STARTED_IN, absolute_paths, started_in
 
@@ -22,23 +22,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["model", "encoder", "bertscore", "checkpoint", "data_dir"])
+@pytest.mark.parametrize("name", ["model", "encoder", "bertscore_model", "checkpoint", "data_dir"])
 def test_a_relative_folder_becomes_absolute(name: str, folder: Path) -> None:
-    assert getattr(absolute_paths(MainConfig(**{name: "model"})), name) == str(folder / "model")
+    assert absolute_paths(MainConfig(**{name: "model"})).values()[name] == str(folder / "model")
 
 
 @pytest.mark.parametrize("name", ["calibration", "instructions", "tasks"])
 def test_a_relative_file_becomes_absolute(name: str, folder: Path) -> None:
-    assert getattr(absolute_paths(MainConfig(**{name: "mine.jsonl"})), name) == str(folder / "mine.jsonl")
+    assert absolute_paths(MainConfig(**{name: "mine.jsonl"})).values()[name] == str(folder / "mine.jsonl")
 
 
 def test_of_several_tasks_only_the_files_are_paths(folder: Path) -> None:
     (folder / "piqa").mkdir()  # a folder that happens to have the name of a task
-    assert absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8")).tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
+    found = absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8"))
+    assert found.evaluation.tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
 
 
 def test_names_and_hub_ids_stay(folder: Path) -> None:
-    config = MainConfig(model="org/name", encoder="embedded", bertscore="roberta-large", calibration="c4")
+    config = MainConfig(model="org/name", encoder="embedded", bertscore_model="roberta-large", calibration="c4")
     assert absolute_paths(config) == config
     assert absolute_paths(MainConfig()) == MainConfig()
 
@@ -51,7 +52,7 @@ def test_names_and_hub_ids_stay(folder: Path) -> None:
         ("tasks", "piqa,yours.jsonl"),
         ("calibration", "text.txt"),
         ("instructions", "../say.jsonl"),
-        ("bertscore", "~/nowhere"),
+        ("bertscore_model", "~/nowhere"),
         ("encoder", "./encoder"),
         ("checkpoint", "model.Q4_K_M.gguf"),
         ("data_dir", "hub"),
@@ -78,9 +79,10 @@ def test_stages_name_the_folder_of_the_main_job(folder: Path, monkeypatch: pytes
 
 
 def test_every_parameter_that_speaks_of_files_or_folders_is_declared_as_one() -> None:
-    speaks = {f.name for f in fields(MainConfig) if {"file", "files", "folder"} & set(_words(f.metadata["help"]))}
-    # `out` need not be there yet, and log_weights says where a checkpoint is not copied to.
-    assert {f.name for f in fields(MainConfig) if f.metadata["path"]} == speaks - {"out"}
+    every = parameters(MainConfig).items()
+    speaks = {name for name, f in every if {"file", "files", "folder"} & set(_words(f.description))}
+    # `output_dir` need not be there yet, and log_weights says where a checkpoint is not copied to.
+    assert {name for name, field in every if path_kind(field)} == speaks - {"output_dir"}
 
 
 def _words(text: str) -> list[str]:

@@ -48,7 +48,7 @@ def test_a_machine_without_cuda_is_refused_in_one_line_before_any_work(
     assert call(model="no/such/model/anywhere") == 1
     error = capsys.readouterr().err
     assert error.startswith("Error: AutoGPTQ quantizes on CUDA devices only") and error.count("\n") == 1
-    assert "-P method=gptq" in error and "-P settings=backend=gptqmodel" in error
+    assert "-P method=gptq" in error and "-P method_args=backend=gptqmodel" in error
     assert not list(tmp_path.iterdir())
     assert "auto_gptq" not in sys.modules
 

@@ -22,7 +22,11 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "out" / "chat_template.jinja").unlink()
-    run_judge(JudgeConfig(checkpoint=str(workdir / "out"), limit=1, samples=2, max_new_tokens=8, judge_max_tokens="8"))
+    run_judge(
+        JudgeConfig(
+            checkpoint=str(workdir / "out"), instruction_limit=1, num_samples=2, max_new_tokens=8, judge_max_tokens="8"
+        )
+    )
     [judged] = tracker.find_finished("judge")
     # The same model under the same prompts: its sampled answers are exactly the baseline's second sample.
     assert judged.data.metrics["judge/similarity"] == judged.data.metrics["judge/similarity_floor"]

@@ -115,10 +115,10 @@ def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
 
 def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
     (tmp_path / "calibration.txt").write_text(f"Some text.\n\n{LONG}\n")
-    config = MainConfig(calibration=str(tmp_path / "calibration.txt"), tasks=str(tmp_path / "q.jsonl"), shots=0)
+    config = MainConfig(calibration=str(tmp_path / "calibration.txt"), tasks=str(tmp_path / "q.jsonl"), num_fewshot=0)
     with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
         main.check(config)
-    main.check(MainConfig(tasks=str(tmp_path / "q.jsonl"), shots=0))
+    main.check(MainConfig(tasks=str(tmp_path / "q.jsonl"), num_fewshot=0))
 
 
 def test_the_embedded_calibration_text_holds_nothing_that_the_demo_evaluates() -> None:
@@ -134,7 +134,7 @@ def test_documents_that_hold_an_item_are_left_out_whole(task: Task) -> None:
 def test_sets_by_name_come_from_data_dir_and_are_held_against_the_items(tmp_path: Path, task: Task, name: str) -> None:
     data = tmp_path / "hub"
     write_set(data, name, ["Some text.", LONG, "Some more text. " * 300])
-    config = MainConfig(calibration=name, tasks=str(tmp_path / "q.jsonl"), shots=0, data_dir=str(data))
+    config = MainConfig(calibration=name, tasks=str(tmp_path / "q.jsonl"), num_fewshot=0, data_dir=str(data))
     with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
         main.check(config)
     shutil.rmtree(data / DATASET[name])

@@ -29,11 +29,11 @@ TEXT = "word " * 600
         (["evaluate", "--model", "é" * 128], "Got: '256 bytes'"),
         (["evaluate", "--checkpoint", "a/" * 3000], "'checkpoint' holds a path that is too long"),
         (["judge", "--instructions", "x" * 300], "'instructions' holds a name that is too long"),
-        (["judge", "--bertscore", "x" * 300], "'bertscore' holds a name that is too long"),
+        (["judge", "--bertscore_model", "x" * 300], "'bertscore_model' holds a name that is too long"),
         (["quantize", "--calibration", "x" * 300], "'calibration' holds a name that is too long"),
-        (["quantize", "--out", "a\0b"], "'out' holds a NUL character"),
+        (["quantize", "--output_dir", "a\0b"], "'output_dir' holds a NUL character"),
         (["quantize", "--bits", "9" * 5000], "'bits' holds a name that is too long"),
-        (["main", "--out", "a\0b"], "'out' holds a NUL character"),
+        (["main", "--output_dir", "a\0b"], "'output_dir' holds a NUL character"),
         (["main", "--encoder", "x" * 300], "'encoder' holds a name that is too long"),
         (["promote", "--model", "x" * 300], "'model' holds a name that is too long"),
         (["compare", "x" * 5000, "b.jsonl"], "holds a name that is too long"),
@@ -46,7 +46,7 @@ def test_names_that_cannot_be_are_refused(workdir: Path, capsys: pytest.CaptureF
 
 
 def test_a_long_system_prompt_and_long_lists_are_fine() -> None:
-    assert parse(EvaluateConfig, {"system_prompt": TEXT}).system_prompt == TEXT
+    assert parse(EvaluateConfig, {"system_prompt": TEXT}).inference.system_prompt == TEXT
     check_text("tasks", ",".join(f"/data/{i:0200}.jsonl" for i in range(50)))
 
 

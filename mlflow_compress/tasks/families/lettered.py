@@ -149,7 +149,7 @@ def _own_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
     raise ConfigError(
         "No style of 'prompt' can show the questions without the options E and F: 'shared' speaks of six options",
         got=",".join(styles),
-        fix="Name another style too: -P prompt=base,shared",
+        fix="Name another style too: -P prompt_style=base,shared",
     )
 
 

@@ -17,7 +17,9 @@ FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
     """Read the embedded files."""
     if shots is not None:
-        raise ConfigError("The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give -P shots=")
+        raise ConfigError(
+            "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give -P num_fewshot="
+        )
     parts = [load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES]
     return Parts.join(parts)
 
@@ -32,7 +34,7 @@ TASKS.register(EMBEDDED)(
         source="embedded",
         licence="Apache-2.0",
         items="1,320 lettered (twice: with E and F too), 300 cloze, 300 last words, 152 exact, a corpus",
-        shots="`-P shots=` (5)",
+        shots="`-P num_fewshot=` (5)",
         rule="by family",
         definition=_definition,
         build=_build,

@@ -103,7 +103,7 @@ TASKS.register("mmlu_lettered")(
         source=DATASET,
         licence="MIT",
         items="14,042 test, 57 subjects (twice: with E and F too)",
-        shots="`-P shots=` (5)",
+        shots="`-P num_fewshot=` (5)",
         rule="argmax of the letter's log-likelihood, on every order",
         definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),
         build=_build,

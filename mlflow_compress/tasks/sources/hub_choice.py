@@ -13,7 +13,7 @@ from mlflow_compress.tasks.sources.data_dir import load_split
 from mlflow_compress.tasks.task import FAMILIES, Parts, TaskSettings
 
 RULE = "argmax of the letter's log-likelihood, on every order"
-SHOTS = "`-P shots=` (5)"
+SHOTS = "`-P num_fewshot=` (5)"
 MOST_EXAMPLES = 32  # rows of the examples' split that are read
 
 R = TypeVar("R")
