@@ -81,7 +81,7 @@ def measure(base: Path, method: str, settings: dict[str, str]) -> dict[str, Any]
     from transformers import AutoTokenizer
 
     from mlflow_compress import demo
-    from mlflow_compress.compress import METHODS, compress_model, method_config
+    from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.models.loading import LoadConfig, load_model
 
@@ -123,7 +123,7 @@ def main() -> None:
     import torch
     from tqdm import tqdm
 
-    from mlflow_compress.compress import METHODS
+    from mlflow_compress.compression import METHODS
 
     extra = dict(pair.split("=", 1) for pair in options.settings.split(",") if pair)
     methods = options.only.split(",") if options.only else installed(METHODS)

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress import demo
-from mlflow_compress.compress import compress_model, method_config
+from mlflow_compress.compression import compress_model, method_config
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.item_table import CHOICE
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.token_groups import token_groups
@@ -27,8 +29,6 @@ from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.stages.evaluation.run_model import measure
-from mlflow_compress.tasks.suite import Suite, load_suite
-from mlflow_compress.tasks.task import TaskSettings
 
 Samples = dict[str, npt.NDArray[np.float64]]
 

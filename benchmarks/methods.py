@@ -52,7 +52,7 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
 
 def missing(method: str, settings: dict[str, str]) -> str | None:
     """Return the extra that a variant needs and that is not installed, or None."""
-    from mlflow_compress.compress import METHODS, method_config
+    from mlflow_compress.compression import METHODS, method_config
     from mlflow_compress.errors import MissingDependencyError
 
     config = method_config(method, **settings)
@@ -69,7 +69,7 @@ def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from mlflow_compress import demo
-    from mlflow_compress.compress import compress_model, method_config
+    from mlflow_compress.compression import compress_model, method_config
     from mlflow_compress.models.loading import LoadConfig, load_model
 
     calibration = [(demo.DATA_DIR / "calibration.txt").read_text()]

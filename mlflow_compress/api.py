@@ -317,7 +317,7 @@ def methods() -> Listing:
     >>> "awq" in mc.methods()
     True
     """
-    from mlflow_compress.compress.method_table import COLUMNS, rows
+    from mlflow_compress.compression.method_table import COLUMNS, rows
     from mlflow_compress.results import Listing
 
     return Listing("compression methods", COLUMNS, tuple(rows()))
@@ -331,7 +331,7 @@ def tasks() -> Listing:
     >>> "demo" in mc.tasks()
     True
     """
+    from mlflow_compress.items.task_table import COLUMNS, rows
     from mlflow_compress.results import Listing
-    from mlflow_compress.tasks.task_table import COLUMNS, rows
 
     return Listing("named tasks", COLUMNS, tuple(rows()))

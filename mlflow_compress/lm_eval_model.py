@@ -16,12 +16,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from mlflow_compress.errors import DataError, UnsupportedError
+from mlflow_compress.items.harness.build import generation_settings
+from mlflow_compress.items.harness.harness_chat import render
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionScores, Request
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_until
-from mlflow_compress.tasks.harness.build import generation_settings
-from mlflow_compress.tasks.harness.harness_chat import render
 
 HARNESS_DEVICE = "cuda:0"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.compress.method_table import as_markdown
+from mlflow_compress.compression.method_table import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"

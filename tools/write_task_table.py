@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.tasks.task_table import as_markdown
+from mlflow_compress.items.task_table import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "tasks.md"

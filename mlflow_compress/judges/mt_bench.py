@@ -35,7 +35,7 @@ OTHER_TEMPERATURE = 0.7
 
 
 class Instruction(Protocol):
-    """What is needed of an instruction (`tasks.instructions.Instruction`)."""
+    """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
 
     @property
     def item_id(self) -> str:

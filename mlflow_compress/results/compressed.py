@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import Manifest
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 

@@ -13,7 +13,7 @@ from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 
 if TYPE_CHECKING:
-    from mlflow_compress.compress.checkpoint_manifest import Manifest
+    from mlflow_compress.compression.checkpoint_manifest import Manifest
     from mlflow_compress.records import RunRecords
 
 

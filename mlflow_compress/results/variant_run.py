@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import Manifest
 from mlflow_compress.results.evaluation import Measurement
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow_compress.models import architectures
 
-SOURCES = ("models", "records", "scoring", "tasks")
+SOURCES = ("items", "models", "records", "scoring")
 """Sub-packages whose code decides which tokens a model reads, what is computed, and what is written down."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")

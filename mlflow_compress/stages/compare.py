@@ -6,12 +6,12 @@ from pathlib import Path
 
 from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.metrics.core.answer_comparison import compare_answers, compare_records
 from mlflow_compress.metrics.core.answer_files import Answer, answers_from_harness, answers_from_rows
 from mlflow_compress.records import RunRecords
 from mlflow_compress.results import Comparison
 from mlflow_compress.stages.evaluation.eval_metadata import check_alike, read_about
-from mlflow_compress.tasks.sources.question_files import read_jsonl
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import Store
 

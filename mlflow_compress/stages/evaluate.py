@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlflow_compress.config import EMBEDDED, EvaluateConfig
 from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.models.identity import ReadsText, check_same_tokenizer
@@ -31,7 +32,6 @@ from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.resumable_workdir import unfinished
 from mlflow_compress.stages.task_inputs import suite_of
-from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store

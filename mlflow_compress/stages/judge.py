@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.home import home
+from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
 from mlflow_compress.judges.mt_bench import (
     OTHER_TEMPERATURE,
@@ -36,7 +37,6 @@ from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
-from mlflow_compress.tasks.sources.instructions import Instruction
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.metrics.core.compute import compute_all, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs

@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlflow_compress.compress.base import METHODS
-from mlflow_compress.compress.method_settings import AUTO
+from mlflow_compress.compression.base import METHODS
+from mlflow_compress.compression.method_settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_text
 from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
+from mlflow_compress.items.contamination import check_contamination
+from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.model_names import model_label, read_manifest
@@ -21,8 +23,6 @@ from mlflow_compress.stages.quantize import method_settings, resolved, variant_n
 from mlflow_compress.stages.resume import STAGES, finished_stages
 from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
-from mlflow_compress.tasks.contamination import check_contamination
-from mlflow_compress.tasks.prompt_style import styles_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracker import TrackedRun, Tracker

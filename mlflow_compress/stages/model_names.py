@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlflow_compress import demo
-from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import Manifest
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoder import EMBEDDED as EMBEDDED_ENCODER

@@ -7,20 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compress.base import METHODS, MethodConfig
-from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
-from mlflow_compress.compress.method_settings import AUTO, NONE, method_config
-from mlflow_compress.compress.pipeline import compress_model
+from mlflow_compress.compression.base import METHODS, MethodConfig
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
+from mlflow_compress.compression.pipeline import compress_model
 from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.results import CompressedModel
 from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.stages.task_inputs import calibration_set
-from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker

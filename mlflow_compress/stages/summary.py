@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import Manifest
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.decide.promotion import KL
 from mlflow_compress.metrics.core.compute import unmet

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mlflow_compress.compress.base import METHODS
+from mlflow_compress.compression.base import METHODS
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig
-from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet, load_calibration
-from mlflow_compress.tasks.sources.instructions import Instruction, find_instructions
-from mlflow_compress.tasks.suite import Suite, load_suite
-from mlflow_compress.tasks.task import TaskSettings
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.items.sources.instructions import Instruction, find_instructions
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import TaskSettings
 
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.stages.evaluation.eval_metadata import read_about
 from mlflow_compress.stages.evaluation.result_files import logged
 from mlflow_compress.stages.quantize import size_values
-from mlflow_compress.tasks.named_tasks import TASKS
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_model import (
     EVALUATION_SET,

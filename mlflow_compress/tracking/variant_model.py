@@ -23,7 +23,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: PythonModelContext) -> None:
         """Check the checkpoint against its recorded hashes and load it."""
-        from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
+        from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
         from mlflow_compress.errors import CheckpointError
         from mlflow_compress.models.loading import LoadConfig, load_model
 

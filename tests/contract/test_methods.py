@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import METHODS, Manifest, compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.stored_weights import hash_weights
@@ -156,7 +156,7 @@ def test_another_architecture_works_or_is_refused_with_a_reason(
 
 def reload_in_one_fresh_process(folders: list[Path]) -> list[dict[str, Any]]:
     """Check checkpoints as a user's process would and return one answer a folder."""
-    command = [sys.executable, "-m", "mlflow_compress.compress.reload_check", *map(str, folders)]
+    command = [sys.executable, "-m", "mlflow_compress.compression.reload_check", *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(folders), done.stderr

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.compress import compress_model
-from mlflow_compress.compress import pipeline as compress_run
+from mlflow_compress.compression import compress_model
+from mlflow_compress.compression import pipeline as compress_run
 from mlflow_compress.config import EvaluateConfig, InferenceConfig, JudgeConfig, SourceConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config, pipeline
 from tests.compress_models import check_here
 from tests.shared_data import SHARED, needs_shared
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.compress.methods.hqq import BITS, half_quadratic
+from mlflow_compress.compression.methods.hqq import BITS, half_quadratic
 
 # bits: first 16 digits of the SHA-256 over the levels as bytes, the first two zero points and scales; what
 # `Quantizer.quantize(weight, nbits=bits, group_size=64, axis=1, device="cpu", bitpack=False)` gave on `weight()`.

@@ -13,7 +13,7 @@ import re
 import numpy as np
 import pytest
 
-from mlflow_compress.compress import compress_model, method_config
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, Estimate, corpus_statistics
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.shared_data import SHARED, needs_shared

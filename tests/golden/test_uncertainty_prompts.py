@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.tasks.suite import load_suite
-from mlflow_compress.tasks.task import TaskSettings
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import TaskSettings
 
 PUBLISHED = {
     ("QA", 0, "base"): "fd2b6d91bf85811d",

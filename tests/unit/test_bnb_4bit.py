@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.models.architectures import bnb_4bit
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress import demo
-from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline, probe
-from mlflow_compress.compress.methods import smoothquant
-from mlflow_compress.compress.reload_check import load
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline, probe
+from mlflow_compress.compression.methods import smoothquant
+from mlflow_compress.compression.reload_check import load
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.compress.calibration_tokens import Calibration, prepare
+from mlflow_compress.compression.calibration_tokens import Calibration, prepare
 from mlflow_compress.errors import ConfigError
 
 

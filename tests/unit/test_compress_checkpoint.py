@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlflow_compress.compress import Manifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import Manifest, compress_model, method_config, pipeline
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve

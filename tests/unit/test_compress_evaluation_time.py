@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.architectures.noisy_logits import add_noise

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
-from mlflow_compress.compress import METHODS, Manifest, compress_model, method_config, pipeline, reload_check
+from mlflow_compress.compression import METHODS, Manifest, compress_model, method_config, pipeline, reload_check
 from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows

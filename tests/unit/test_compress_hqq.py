@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compress import compress_model, method_config, pipeline
-from mlflow_compress.compress.methods.hqq import BITS, half_quadratic
+from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression.methods.hqq import BITS, half_quadratic
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures.hqq_packed import pack, unpack
 from tests.compress_models import check_here, make_llama

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.compress import probe
+from mlflow_compress.compression import probe
 from mlflow_compress.errors import CheckpointError, ReloadMismatchError
 
 

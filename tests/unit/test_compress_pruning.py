@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compress import calibration_tokens, compress_model, method_config, pipeline
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, make_llama, make_neox
@@ -109,7 +109,7 @@ def test_a_layer_that_the_backend_passes_over_is_found(
 ) -> None:
     all_but_one = [name for name in resolve(str(base)).linear if name != "model.layers.1.mlp.up_proj"]
     options = {"sparsity": 0.5, "mask_structure": "0:0", "targets": all_but_one}
-    monkeypatch.setattr("mlflow_compress.compress.methods.wanda.modifier_options", lambda job: options)
+    monkeypatch.setattr("mlflow_compress.compression.methods.wanda.modifier_options", lambda job: options)
     with pytest.raises(UnsupportedError, match=r"layer model\.layers\.1\.mlp\.up_proj was not pruned"):
         compress_model(str(base), "wanda", method_config("wanda", **SETTINGS), TEXT, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compress import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
-from mlflow_compress.compress.reload_check import main as reload_check
+from mlflow_compress.compression import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
+from mlflow_compress.compression.reload_check import main as reload_check
 from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.compress import METHODS, compress_model, method_config
+from mlflow_compress.compression import METHODS, compress_model, method_config
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.stages.quantize import method_settings, variant_name

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import stored_weights
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.cli import main
-from mlflow_compress.compress import METHODS
-from mlflow_compress.compress.method_table import COLUMNS, as_text, rows
+from mlflow_compress.compression import METHODS
+from mlflow_compress.compression.method_table import COLUMNS, as_text, rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from write_methods_table import README, with_table

@@ -17,6 +17,11 @@ from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.items.harness import harness_tasks
+from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import Corpus, OwnMetric, Parts, Task, TaskSettings
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -25,11 +30,6 @@ from mlflow_compress.report.record_tables import change_by_margin, flips_table, 
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
 from mlflow_compress.stages.evaluation.run_model import measure
-from mlflow_compress.tasks.harness import harness_tasks
-from mlflow_compress.tasks.harness.build import build
-from mlflow_compress.tasks.sources.data_dir import load_split
-from mlflow_compress.tasks.suite import Suite, load_suite
-from mlflow_compress.tasks.task import Corpus, OwnMetric, Parts, Task, TaskSettings
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 ROWS = [

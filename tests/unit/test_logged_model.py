@@ -16,8 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from mlflow_compress.compress import compress_model, method_config
-from mlflow_compress.compress.checkpoint_manifest import Manifest
+from mlflow_compress.compression import compress_model, method_config
+from mlflow_compress.compression.checkpoint_manifest import Manifest
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values

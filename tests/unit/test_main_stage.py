@@ -77,8 +77,14 @@ def test_the_main_job_imports_no_model_library() -> None:
 
 def test_parameters_are_shown_resolved() -> None:
     known = check(MainConfig(method="rtn"))
-    resolved = {name: known[name] for name in ("bits", "group_size", "tasks", "instructions", "prompt")}
-    assert resolved == {"bits": 4, "group_size": 128, "tasks": "demo", "instructions": "demo", "prompt": "hendrycks"}
+    resolved = {name: known[name] for name in ("bits", "group_size", "tasks", "instructions", "prompt_style")}
+    assert resolved == {
+        "bits": 4,
+        "group_size": 128,
+        "tasks": "demo",
+        "instructions": "demo",
+        "prompt_style": "hendrycks",
+    }
     assert known["calibration"] == known["calibration_samples"] == "none"  # rtn is not calibrated
     assert "auto" not in known.values() and "resume" not in known
     calibrated = check(MainConfig(method="awq"))

@@ -12,10 +12,10 @@ import huggingface_hub.constants
 import pytest
 
 from mlflow_compress.errors import DataError, UnsupportedError
-from mlflow_compress.tasks.named import halueval_lettered, uncertainty
-from mlflow_compress.tasks.prompts.task import ABOUT
-from mlflow_compress.tasks.suite import load_suite
-from mlflow_compress.tasks.task import Task, TaskSettings
+from mlflow_compress.items.named import halueval_lettered, uncertainty
+from mlflow_compress.items.prompts.task import ABOUT
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import Task, TaskSettings
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 

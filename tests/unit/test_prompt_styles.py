@@ -16,6 +16,11 @@ import yaml
 
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.named import mmlu_lettered
+from mlflow_compress.items.prompt_style import PROMPTS
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.models.loading import LoadConfig, load_model
@@ -23,11 +28,6 @@ from mlflow_compress.report.details import conformal_table
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluate import as_read_by
 from mlflow_compress.stages.evaluation.run_model import measure
-from mlflow_compress.tasks.harness.build import build
-from mlflow_compress.tasks.named import mmlu_lettered
-from mlflow_compress.tasks.prompt_style import PROMPTS
-from mlflow_compress.tasks.suite import Suite, load_suite
-from mlflow_compress.tasks.task import TaskSettings
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.scoring_models import build_tokenizer

@@ -68,7 +68,7 @@ def test_where_takes_a_value_or_several() -> None:
 
 
 def test_registry_names_the_nearest_and_refuses_doubles() -> None:
-    registry: Registry[int] = Registry("thing", "mlflow_compress.tasks")
+    registry: Registry[int] = Registry("thing", "mlflow_compress.items")
     registry.register("alpha")(1)
     assert registry.get("alpha") == 1
     with pytest.raises(ConfigError, match=r"Unknown thing. Allowed: alpha. Got: 'alhpa'. Did you mean 'alpha'\?"):

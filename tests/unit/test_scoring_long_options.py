@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -15,8 +17,6 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.stages.evaluation.run_model import measure
-from mlflow_compress.tasks.suite import Suite, load_suite
-from mlflow_compress.tasks.task import TaskSettings
 from tests.shared_data import SHARED, needs_shared
 from tests.unit.scoring_models import load_random
 

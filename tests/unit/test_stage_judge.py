@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.compress import compress_model, pipeline
+from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.tracking.tracker import Tracker

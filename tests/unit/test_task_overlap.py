@@ -16,12 +16,12 @@ from transformers.models.auto import AutoTokenizer
 from mlflow_compress import demo
 from mlflow_compress.config import MainConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
+from mlflow_compress.items.contamination import check_contamination
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.task import Corpus, Task, TaskSettings
 from mlflow_compress.records import Items
 from mlflow_compress.stages import main
-from mlflow_compress.tasks.contamination import check_contamination
-from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet, load_calibration
-from mlflow_compress.tasks.sources.question_files import load_file
-from mlflow_compress.tasks.task import Corpus, Task, TaskSettings
 from tools.demo_generator.files import apart
 
 LONG = "In which of these years did the miller of the lower valley sell his last sack of flour to the baker?"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.tasks.harness.harness_tasks import manager
-from mlflow_compress.tasks.harness.task_names import defined_names, folder_of_task, is_mentioned
-from mlflow_compress.tasks.named import mmlu_lettered
-from mlflow_compress.tasks.named_tasks import TASKS
-from mlflow_compress.tasks.suite import load_suite
-from mlflow_compress.tasks.task import TaskSettings
-from mlflow_compress.tasks.task_table import as_text, rows
+from mlflow_compress.items.harness.harness_tasks import manager
+from mlflow_compress.items.harness.task_names import defined_names, folder_of_task, is_mentioned
+from mlflow_compress.items.named import mmlu_lettered
+from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.items.task_table import as_text, rows
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -101,7 +101,7 @@ def test_a_single_task_is_found_without_the_whole_index(name: str, folder: str |
 
 def test_the_demo_s_tasks_do_not_wait_for_the_harness() -> None:
     code = (
-        "import sys; from mlflow_compress.tasks.suite import load_suite; from mlflow_compress.tasks.task import TaskSettings; "
+        "import sys; from mlflow_compress.items.suite import load_suite; from mlflow_compress.items.task import TaskSettings; "
         "load_suite('demo', model='demo', settings=TaskSettings()); print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
     )
     found = subprocess.run(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
-from mlflow_compress.tasks.sources.instructions import find_instructions, load_instructions
-from mlflow_compress.tasks.sources.question_files import read_jsonl
-from mlflow_compress.tasks.suite import load_suite
-from mlflow_compress.tasks.task import TaskSettings
+from mlflow_compress.items.sources.instructions import find_instructions, load_instructions
+from mlflow_compress.items.sources.question_files import read_jsonl
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import TaskSettings
 from tests.shared_data import SHARED, needs_shared
 
 SETTINGS = TaskSettings(shots=1, shuffles=2, seed=1)

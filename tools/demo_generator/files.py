@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlflow_compress.tasks.contamination import CalibrationText, item_words
-from mlflow_compress.tasks.task import FAMILIES, Task, TaskSettings
+from mlflow_compress.items.contamination import CalibrationText, item_words
+from mlflow_compress.items.task import FAMILIES, Task, TaskSettings
 
 from .items import ROWS
 from .training_text import PROSE, documents

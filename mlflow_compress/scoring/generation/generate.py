@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class TwoTurns(Protocol):
-    """What is needed of an instruction (`tasks.instructions.Instruction`)."""
+    """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
 
     @property
     def item_id(self) -> str:

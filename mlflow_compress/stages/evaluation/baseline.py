@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import KnownModel, tokenizer_hash
@@ -37,7 +38,6 @@ from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, measure
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
 from mlflow_compress.stages.model_names import model_label
-from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -9,10 +9,10 @@ from pathlib import Path
 from mlflow_compress import atomic
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.errors import AlignmentError
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.identity import ReadsText, tokenizer_hash
 from mlflow_compress.stages.task_inputs import task_settings
-from mlflow_compress.tasks.suite import Suite
-from mlflow_compress.tasks.task import TaskSettings
 
 FILE = "about.json"
 # Settings that decide nothing but the prompts, of which the tasks' hashes are taken.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflow_compress.items.suite import Suite
 from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs
-from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun
 

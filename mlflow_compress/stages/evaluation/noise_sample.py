@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import Corpus, Task, TaskSettings, seeded
 from mlflow_compress.stages.evaluation.run_model import WINDOW
-from mlflow_compress.tasks.suite import Suite
-from mlflow_compress.tasks.task import Corpus, Task, TaskSettings, seeded
 
 _FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
 

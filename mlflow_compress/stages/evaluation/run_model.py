@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow_compress.items.suite import Suite
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.tasks.suite import Suite
 
 GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
 WINDOW = 512  # tokens per window of a corpus, as llama.cpp

@@ -1,0 +1,208 @@
+"""Running gptqmodel: the second backend of `gptq` and `awq`, which writes the files that AutoGPTQ and AutoAWQ wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mlflow_compress.compression.base import Job, Method
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import gptq_awq
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlflow_compress.models.source_model import SourceModel
+
+NAME = "gptqmodel"
+EXTRA, PACKAGES = gptq_awq.EXTRA, gptq_awq.PACKAGES
+BATCH = 8
+CLIPPED = 64
+"""Output features whose clipping AWQ searches at once."""
+WITH_AWQ = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+"""Architectures on which its AWQ was nearer to the base than plain rounding (`benchmarks/architectures.py`).
+
+Gemma 2 and OPT ended four to six times as far away, GPT-NeoX gave NaN; others it does not take, or were not tried.
+"""
+WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
+"""Architectures whose GPTQ it does not save, or saves without some of the parameters."""
+
+
+class TwoBackends(Method):
+    """`gptq` or `awq`: llm-compressor's by default, gptqmodel's with ``backend=gptqmodel``."""
+
+    other_format: ClassVar[str]
+    """Format of gptqmodel's checkpoints."""
+
+    def label(self, config: Any) -> str:
+        """Return ``gptq-4bit-g128``, or ``gptq-4bit-g128-gptqmodel``."""
+        name = super().label(config)
+        return f"{name}-{NAME}" if config.backend == NAME else name
+
+    def format_of(self, config: Any) -> str:
+        """Return the backend's own format."""
+        return self.other_format if config.backend == NAME else self.format
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return what the chosen backend needs."""
+        return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide a layer, and what the chosen backend cannot do."""
+        source.require_group_size(config.group_size)
+        if config.backend == NAME:
+            check(source, self.name, self.quantize_config(config))
+        else:
+            self.check_llmcompressor(source)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize layer by layer on the calibration set, with the chosen backend."""
+        if job.config.backend == NAME:
+            return quantize(job, self.quantize_config(job.config))
+        return self.run_llmcompressor(job)
+
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return the arguments of `gptqmodel.QuantizeConfig`."""
+        grouped = not isinstance(config.group_size, str)
+        return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
+
+    def check_llmcompressor(self, source: SourceModel) -> None:
+        """Refuse what llm-compressor cannot do with this model; the default accepts everything."""
+
+    @abstractmethod
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+        """Do with llm-compressor what `compress` does."""
+
+
+def load() -> None:
+    """Import gptqmodel with enough workers: its default on two cores is one."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, min(12, os.cpu_count() or 2))))
+    import gptqmodel  # noqa: F401
+
+
+def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
+    """Refuse what gptqmodel cannot do: architectures without a definition, group sizes and layers without a kernel."""
+    load()
+    from gptqmodel.models.auto import SUPPORTED_MODELS
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
+
+    kernel = {"gptq": TorchLinear, "awq": AwqTorchLinear}[method]
+    if source.model_type not in SUPPORTED_MODELS:
+        raise UnsupportedError(
+            "gptqmodel does not know this architecture", got=source.architecture, fix="Use backend=llmcompressor"
+        )
+    if method == "gptq" and source.model_type in WITHOUT_GPTQ:
+        raise UnsupportedError(
+            "gptqmodel's GPTQ of this architecture is not saved whole",
+            got=source.architecture,
+            fix="Use backend=llmcompressor",
+        )
+    if method == "awq" and source.model_type not in WITH_AWQ:
+        raise UnsupportedError(
+            "gptqmodel's AWQ has not proved right on this architecture",
+            allowed=WITH_AWQ,
+            got=source.architecture,
+            fix="Use backend=llmcompressor",
+        )
+    sizes = kernel.SUPPORTS_GROUP_SIZE
+    if settings["group_size"] not in sizes:
+        raise UnsupportedError(
+            f"gptqmodel's {method} has no kernel for this group size",
+            allowed=["channel" if size == -1 else str(size) for size in sizes],
+            got=settings["group_size"],
+        )
+    for name, (out_features, _) in source.linear.items():
+        if method == "awq" and out_features % CLIPPED:
+            raise UnsupportedError(
+                f"gptqmodel's AWQ cannot clip the {out_features} output features of {name}",
+                allowed=f"multiples of {CLIPPED}",
+                got=out_features,
+            )
+
+
+def quantize(job: Job, settings: dict[str, Any]) -> torch.Tensor:
+    """Quantize on the calibration set, save, and measure what was packed.
+
+    The base is read in its own type, in which gptqmodel also runs the calibration text; layers are solved in float32.
+
+    Parameters
+    ----------
+    job : Job
+        What to compress and where to write it.
+    settings : dict
+        Arguments of `gptqmodel.QuantizeConfig`.
+
+    Returns
+    -------
+    torch.Tensor
+        Logits of the in-memory model on the probe, shape (n_positions, vocabulary), its packed layers expanded.
+
+    Raises
+    ------
+    UnsupportedError
+        A layer was not solved with the damping asked for, or gptqmodel stopped.
+    """
+    load()
+    import torch
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+
+    assert job.calibration is not None
+    kernel = BACKEND.AWQ_TORCH if settings.get("quant_method") == "awq" else BACKEND.GPTQ_TORCH
+    rows = [{"input_ids": row.tolist(), "attention_mask": [1] * row.size} for row in job.calibration.ids]
+    try:
+        wrapped = GPTQModel.load(
+            str(job.source.folder),
+            QuantizeConfig(**settings, fallback=None, offload_to_disk=False),
+            device=job.device,
+            dtype=job.source.torch_dtype,
+            trust_remote_code=job.source.trust_remote_code,
+        )
+        with _contained() as failures:
+            wrapped.quantize(rows, calibration_sort=None, batch_size=BATCH, backend=kernel)
+            if failures:
+                raise RuntimeError(failures[0]) from failures[0]
+        _require_solved(wrapped.quant_log, settings.get("damp_percent"))
+        wrapped.save(str(job.folder))
+    except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError, LookupError) as error:
+        # What it raises where its definition of an architecture is not the pinned transformers'.
+        raise UnsupportedError(f"gptqmodel cannot compress this model: {error}", got=job.source.architecture) from error
+    job.source.tokenizer().save_pretrained(job.folder)  # gptqmodel adds a padding token to its own copy
+    model = wrapped.model.eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.float32)
+    gptq_awq.expand(model)
+    return job.probe.logits(model)
+
+
+def _require_solved(log: list[dict[str, str]], damping: float | None) -> None:
+    """Refuse layers whose Hessian needed more damping than was asked for, or was not used at all."""
+    for entry in log:
+        if damping is not None and float(entry["damp"]) != round(damping, 5):
+            raise UnsupportedError(
+                f"GPTQ's Hessian of {entry['module']} in layer {entry['layer']} cannot be inverted",
+                got=f"damping={damping}",
+                fix="Raise damping or give more calibration samples",
+            )
+
+
+@contextlib.contextmanager
+def _contained() -> Iterator[list[BaseException]]:
+    """Collect what worker threads raise, where gptqmodel would end the process, and keep its logs out of the way."""
+    from gptqmodel.looper import loop_processor
+    from gptqmodel.utils import threadx
+
+    failures: list[BaseException] = []
+    before = loop_processor._PROJECT_LOG_DIR, threadx._DeviceWorker._abort_process
+    with tempfile.TemporaryDirectory() as folder:
+        loop_processor._PROJECT_LOG_DIR = Path(folder)
+        threadx._DeviceWorker._abort_process = lambda _, failure: failures.append(failure)
+        try:
+            yield failures
+        finally:
+            loop_processor._PROJECT_LOG_DIR, threadx._DeviceWorker._abort_process = before

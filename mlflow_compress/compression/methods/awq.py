@@ -1,0 +1,114 @@
+"""AWQ: scale up the input channels that matter before rounding, and scale the layer before them down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.backends import gptqmodel_backend
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.base import CalibratedConfig, Job, register, require_at_least, require_bits
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `awq`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 128
+    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    symmetric: bool = False
+    """A grid around zero (no zero point) instead of one between the group's extremes, as in the paper."""
+    duo_scaling: bool = True
+    """Let the weights' size, not only the activations', shape the scales."""
+    grid: int = 20
+    """Exponents tried between 0 and 1 for each layer's scales."""
+    calibration_samples: int = 32
+    """Sequences used for calibration; the search passes them through each block once for every exponent."""
+    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
+    """What does the work; gptqmodel also clips, and writes AutoAWQ's format (GEMM)."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits, group sizes and grids that do not exist."""
+        super().__post_init__()
+        require_bits("awq", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+        require_at_least("grid", self.grid, 2)
+        if self.backend == gptqmodel_backend.NAME:
+            self._require_gptqmodel()
+
+    def _require_gptqmodel(self) -> None:
+        if self.bits == 8:
+            raise UnsupportedError(
+                "gptqmodel's 8-bit AWQ is wrong: the file does not compute what was quantized",
+                allowed="4, 3",
+                got=self.bits,
+                fix="Use backend=llmcompressor",
+            )
+        fixed = {"symmetric": False, "duo_scaling": True, "grid": 20}
+        for name, value in fixed.items():
+            if getattr(self, name) != value:
+                raise UnsupportedError(
+                    f"gptqmodel's AWQ has no setting {name}", allowed=str(value).lower(), got=getattr(self, name)
+                )
+
+
+@register
+class Awq(gptqmodel_backend.TwoBackends):
+    """Activation-aware weight-only quantization."""
+
+    name = "awq"
+    description = "AWQ, weight only: protects the channels with large activations by rescaling"
+    reference = "Lin et al. 2024, https://arxiv.org/abs/2306.00978 (llm-compressor AWQModifier)"
+    format = "compressed-tensors (pack-quantized)"
+    Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
+    supported_bits = BITS
+    by_class = True
+    needs_calibration = True
+    requires = ("llmcompressor",)
+    other_format = "awq (gemm)"
+
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return AutoAWQ's settings."""
+        return {**super().quantize_config(config), "quant_method": "awq", "format": "gemm", "sym": False}
+
+    def check_llmcompressor(self, source: SourceModel) -> None:
+        """Refuse an architecture without known scaling pairs."""
+        backend.load()
+        from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
+        from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
+
+        backend.require_known(
+            source,
+            (*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY),
+            unknown="AWQ does not know which layers of this architecture to scale together",
+            instead="gptq or rtn",
+        )
+
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+        """Search scales layer by layer on the calibration set, then round."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.quantization import QuantizationModifier
+            from llmcompressor.modifiers.transform.awq import AWQModifier
+
+            config = job.config
+            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
+            return [
+                AWQModifier(duo_scaling=config.duo_scaling, n_grid=config.grid),
+                QuantizationModifier(config_groups=scheme, ignore=job.source.ignored),
+            ]
+
+        backend.load()
+        with backend.unpinned_cache():
+            return backend.run_oneshot(job, recipe, rescales=True)

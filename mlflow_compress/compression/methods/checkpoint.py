@@ -1,0 +1,135 @@
+"""A checkpoint made elsewhere: copied, proven to load, and recorded like any other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression import reload_check
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register
+from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import source_model as source_module
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+CODE, GGUF = "*.py", ".gguf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `checkpoint`."""
+
+    checkpoint: str = ""
+    """Folder or hub id of a compressed version of the base, in any format that transformers loads, or a GGUF file."""
+    native: bool = False
+    """Let llama.cpp itself compute a GGUF file wherever it is evaluated, on the CPU (extra `llama-cpp`)."""
+
+    @property
+    def path(self) -> Path:
+        """Where it lies: a folder, or a GGUF file by itself; a hub id is downloaded."""
+        if not self.checkpoint:
+            raise ConfigError(
+                "Method 'checkpoint' needs a checkpoint",
+                allowed="a folder, a hub id or a GGUF file",
+                fix="Give -P checkpoint=...",
+            )
+        file = Path(self.checkpoint).expanduser()
+        if file.suffix == GGUF and not file.is_dir():
+            if not file.is_file():
+                raise CheckpointError("The GGUF file does not exist", got=self.checkpoint)
+            return file.resolve()
+        return source_module.local_folder(self.checkpoint)
+
+
+@register
+class Checkpoint(Method):
+    """Evaluate what another tool has compressed, with the same records.
+
+    The files are copied, so that what was evaluated stays what it was; `seconds` and memory are those of copying and
+    loading, not of the compression, of which nothing is known here.
+    """
+
+    name = "checkpoint"
+    description = (
+        "A checkpoint compressed elsewhere, in any format that transformers loads, or a GGUF file: "
+        "`-P checkpoint=FOLDER`"
+    )
+    reference = "https://huggingface.co/docs/transformers/quantization/overview"
+    format = "as it came"
+    linear_only = False
+    Config = Config
+
+    def label(self, config: Any) -> str:
+        """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
+        return f"{self.name}-{name}{'-native' if config.native else ''}"
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return llama.cpp's, where it is to compute."""
+        return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
+
+    def fingerprint(self, config: Any) -> str:
+        """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
+        return stored_weights.hash_weights(config.path)[1]
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a missing extra, a folder without a model, another vocabulary, and other layers than the base has."""
+        from transformers import AutoConfig
+
+        folder = config.path
+        if folder.suffix == GGUF:
+            gguf_model.require_version(source, folder)
+            return
+        if config.native:
+            raise UnsupportedError("llama.cpp computes GGUF files only", allowed="a .gguf file", got=config.checkpoint)
+        # A missing extra is said here, before any work.
+        architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
+        tensors = stored_weights.read_headers(folder)
+        try:
+            found = AutoConfig.from_pretrained(
+                folder, trust_remote_code=source.trust_remote_code, local_files_only=True
+            ).get_text_config()
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"The checkpoint's config.json cannot be read: {error}", got=str(folder)) from error
+        base = AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code).get_text_config()
+        if found.vocab_size != base.vocab_size:
+            raise UnsupportedError(
+                "The checkpoint has another vocabulary than the base, so their predictions cannot be compared",
+                allowed=str(base.vocab_size),
+                got=found.vocab_size,
+                fix="Give the base that it was made from as -P model=...",
+            )
+        if not stored_weights.bytes_of_layers(tensors, source.linear):
+            raise UnsupportedError(
+                "The checkpoint stores none of the base's linear layers under their names",
+                allowed=f"names such as {next(iter(source.linear))}",
+                got=next(iter(tensors), "no tensors"),
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Copy the files and measure the original."""
+        folder = job.config.path
+        if folder.suffix == GGUF:
+            return gguf_model.adopt(job, folder)
+        patterns = [*source_module.FILES, architectures.GGUF]
+        for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
+            if path.name != "compression.json" and (job.source.trust_remote_code or not path.match(CODE)):
+                shutil.copyfile(path, job.folder / path.name)
+        if not (job.folder / "tokenizer_config.json").exists():
+            job.source.tokenizer().save_pretrained(job.folder)
+        try:
+            model = reload_check.load(folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"The checkpoint's format needs a package: {error}", got=str(folder)
+            ) from error
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
+        return job.probe.logits(model)

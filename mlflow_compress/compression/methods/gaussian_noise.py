@@ -1,0 +1,68 @@
+"""Gaussian noise on the logits: what a model without any direction in its errors shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least
+from mlflow_compress.compression.shared.dense import save_and_measure
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `gaussian-noise`."""
+
+    scale: float = 0.5
+    """Standard deviation of the noise on every logit, in nats."""
+    seed: int = 0
+    """Seed of the noise."""
+
+    def __post_init__(self) -> None:
+        """Refuse no noise, and seeds below 0."""
+        if self.scale <= 0:
+            raise ConfigError("scale is out of range", allowed="above 0", got=self.scale, fix="Use method=none")
+        require_at_least("seed", self.seed, 0)
+
+
+@register
+class GaussianNoise(Method):
+    """The base with independent ``N(0, scale^2)`` on every logit, added wherever the model is scored or generates.
+
+    The control of "Accuracy is Not All You Need", table 19. There the perplexity stays while the KL grows, which one
+    distribution cannot do: where tokens follow the baseline, the mean nll rises by the mean KL. The paper's perplexity
+    is that of the target's noisy log-probability without renormalisation. Here noise goes in before the softmax, so
+    that predictions stay distributions, and the perplexity rises. The weights are the base's own; the checkpoint asks
+    for the noise in its configuration.
+    """
+
+    name = "gaussian-noise"
+    description = "Gaussian noise on the logits at evaluation time: a control, nothing is compressed"
+    reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141, table 19"
+    format = "safetensors (noisy_logits)"
+    Config = Config
+    compresses = False
+    linear_only = False
+
+    def label(self, config: Any) -> str:
+        """Return ``gaussian-noise-0.5``."""
+        return f"{self.name}-{config.scale:g}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a model without a head of its own."""
+        if source.head is None:
+            raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Save the base with the note, and measure it with the noise."""
+        from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
+
+        model, settings = job.source.load(job.device), job.config.settings()
+        model.config.quantization_config = NoisyLogitsConfig(**settings).to_dict()
+        add_noise(model, **settings)
+        return save_and_measure(job, model)

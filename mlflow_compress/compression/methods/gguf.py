@@ -1,0 +1,81 @@
+"""GGUF: llama.cpp's file format, with its plain block quantizations, in pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.base import Job, Method, register, require_bits
+from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.models import gguf_file
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 5, 4)
+BLOCK = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(gguf_model.GgufConfig):
+    """Settings of `gguf`."""
+
+    bits: int = 4
+    """8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale for 32 weights."""
+    embeddings: bool = False
+    """Quantize the embeddings and the head as well, as files made by llama.cpp do."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits without a type."""
+        require_bits("gguf", self.bits, BITS)
+
+
+@register
+class Gguf(Method):
+    """Symmetric round-to-nearest in blocks of 32; transformers reads the file and computes with the values it means.
+
+    llama.cpp itself also rounds activations to 8 bits on many devices, which adds to the distance measured here; with
+    `native` it computes itself, and what runs is what is measured. Its K-quants are `gguf-k` and `gguf-imatrix`. The
+    file carries the vocabulary of a byte-level BPE whose splitting llama.cpp knows; with any other tokenizer it carries
+    none, and llama.cpp then takes token ids only.
+    """
+
+    name = "gguf"
+    description = "llama.cpp's GGUF with Q8_0, Q5_0 or Q4_0 blocks, written in pure Python"
+    reference = "https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (package gguf)"
+    format = "gguf"
+    Config = Config
+    runs_in = ("llama.cpp",)
+    supported_bits = BITS
+    requires = ("gguf",)
+
+    def label(self, config: Any) -> str:
+        """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp itself."""
+        return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
+
+    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+        """Return also llama.cpp's, where it is to compute."""
+        if not config.native:
+            return super().packages(config)
+        return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
+        gguf_model.require_known(source, BLOCK)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize, write the file, and measure the values that its blocks mean."""
+        import gguf
+
+        model, path = gguf_model.load(job), job.folder / gguf_file.FILE
+        blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
+        quantized, plain = gguf.GGMLQuantizationType[f"Q{job.config.bits}_0"], gguf_model.plain_kind(job.source.dtype)
+
+        def kind_of(name: str, parameter: Any) -> Any:
+            module, _, part = name.rpartition(".")
+            return quantized if part == "weight" and module in blocks else plain(parameter)
+
+        tensors = gguf_model.tensors_of(model, kind_of)
+        gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{job.config.bits}_0"], tensors, path)
+        return gguf_model.measure(job, model, path)

@@ -1,0 +1,60 @@
+"""llama.cpp's K-quants with an importance matrix: errors count by the size of what flows through a channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
+from mlflow_compress.compression.base import CalibratedConfig, Job, register
+from mlflow_compress.compression.gguf import gguf_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from mlflow_compress.compression.calibration_tokens import Calibration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig, KQuantConfig):
+    """Settings of `gguf-imatrix`."""
+
+    def __post_init__(self) -> None:
+        """Check both halves."""
+        CalibratedConfig.__post_init__(self)
+        KQuantConfig.__post_init__(self)
+
+
+@register
+class GgufImatrix(KQuantMethod):
+    """K-quants whose grids minimise ``sum_j E[x_j^2] (w_j - q_j)^2``, the expectation over the calibration text."""
+
+    name = "gguf-imatrix"
+    description = "llama.cpp's K-quants with an importance matrix from the calibration text"
+    reference = "https://github.com/ggml-org/llama.cpp/pull/4861 (imatrix)"
+    Config = Config
+    needs_calibration = True
+
+    def importance(self, job: Job, model: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the mean square of every linear layer's inputs."""
+        assert job.calibration is not None
+        found = mean_squares(model, list(job.source.linear), job.calibration)
+        names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in found}
+        return {names[name]: values.float().numpy() for name, values in found.items()}
+
+
+def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> dict[str, torch.Tensor]:
+    """Return the mean over all calibration tokens of each input channel's square, float64, shape (in_features,)."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(name: str) -> Any:
+        def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+            squares = args[0].double().square().flatten(0, -2).sum(0).cpu()
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(add(name)) for name in layers]
+    calibration.run_through(model, hooks)
+    return {name: total / calibration.ids.size for name, total in sums.items()}

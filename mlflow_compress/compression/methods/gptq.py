@@ -1,0 +1,131 @@
+"""GPTQ: quantize column by column, repairing each column's error in those that follow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.backends import gptqmodel_backend
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.base import (
+    CalibratedConfig,
+    Job,
+    register,
+    require_at_least,
+    require_between,
+    require_bits,
+)
+from mlflow_compress.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `gptq`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 128
+    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    symmetric: bool = True
+    """A grid around zero (no zero point) instead of one between the group's extremes."""
+    damping: float = 0.01
+    """Added to the Hessian's diagonal, as a fraction of its mean."""
+    act_order: bool = True
+    """Quantize the columns with the largest activations first; groups stay where they are."""
+    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
+    """What does the work; gptqmodel writes AutoGPTQ's format."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits, group sizes and damping that do not exist."""
+        super().__post_init__()
+        require_bits("gptq", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+        require_between("damping", self.damping, 0.0, 1.0)
+        if self.backend == gptqmodel_backend.NAME and not self.symmetric:
+            raise UnsupportedError(
+                "gptqmodel's asymmetric GPTQ did not pass our tests",
+                got="symmetric=false",
+                fix="Use backend=llmcompressor",
+            )
+
+
+@register
+class Gptq(gptqmodel_backend.TwoBackends):
+    """Weight-only quantization with second-order error repair."""
+
+    name = "gptq"
+    description = "GPTQ, weight only: repairs each column's rounding error in the columns that follow"
+    reference = "Frantar et al. 2023, https://arxiv.org/abs/2210.17323 (llm-compressor GPTQModifier)"
+    format = "compressed-tensors (pack-quantized)"
+    Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
+    supported_bits = BITS
+    by_class = True
+    needs_calibration = True
+    requires = ("llmcompressor",)
+    other_format = "gptq"
+
+    def quantize_config(self, config: Any) -> dict[str, Any]:
+        """Return AutoGPTQ's settings."""
+        grouped = not isinstance(config.group_size, str)
+        return {
+            **super().quantize_config(config),
+            "sym": True,
+            "format": "gptq",
+            "desc_act": config.act_order,
+            "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
+            "act_group_aware": False,
+            "damp_percent": config.damping,
+            "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
+        }
+
+    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+        """Repair errors layer by layer on the calibration set."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.gptq import GPTQModifier
+
+            config = job.config
+            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
+            return [
+                GPTQModifier(
+                    config_groups=scheme,
+                    ignore=job.source.ignored,
+                    dampening_frac=config.damping,
+                    actorder="weight" if config.act_order else None,
+                )
+            ]
+
+        with _refuse_fallback():
+            return backend.run_oneshot(job, recipe)
+
+
+@contextlib.contextmanager
+def _refuse_fallback() -> Iterator[None]:
+    """Turn llm-compressor's silent round-to-nearest fallback into an error."""
+    backend.load()
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    original = GPTQModifier._log_rtn_fallback_summary
+
+    def refuse(self: Any) -> None:
+        names = self._rtn_fallback_module_names
+        if names:
+            raise UnsupportedError(
+                f"GPTQ's Hessian cannot be inverted for {len(names)} layers, the first being {names[0]}",
+                fix="Raise damping or give more calibration samples",
+            )
+
+    GPTQModifier._log_rtn_fallback_summary = refuse
+    try:
+        yield
+    finally:
+        GPTQModifier._log_rtn_fallback_summary = original

@@ -1,0 +1,151 @@
+"""HQQ: round to a grid whose zero points minimise a norm that forgives outliers, without data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.base import (
+    Job,
+    Method,
+    MethodConfig,
+    register,
+    require_at_least,
+    require_between,
+    require_bits,
+)
+from mlflow_compress.compression.shared.dense import cast_stored
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3, 2, 1)
+BETA = 10.0
+"""Weight of the split's penalty. The publication lets it grow by 1 % a step; the package's default solver does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `hqq`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 64
+    """Neighbouring weights of a row that share a scale and a zero point; "channel": one of each a row."""
+    norm: float = 0.7
+    """Exponent p of the error's norm, below 1: the smaller, the less outliers count."""
+    iterations: int = 20
+    """Most steps of the solver."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits, group sizes, norms and steps that do not exist."""
+        require_bits("hqq", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+        require_between("norm", self.norm, 0.0, 1.0)
+        require_at_least("iterations", self.iterations, 1)
+
+
+@register
+class Hqq(Method):
+    """Half-quadratic quantization, weight only: the scale is the group's range, the zero point is optimised.
+
+    Our own code for the published solver, as the package's checkpoints cannot be stored and read back safely: it saves
+    pickles, and transformers 5.17 reads neither those nor its safetensors. Levels, scales and zero points are those of
+    ``hqq`` 0.2.8 with ``axis=1`` on a CPU. Scales and zero points are stored in float16, as there.
+    """
+
+    name = "hqq"
+    description = "HQQ, weight only and without data: zero points that minimise a norm which forgives outliers"
+    reference = "Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/"
+    format = "safetensors (hqq_packed)"
+    requires = ("compressed_tensors",)
+    Config = Config
+    supported_bits = BITS
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide a layer."""
+        source.require_group_size(config.group_size)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Solve layer by layer, store the packed weights, and measure what they mean."""
+        import torch
+
+        from mlflow_compress.models.architectures import hqq_packed
+
+        config, model = job.config, job.source.load(job.device)
+        packed: dict[str, dict[str, torch.Tensor]] = {}
+        for name in job.source.linear:
+            weight = model.get_submodule(name).weight.detach()
+            levels, scale, zero = half_quadratic(weight, config.bits, config.group_size, config.norm, config.iterations)
+            packed[name] = hqq_packed.pack(levels, scale, zero, config.bits)
+            if not all(torch.isfinite(part).all() for part in packed[name].values()):
+                raise UnsupportedError(
+                    f"The weights of {name} lie so far from zero that their zero points exceed float16",
+                    got=f"{float(zero.abs().max()):.3g}",
+                    fix="Use rtn with symmetric=false",
+                )
+        cast_stored(model, job.source.torch_dtype)
+        state = model.state_dict()
+        for name, parts in packed.items():
+            del state[f"{name}.weight"]
+            state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        model.config.quantization_config = hqq_packed.HqqPackedConfig(config.bits).to_dict()
+        model.save_pretrained(job.folder, state_dict=state)
+        job.source.tokenizer().save_pretrained(job.folder)
+        cast_stored(model, torch.float32)
+        for name, parts in packed.items():
+            weight = model.get_submodule(name).weight
+            weight.data.copy_(hqq_packed.unpack(parts, config.bits, weight.shape[1]))
+        return job.probe.logits(model)
+
+
+def half_quadratic(
+    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = 0.7, iterations: int = 20
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    r"""Choose the zero points that minimise :math:`\sum |W - s (W_q - z)|^p`, with :math:`W_q = round(W / s + z)`.
+
+    The error is split off as a variable of its own, :math:`E`, with a quadratic penalty of weight :math:`\beta`. Then
+    two steps take turns: the shrinkage :math:`E = sign(D) \max(0, |D| - |D|^{p-1} / \beta)` of the present error
+    :math:`D`, and :math:`z = mean(W_q - (W - E) / s)` over the group. They end when the mean absolute error of the
+    whole layer stops falling; as in the package, the last step stays although it was not better.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        Shape (out_features, in_features), float32.
+    bits : int
+        Levels run from 0 to ``2^bits - 1``.
+    group_size : int or "channel"
+        Neighbours of a row that share :math:`s` and :math:`z`; it divides in_features.
+    norm, iterations : float, int
+        :math:`p`, and the most steps.
+
+    Returns
+    -------
+    levels, scale, zero : torch.Tensor
+        Float32, shapes (out_features, in_features), (out_features, groups), (out_features, groups).
+        The weight they mean is ``(levels - zero) * scale``.
+    """
+    import torch
+
+    rows, columns = weight.shape
+    groups = weight.reshape(rows, -1, columns if isinstance(group_size, str) else group_size)
+    top = 2**bits - 1
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    steps = torch.where(high - low <= 1e-4, 1.0, top / (high - low)).clamp(max=2e4)  # 1 / scale; bounded for float16
+    zero = -low * steps
+    best = float("inf")
+    for _ in range(iterations):
+        levels = torch.round(groups * steps + zero).clamp(0, top)
+        error = groups - (levels - zero) / steps
+        shrunk = error.sign() * (error.abs() - (1.0 / BETA) * error.abs().pow(norm - 1)).clamp(min=0)
+        zero = (levels - (groups - shrunk) * steps).mean(-1, keepdim=True)
+        present = float(error.abs().mean())
+        if present >= best:
+            break
+        best = present
+    levels = torch.round(groups * steps + zero).clamp(0, top)
+    return levels.reshape(rows, columns), 1.0 / steps[..., 0], zero[..., 0]

@@ -1,0 +1,95 @@
+"""Quantization of the cache of keys and values, at evaluation time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least
+from mlflow_compress.compression.shared.dense import save_and_measure
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `kv-cache`."""
+
+    cache_bits: int = 4
+    """Bits of a number in the cache."""
+    cache_group: int | Literal["head"] = "head"
+    """Neighbouring numbers of a head's vector that share a scale and an offset; "head": one of each a vector."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits and groups that do not exist."""
+        if self.cache_bits not in BITS:
+            raise UnsupportedError(
+                "Method 'kv-cache' does not support these cache_bits", allowed=map(str, BITS), got=self.cache_bits
+            )
+        if not isinstance(self.cache_group, str):
+            require_at_least("cache_group", self.cache_group, 1)
+
+
+@register
+class KvCache(Method):
+    """The base, whose attention reads every key and value rounded to an asymmetric grid, token by token.
+
+    Modelled: a cache in which each head's vector of each token is rounded on its own, keys after their rotation, and
+    from which every token is read, the present one too. So a text is scored as if it had been decoded token by token.
+    Servers differ: vLLM's fp8 cache has a floating grid; KIVI rounds keys by channel over groups of tokens; it and
+    transformers' `QuantizedCache` keep the latest tokens exact and read a whole prompt unrounded. Scales and offsets
+    are not rounded here. The weights are the base's own: the checkpoint is as large, the memory saved is the server's.
+    """
+
+    name = "kv-cache"
+    description = "Keys and values rounded at evaluation time: what a quantized cache costs; the weights stay"
+    reference = "Liu et al. 2024 (KIVI), https://arxiv.org/abs/2402.02750, with keys by token"
+    format = "safetensors (quantized_cache)"
+    Config = Config
+    compresses = False
+    linear_only = False
+
+    def label(self, config: Any) -> str:
+        """Return ``kv-cache-4bit-head``."""
+        group = config.cache_group
+        return f"{self.name}-{config.cache_bits}bit-{group if isinstance(group, str) else f'g{group}'}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group that does not divide a head, and soft-capped attention, which sdpa does not compute."""
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(
+            source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True
+        ).get_text_config()
+        if getattr(model, "attn_logit_softcapping", None):
+            raise UnsupportedError(
+                "Keys and values cannot be rounded in soft-capped attention", got=source.architecture
+            )
+        width = head_dim(model)
+        if not isinstance(config.cache_group, str) and width % config.cache_group:
+            raise UnsupportedError(
+                "cache_group does not divide the width of an attention head",
+                allowed=f"a divisor of {width}, or 'head'",
+                got=config.cache_group,
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Save the base with the note, and measure it with rounding."""
+        from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
+
+        model, config = job.source.load(job.device), job.config
+        group = config.cache_group
+        width = head_dim(model.config.get_text_config()) if isinstance(group, str) else group
+        model.config.quantization_config = QuantizedCacheConfig(config.cache_bits, width).to_dict()
+        quantize_cache(model, config.cache_bits, width)
+        return save_and_measure(job, model)
+
+
+def head_dim(config: Any) -> int:
+    """Return the width of an attention head's keys and values."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

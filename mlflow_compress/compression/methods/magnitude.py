@@ -1,0 +1,47 @@
+"""Magnitude pruning: the smallest weights of each layer become zero, whatever flows through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow_compress.compression.base import Job, register
+from mlflow_compress.compression.shared.dense import save_and_measure
+from mlflow_compress.compression.shared.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(PruningConfig):
+    """Settings of `magnitude`."""
+
+
+@register
+class Magnitude(PruningMethod):
+    """Zero the smallest weights of each layer: the control that any other pruning must beat."""
+
+    name = "magnitude"
+    description = "Magnitude pruning, layer by layer: the control of the pruning methods"
+    reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
+    Config = Config
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Prune each linear layer's weight by itself."""
+        model = job.source.load(job.device)
+        for name in job.source.linear:
+            weight = model.get_submodule(name).weight.data
+            if job.config.pattern == "2:4":
+                groups = weight.view(-1, GROUP)
+                groups.scatter_(1, groups.abs().topk(ZEROS, dim=1, largest=False).indices, 0.0)
+            else:
+                prune_smallest(weight, job.config.sparsity)
+        return save_and_measure(job, model)
+
+
+def prune_smallest(weight: torch.Tensor, sparsity: float) -> None:
+    """Zero the floor(sparsity * n) entries of smallest magnitude in place; of equal ones, the first go first."""
+    flat = weight.view(-1)
+    order = flat.abs().sort(stable=True).indices
+    flat[order[: int(flat.numel() * sparsity)]] = 0.0

@@ -1,0 +1,37 @@
+"""The control: the base model itself, saved again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """`none` has no settings."""
+
+
+@register
+class Uncompressed(Method):
+    """Save the base in its own type: KL 0 and no flips, or something in the measurement is wrong."""
+
+    name = "none"
+    description = "The base model itself: the control that must show no distance at all"
+    reference = "control"
+    format = "safetensors"
+    Config = Config
+    runs_in = ("vLLM", "llama.cpp")
+    compresses = False
+    linear_only = False
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Load the model in its stored type, save it, and measure it in float32."""
+        model = job.source.load(job.device, dtype=job.source.torch_dtype)
+        model.save_pretrained(job.folder)
+        job.source.tokenizer().save_pretrained(job.folder)
+        return job.probe.logits(model.float())

@@ -1,0 +1,64 @@
+"""Round to nearest: every weight goes to the nearest point of its group's grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least, require_bits
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8, 4, 3, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `rtn`."""
+
+    bits: int = 4
+    """Bits of a weight."""
+    group_size: int | Literal["channel"] = 128
+    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    symmetric: bool = True
+    """A grid around zero (no zero point) instead of one between the group's extremes."""
+
+    def __post_init__(self) -> None:
+        """Refuse bits and group sizes that do not exist."""
+        require_bits("rtn", self.bits, BITS)
+        if not isinstance(self.group_size, str):
+            require_at_least("group_size", self.group_size, 1)
+
+
+@register
+class RoundToNearest(Method):
+    """Weight-only round-to-nearest quantization; looks at no data."""
+
+    name = "rtn"
+    description = "Round to nearest, weight only: the plain baseline of quantization"
+    reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
+    format = "compressed-tensors (pack-quantized)"
+    Config = Config
+    runs_in = ("vLLM (8 and 4 bit)",)
+    supported_bits = BITS
+    by_class = True
+    requires = ("llmcompressor",)
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse a group size that does not divide a layer."""
+        source.require_group_size(config.group_size)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize without data."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.quantization import QuantizationModifier
+
+            config = job.config
+            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
+            return [QuantizationModifier(config_groups=scheme, ignore=job.source.ignored)]
+
+        return backend.run_oneshot(job, recipe)

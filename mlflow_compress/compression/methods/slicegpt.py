@@ -1,0 +1,215 @@
+"""SliceGPT: rotate the residual stream onto its principal components, block by block, and cut off the smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.base import CalibratedConfig, Job, Method, register, require_at_least
+from mlflow_compress.compression.gguf import llama_like
+from mlflow_compress.compression.shared.dense import save_and_measure
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedConfig):
+    """Settings of `slicegpt`."""
+
+    slicing: float = 0.25
+    """Share of the residual stream's channels that is cut off (the paper's "sparsity"); 0 only rotates."""
+    round_to: int = 8
+    """The width that is left is a multiple of this."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        super().__post_init__()
+        require_at_least("round_to", self.round_to, 1)
+        if not 0 <= self.slicing < 1:
+            raise ConfigError("slicing is not a share", allowed="at least 0 and below 1", got=self.slicing)
+
+    def width(self, hidden_size: int) -> int:
+        """Return how many of `hidden_size` channels are left; 0 slicing leaves all."""
+        if self.slicing == 0:
+            return hidden_size
+        return int((1 - self.slicing) * hidden_size) // self.round_to * self.round_to
+
+
+@register
+class SliceGpt(Method):
+    """Principal components per block, computed on the outputs of the blocks already cut, as the authors' code does.
+
+    The checkpoint is a model of our own class (`mlflow_compress.models.architectures.sliced_llama`), which this package
+    loads by itself; elsewhere, call its `register` before `from_pretrained`. Each layer carries two shortcut matrices,
+    which `bits_per_weight` (linear layers only) leaves out and `size_bytes` and `bits_per_weight_model` count.
+    """
+
+    name = "slicegpt"
+    description = "SliceGPT: rotates the residual stream to its principal components and cuts off the smallest"
+    reference = "Ashkboos et al. 2024, https://arxiv.org/abs/2401.15024 (own implementation)"
+    format = "safetensors (sliced_llama)"
+    Config = Config
+    needs_calibration = True
+
+    def label(self, config: Any) -> str:
+        """Return ``slicegpt-25pct``."""
+        return f"{self.name}-{100 * config.slicing:g}pct"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse other architectures, sliding windows, and cuts that leave nothing."""
+        if source.architecture not in ARCHITECTURES:
+            raise UnsupportedError(
+                "SliceGPT is implemented for Llama and what is one by another name",
+                allowed=ARCHITECTURES,
+                got=source.architecture,
+            )
+        llama_like.require_whole_context(source)
+        hidden_size = next(iter(source.linear.values()))[1]
+        if config.width(hidden_size) < 1:
+            raise ConfigError(
+                f"slicing leaves nothing of {hidden_size} channels in multiples of {config.round_to}",
+                got=config.slicing,
+                fix="Lower slicing or round_to",
+            )
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Rotate and cut layer by layer."""
+        assert job.calibration is not None
+        model = llama_like.as_llama(job.source.load(job.device))
+        batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]
+        return save_and_measure(job, sliced(model, batches, job.config.width(model.config.hidden_size)))
+
+
+def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
+    """Return a Llama model rotated and cut to `width` channels.
+
+    With the norms' scales moved into the layers behind them, a rotation ``Q`` of the residual stream commutes with the
+    norm, so ``W Q`` reads the rotated stream as ``W`` read the old one. Every block has a ``Q`` of its own, the
+    eigenvectors of the second moment ``sum x x^T`` of its input, largest first; the residual connection between two
+    blocks becomes ``Q_next^T Q``. Dropping columns of each ``Q`` cuts; keeping all of them changes nothing.
+
+    Parameters
+    ----------
+    model : LlamaForCausalLM
+        Emptied as the work goes on: do not use it afterwards.
+    batches : sequence of torch.Tensor
+        Calibration token ids, each of shape (sequences, length).
+    width : int
+        Channels left.
+
+    Returns
+    -------
+    SlicedLlamaForCausalLM
+        In the model's element type and on its device, in evaluation mode.
+    """
+    import torch
+
+    from mlflow_compress.models.architectures.sliced_llama import SlicedLlamaConfig, SlicedLlamaForCausalLM
+
+    full, dtype, body = model.config.hidden_size, model.dtype, model.model
+    settings = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures")}
+    config = SlicedLlamaConfig(**{**settings, "tie_word_embeddings": False, "sliced_size": width})
+    config._attn_implementation = model.config._attn_implementation
+    result = SlicedLlamaForCausalLM(config).to(device=model.device, dtype=dtype).eval()
+    result.generation_config = model.generation_config
+    with torch.no_grad():
+        states = [body.embed_tokens(ids) for ids in batches]
+        contexts = [_context(model, hidden) for hidden in states]
+        basis = principal_components(states)
+        result.model.embed_tokens.weight.data = rotated(body.embed_tokens.weight, into=basis[:, :width])
+        states = [_project(hidden, basis[:, :width]) for hidden in states]
+        basis = basis[:, :width]
+        for index, (old, new) in enumerate(zip(body.layers, result.model.layers, strict=True)):
+            last = index == len(body.layers) - 1
+            states, basis = _slice_layer(old, new, states, contexts, basis, width, full if last else width)
+        scaled = model.lm_head.weight.double() * body.norm.weight.double()
+        result.lm_head.weight.data = rotated(scaled, into=basis).to(dtype)
+    return result
+
+
+def _slice_layer(
+    old: Any,
+    new: Any,
+    states: list[torch.Tensor],
+    contexts: list[dict[str, Any]],
+    basis: torch.Tensor,
+    width: int,
+    width_out: int,
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Fill one layer; return its outputs in the basis of the next one, and that basis, shape (full, width_out)."""
+    attention, mlp = new.self_attn, new.mlp
+    for name in ("q_proj", "k_proj", "v_proj"):
+        _read(getattr(attention, name), getattr(old.self_attn, name), old.input_layernorm.weight, basis)
+    attention.o_proj = old.self_attn.o_proj  # gives the stream unrotated, until its own basis is known
+    middle = [
+        attention(hidden_states=new.input_layernorm(x), **context)[0] + _project(x, basis.T)
+        for x, context in zip(states, contexts, strict=True)
+    ]
+    between = principal_components(middle)[:, :width]
+    _write(attention.o_proj, between)
+    new.attn_shortcut.weight.data = (between.T @ basis).to(states[0].dtype)
+
+    for name in ("gate_proj", "up_proj"):
+        _read(getattr(mlp, name), getattr(old.mlp, name), old.post_attention_layernorm.weight, between)
+    mlp.down_proj = old.mlp.down_proj
+    cut = [_project(x, between) for x in middle]
+    outputs = [mlp(new.post_attention_layernorm(x)) + _project(x, between.T) for x in cut]
+    after = principal_components(outputs)[:, :width_out]
+    _write(mlp.down_proj, after)
+    new.mlp_shortcut.weight.data = (after.T @ between).to(states[0].dtype)
+    return [_project(x, after) for x in outputs], after
+
+
+def principal_components(batches: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the eigenvectors of ``sum x x^T`` as columns, largest eigenvalue first; float64, shape (n, n)."""
+    import torch
+
+    n = batches[0].shape[-1]
+    moment = torch.zeros(n, n, dtype=torch.float64, device=batches[0].device)
+    for batch in batches:
+        rows = batch.reshape(-1, n).double()
+        moment += rows.T @ rows
+    vectors: torch.Tensor = torch.linalg.eigh(moment).eigenvectors
+    return vectors.flip(-1)
+
+
+def rotated(weight: torch.Tensor, *, into: torch.Tensor) -> torch.Tensor:
+    """Return ``weight @ into``, computed in float64, in the weight's own type."""
+    return (weight.double() @ into).to(weight.dtype)
+
+
+def _project(states: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    return (states.double() @ basis).to(states.dtype)
+
+
+def _read(new: Any, old: Any, scale: torch.Tensor, basis: torch.Tensor) -> None:
+    """Fill a layer that reads the stream: the norm's scale and the rotation go into its columns."""
+    new.weight.data = (old.weight.double() * scale.double() @ basis).to(old.weight.dtype)
+    if old.bias is not None:
+        new.bias.data = old.bias.data
+
+
+def _write(layer: Any, basis: torch.Tensor) -> None:
+    """Turn the rows of a layer that writes to the stream, in place."""
+    layer.weight.data = (basis.T @ layer.weight.double()).to(layer.weight.dtype)
+    layer.out_features = basis.shape[1]
+    if layer.bias is not None:
+        layer.bias.data = (basis.T @ layer.bias.double()).to(layer.bias.dtype)
+
+
+def _context(model: Any, hidden: torch.Tensor) -> dict[str, Any]:
+    """Return what the layers get beside the hidden states of one batch: positions and the causal mask."""
+    import torch
+    from transformers.masking_utils import create_causal_mask
+
+    positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    mask = create_causal_mask(
+        config=model.config, inputs_embeds=hidden, attention_mask=None, past_key_values=None, position_ids=positions
+    )
+    return {"attention_mask": mask, "position_embeddings": model.model.rotary_emb(hidden, position_ids=positions)}

@@ -1,0 +1,82 @@
+"""torchao int8: one scale a row of weights, and on request one a token of activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_bits
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models import stored_weights
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (8,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Settings of `torchao-int8`."""
+
+    bits: int = 8
+    """Bits of a weight: always 8."""
+    activations: Literal["full", "dynamic"] = "full"
+    """"full": only weights are rounded; "dynamic": activations too, to 8 bits with one scale a token."""
+
+    def __post_init__(self) -> None:
+        """Refuse other bits."""
+        require_bits("torchao-int8", self.bits, BITS)
+
+
+@register
+class TorchAoInt8(Method):
+    """Round-to-nearest weights by torchao. Its 4-bit weights do not run on a CPU and are not offered."""
+
+    name = "torchao-int8"
+    description = "torchao: 8-bit weights rounded to nearest, 8-bit activations on request"
+    reference = "https://github.com/pytorch/ao (Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig)"
+    format = "torchao"
+    Config = Config
+    runs_in = ("vLLM",)
+    supported_bits = BITS
+    by_class = True
+    requires = ("torchao",)
+    extra = "torchao"
+
+    def label(self, config: Any) -> str:
+        """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
+        return self.name if config.activations == "full" else f"{self.name}-dynamic"
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Quantize while loading in float32; what stays unquantized is stored in the base's own type."""
+        import torch
+        from torchao import quantization
+        from transformers import TorchAoConfig
+
+        kinds = {
+            "full": quantization.Int8WeightOnlyConfig,
+            "dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
+        }
+        config = TorchAoConfig(kinds[job.config.activations](), modules_to_not_convert=job.source.ignored)
+        model = job.source.load(job.device, quantization_config=config)
+        _cast_plain(model, job.source.torch_dtype)
+        model.config.dtype = job.source.torch_dtype
+        model.save_pretrained(job.folder)
+        for path in stored_weights.weight_files(job.folder):
+            stored_weights.sort_metadata(path)  # torchao's entries come in another order each time
+        job.source.tokenizer().save_pretrained(job.folder)
+        _cast_plain(model, torch.float32)
+        try:
+            return job.probe.logits(model)
+        except NotImplementedError as error:  # a layer whose own forward asks for more than a product
+            raise UnsupportedError(f"torchao cannot compute this model: {error}", got=job.source.architecture) from None
+
+
+def _cast_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters that torchao left alone: its own are tensors of another class."""
+    import torch
+
+    for parameter in model.parameters():
+        if type(parameter.data) is torch.Tensor:
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,47 @@
+"""Wanda: prune by weight times the norm of what flows through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.base import Job, register
+from mlflow_compress.compression.shared.pruning import (
+    CalibratedPruningConfig,
+    PruningMethod,
+    modifier_options,
+    require_pruned,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CalibratedPruningConfig):
+    """Settings of `wanda`."""
+
+
+@register
+class Wanda(PruningMethod):
+    """Zero, in each output row, the weights with the smallest score ``|W_ij| * ||x_j||_2``."""
+
+    name = "wanda"
+    description = "Wanda pruning: weight times activation norm, row by row"
+    reference = "Sun et al. 2024, https://arxiv.org/abs/2306.11695 (llm-compressor WandaPruningModifier)"
+    Config = Config
+    needs_calibration = True
+    requires = ("llmcompressor",)
+
+    def compress(self, job: Job) -> torch.Tensor:
+        """Prune layer by layer, each on the outputs of the pruned layers before it."""
+
+        def recipe() -> list[object]:
+            from llmcompressor.modifiers.pruning import WandaPruningModifier
+
+            return [WandaPruningModifier(**modifier_options(job))]
+
+        logits = backend.run_oneshot(job, recipe)
+        require_pruned(job)
+        return logits

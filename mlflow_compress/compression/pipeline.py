@@ -1,0 +1,293 @@
+"""The one way to compress: check, compress, prove by reloading, publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress import atomic
+from mlflow_compress.compression import calibration_tokens as calibration_module
+from mlflow_compress.compression import probe as probe_module
+from mlflow_compress.compression.base import METHODS, Job, Method, MethodConfig
+from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.memory import peak_memory
+from mlflow_compress.compression.quiet import quiet
+from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
+from mlflow_compress.models import stored_weights
+from mlflow_compress.models.source_model import SourceModel, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlflow_compress.compression.calibration_tokens import Calibration
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "llmcompressor",
+    "compressed-tensors",
+    "bitsandbytes",
+    "gguf",
+    "accelerate",
+    "safetensors",
+    "torchao",
+    "llama-cpp-python",
+    "gptqmodel",
+)
+
+
+def compress_model(
+    model: str,
+    method: str,
+    config: MethodConfig | None,
+    calibration: Sequence[str],
+    out: Path,
+    *,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Manifest:
+    """Compress a model into a new folder.
+
+    The checkpoint is written to a hidden folder beside `out`, loaded again in a fresh process and compared with the
+    model in memory, given its manifest, and only then renamed to `out`: what stands there is finished and proven.
+
+    Parameters
+    ----------
+    model : str
+        Folder or hub id of a causal language model stored as safetensors.
+    method : str
+        Name in `METHODS`.
+    config : MethodConfig or None
+        The method's settings (`method_config` builds them from text); None takes its defaults.
+    calibration : sequence of str
+        Texts for methods that need them; others do not look at them.
+    out : Path
+        Folder to create; an existing one must be empty.
+    device : str
+        "auto" (a GPU where there is one), "cpu" or "cuda".
+    trust_remote_code : bool
+        Whether the model's own Python code may run.
+
+    Returns
+    -------
+    Manifest
+        Also written to ``out/compression.json``.
+
+    Raises
+    ------
+    ConfigError, UnsupportedError, MissingDependencyError
+        Before any work, when the request cannot be met.
+    CheckpointError
+        The model is missing or broken.
+    ReloadMismatchError
+        The saved checkpoint does not compute what the model in memory computed; nothing is published.
+    """
+    chosen = METHODS.get(method)
+    settings = chosen.Config() if config is None else config
+    if type(settings) is not chosen.Config:
+        raise ConfigError(f"The settings are not those of method {method!r}", got=type(settings).__qualname__)
+    chosen.require_backend(settings)
+    if chosen.needs_calibration and not any(text.strip() for text in calibration):
+        raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
+    out = Path(out)
+    _require_free(out)
+    placed = _device(device)
+    source = resolve(model, trust_remote_code=trust_remote_code)
+    if chosen.linear_only:
+        source.require_linear(method)
+    if chosen.by_class:
+        source.require_plain(method)
+    with quiet():
+        chosen.check(settings, source)
+        tokens = _calibration(chosen, settings, source, calibration)
+    with _staging(out) as folder:
+        job = Job(
+            source=source,
+            config=settings,
+            calibration=tokens,
+            probe=probe_module.Probe.for_model(source),
+            device=placed,
+            folder=folder,
+        )
+        manifest = _make(chosen, job)
+        manifest.write(folder)
+    return manifest
+
+
+def _make(method: Method, job: Job) -> Manifest:
+    import torch
+
+    start = time.perf_counter()
+    with peak_memory(job.device) as peak, quiet(), torch.random.fork_rng():
+        torch.manual_seed(getattr(job.config, "seed", 0))
+        logits = method.compress(job)
+    seconds = time.perf_counter() - start
+    _require_compressed(method, job)
+    probe_file = probe_module.write(job.folder, job.probe, logits, rounded=method.rounds_activations)
+    report = reload_in_fresh_process(job.folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
+    tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
+    size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
+    linear_weights = sum(rows * columns for rows, columns in job.source.linear.values())
+    return Manifest(
+        method=method.name,
+        label=method.label(job.config),
+        settings=job.config.settings(),
+        format=method.format_of(job.config),
+        base_model=job.source.name,
+        base_weights_hash=stored_weights.hash_weights(job.source.folder)[1],
+        base_size_bytes=base_size,
+        base_parameters=job.source.parameters,
+        base_dtype=job.source.dtype,
+        calibration=None if job.calibration is None else job.calibration.describe(),
+        size_bytes=size,
+        size_ratio=base_size / size,
+        bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, job.source.linear) / linear_weights,
+        bits_per_weight_model=8 * size / job.source.parameters,
+        sparsity=stored_weights.sparsity_of_layers(job.folder, job.source.linear),
+        seconds=seconds,
+        peak_memory_bytes=peak.n_bytes,
+        peak_memory_kind=peak.kind,
+        device=job.device,
+        library_versions=_versions(),
+        weight_files=stored_weights.hash_weights(job.folder)[0],
+        probe_sha256=stored_weights.sha256_file(probe_file),
+        reload=report.as_dict(),
+    )
+
+
+def _require_compressed(method: Method, job: Job) -> None:
+    """Refuse to publish a checkpoint with linear layers that a method of so many bits has passed over in silence."""
+    if not method.supported_bits:
+        return
+    left = stored_weights.plain_layers(stored_weights.read_headers(job.folder), job.source.linear)
+    if left:
+        raise UnsupportedError(
+            f"Method {method.name!r} left {len(left)} of {len(job.source.linear)} linear layers as they were, "
+            f"the first of them {left[0]}",
+            got=job.source.architecture,
+            fix="Use another method, or another backend of this one",
+        )
+
+
+def reload_in_fresh_process(
+    folder: Path, *, device: str = "cpu", trust_remote_code: bool = False
+) -> probe_module.ReloadReport:
+    """Load a checkpoint in a new Python process and compare it with its stored probe logits.
+
+    Raises
+    ------
+    ReloadMismatchError
+        The logits differ by more than the tolerances of `probe`.
+    CheckpointError
+        The checkpoint does not load.
+    """
+    import torch
+
+    command = [sys.executable, "-m", "mlflow_compress.compression.reload_check", str(folder), "--device", device]
+    command += ["--threads", str(torch.get_num_threads())]
+    command += ["--trust-remote-code"] if trust_remote_code else []
+    package_root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
+    # The checkpoint is local: a look-up on the hub would only add a wait where there is no network.
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    answer = _last_json(done.stdout)
+    if answer is None or "error" in answer:
+        reason = (
+            answer["error"] if answer else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        )
+        raise CheckpointError(f"The saved checkpoint does not load in a fresh process: {reason}", got=str(folder))
+    del answer["agrees"]
+    report = probe_module.ReloadReport(**answer)
+    report.require_agreement()
+    return report
+
+
+def _last_json(text: str) -> dict[str, Any] | None:
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            parsed: dict[str, Any] = json.loads(line)
+            return parsed
+    return None
+
+
+def _calibration(method: Method, settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
+    if not method.needs_calibration:
+        return None
+    if settings.calibration_length > source.max_length:
+        raise ConfigError(
+            "calibration_length is longer than the model's context",
+            allowed=f"at most {source.max_length}",
+            got=settings.calibration_length,
+        )
+    return calibration_module.prepare(
+        source.tokenizer(),
+        texts,
+        samples=settings.calibration_samples,
+        length=settings.calibration_length,
+        seed=settings.seed,
+    )
+
+
+def _device(device: str) -> str:
+    import torch
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda"], got=device)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError("There is no CUDA device here", got=device, fix="Use device=auto or device=cpu")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _require_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """Give a hidden folder beside `out` that is renamed to `out` on success and removed on any failure."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    except OSError as error:
+        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
+    try:
+        yield folder
+        _share(folder)
+        atomic.rename(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _share(folder: Path) -> None:
+    """Give the permissions that new files have here: temporary folders and safetensors files are private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def _versions() -> dict[str, str]:
+    from mlflow_compress.version import __version__
+
+    found = {"python": platform.python_version(), "mlflow_compress": __version__}
+    for library in LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue  # an optional backend that this method did not use
+    return found

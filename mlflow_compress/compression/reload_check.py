@@ -1,0 +1,94 @@
+"""Fresh-process half of the reload check: ``python -m mlflow_compress.compression.reload_check FOLDER [FOLDER ...]``.
+
+Loads each checkpoint the way any user would (plain transformers), computes its logits on the stored probe, compares
+them with those of the in-memory model, and writes one line of JSON a folder to the standard output. Exit code 0: they
+agree; 1: one does not; 2: one does not load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.compression import probe
+from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.models import architectures
+
+
+def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
+    """Load `folder` in float32 and compare it with its stored probe logits."""
+    stored, logits, rounded = probe.read(folder)
+    model = load(folder, device=device, trust_remote_code=trust_remote_code)
+    return probe.compare(logits, stored.logits(model), rounded=rounded)
+
+
+def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
+    """Load a checkpoint of any format in float32 with plain transformers, for evaluation.
+
+    Raises
+    ------
+    CheckpointError
+        It leaves parameters of the model without values.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    placed = {} if device == "cpu" else {"device_map": {"": device}}
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        output_loading_info=True,
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+        **architectures.loading_options(folder, trust_remote_code=trust_remote_code),
+        **placed,
+    )
+    architectures.require_complete(info, folder)
+    model.eval()
+    # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
+    # model then stops at mixed types. Widening what is stored changes no number.
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+    architectures.expand(model)
+    return model
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the check from the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description="Compare a checkpoint with the logits stored when it was made.")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    options = parser.parse_args(arguments)
+
+    import torch
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    return max([_answer(folder, options.device, options.trust_remote_code) for folder in options.folders])
+
+
+def _answer(folder: Path, device: str, trust_remote_code: bool) -> int:
+    """Check one folder, write its line and return its exit code."""
+    from safetensors import SafetensorError
+
+    try:
+        report = check(folder, device=device, trust_remote_code=trust_remote_code)
+    except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        return 2
+    sys.stdout.write(json.dumps({"agrees": report.agrees, **report.as_dict()}) + "\n")
+    return 0 if report.agrees else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Removing whole decoder layers: what the methods that do it share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.base import Job, Method, MethodConfig, require_at_least
+from mlflow_compress.compression.shared.dense import save_and_measure
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDropConfig(MethodConfig):
+    """Settings of every method that removes decoder layers."""
+
+    layers: int = 1
+    """Decoder layers removed."""
+
+    def __post_init__(self) -> None:
+        """Refuse to remove none."""
+        require_at_least("layers", self.layers, 1)
+
+
+class LayerDropMethod(Method):
+    """A method that removes decoder layers; the checkpoint is a plain, shorter model of the same architecture."""
+
+    format = "safetensors"
+    runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
+
+    def label(self, config: Any) -> str:
+        """Return ``layer-drop-2``."""
+        return f"{self.name}-{config.layers}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse to remove every layer."""
+        if config.layers >= source.layers:
+            raise ConfigError(
+                "More layers would be dropped than may be", allowed=f"1 to {source.layers - 1}", got=config.layers
+            )
+
+
+def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
+    """Return the list of the model's decoder layers: the one list of modules that is as long as the model is deep."""
+    from torch import nn
+
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == source.layers]
+    if len(found) != 1:
+        raise UnsupportedError(
+            f"The decoder layers cannot be told from other lists of modules ({len(found)} candidates)",
+            got=source.architecture,
+        )
+    return found[0]
+
+
+def drop_and_save(job: Job, model: Any, dropped: Collection[int]) -> torch.Tensor:
+    """Remove decoder layers, shorten everything in the configuration that is told layer by layer, save and measure.
+
+    The configuration keeps the removed layers' numbers as ``dropped_layers``.
+    """
+    from torch import nn
+
+    layers = decoder_layers(model, job.source)
+    kept = [index for index in range(len(layers)) if index not in dropped]
+    config = model.config.get_text_config()
+    for name, value in list(config.to_dict().items()):
+        told_by_layer = isinstance(value, list) and len(value) == len(layers)  # layer_types and its like
+        if told_by_layer and name != "architectures" and not name.endswith("_token_id"):
+            setattr(config, name, [value[index] for index in kept])
+    config.num_hidden_layers = len(kept)
+    config.dropped_layers = sorted(dropped)
+    parent, name = next((m, n) for m in model.modules() for n, child in m.named_children() if child is layers)
+    setattr(parent, name, nn.ModuleList(layers[index] for index in kept))
+    for position, layer in enumerate(getattr(parent, name)):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):  # where its keys and values lie in a cache
+                module.layer_idx = position
+    return save_and_measure(job, model)

@@ -1,0 +1,88 @@
+"""What pruning methods share: the share of zeros and their pattern, checked and named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlflow_compress.compression.base import CalibratedConfig, Job, Method, MethodConfig, require_between
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import stored_weights
+from mlflow_compress.models.source_model import SourceModel
+
+GROUP, ZEROS = 4, 2
+"""Sizes of the 2:4 pattern: of every four neighbours in a row, two are zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningConfig(MethodConfig):
+    """Settings of every method that zeroes weights."""
+
+    sparsity: float = 0.5
+    """Share of zeros in each linear layer; the head, embeddings and norms stay dense."""
+    pattern: Literal["unstructured", "2:4"] = "unstructured"
+    """Where zeros may lie: anywhere, or exactly two in every four neighbours of a row."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none, and a 2:4 pattern with another share than one half."""
+        require_between("sparsity", self.sparsity, 0.0, 1.0)
+        if self.pattern == "2:4" and self.sparsity != ZEROS / GROUP:
+            raise ConfigError("The pattern 2:4 has a fixed sparsity", allowed="0.5", got=self.sparsity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedPruningConfig(CalibratedConfig, PruningConfig):
+    """Settings of a pruning method that looks at text."""
+
+    def __post_init__(self) -> None:
+        """Check both halves."""
+        CalibratedConfig.__post_init__(self)
+        PruningConfig.__post_init__(self)
+
+
+class PruningMethod(Method):
+    """A method that zeroes weights. The zeros are stored: the files stay as large as the base's."""
+
+    format = "safetensors (dense)"
+    runs_in = ("vLLM", "llama.cpp")
+
+    def label(self, config: Any) -> str:
+        """Return ``wanda-50pct`` or ``wanda-2of4``."""
+        return f"{self.name}-{'2of4' if config.pattern == '2:4' else f'{100 * config.sparsity:g}pct'}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Refuse the 2:4 pattern where four does not divide a layer's inputs."""
+        if config.pattern == "2:4":
+            for name, (_, in_features) in source.linear.items():
+                if in_features % GROUP:
+                    raise UnsupportedError(
+                        f"The pattern 2:4 does not fit the {in_features} input features of {name}",
+                        allowed="multiples of 4",
+                        got=config.pattern,
+                        fix="Use pattern=unstructured",
+                    )
+
+
+def require_pruned(job: Job) -> None:
+    """Raise `UnsupportedError` naming the first linear layer that the backend has left denser than it was asked to.
+
+    A backend that does not meet a layer while it walks through the model passes it over without a word.
+    """
+    for name, (_, in_features) in job.source.linear.items():
+        zeros = stored_weights.sparsity_of_layers(job.folder, [name])
+        if zeros is None or zeros < job.config.sparsity - 1 / in_features:  # whole columns of a row are counted
+            raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
+
+
+def modifier_options(job: Job) -> dict[str, Any]:
+    """Return the options that llm-compressor's pruning modifiers share.
+
+    Layers are named one by one: its ``ignore`` does not match the head by its plain name (it compares "lm_head." with
+    "lm_head"), and the head would be pruned with the rest.
+    """
+    config = job.config
+    return {
+        "sparsity": config.sparsity,
+        "mask_structure": "2:4" if config.pattern == "2:4" else "0:0",
+        "targets": list(job.source.linear),
+    }

@@ -1,0 +1,38 @@
+"""Last-word prediction: right when greedy decoding gives every token of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.task import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited, request
+from mlflow_compress.records import Items
+
+
+def _check(row: Row) -> None:
+    """Refuse an empty target."""
+    if not row["target"].strip():
+        raise DataError("'target' must not be empty")
+
+
+def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
+    """Return one task with one request an item."""
+    kept = limited(name, rows, settings)
+    items = [
+        item_row(
+            name,
+            "last_word",
+            "greedy",
+            row,
+            question=row["context"],
+            prompt=row["context"],
+            options=[row["target"]],
+            gold=0,
+        )
+        for row in kept
+    ]
+    requests = tuple(request(name, row, row["context"], row["target"]) for row in kept)
+    return [Task(name=name, family="last_word", items=Items.from_rows(items), requests=requests)]
+
+
+FAMILIES.register("last_word")(Family(fields={"context": str, "target": str}, check=_check, build=_build))

@@ -1,0 +1,241 @@
+"""From the harness's task objects to ours: the same prompts and continuations, with identities that records keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mlflow_compress.errors import DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.items.harness.harness_chat import chat_arguments
+from mlflow_compress.items.harness.harness_tasks import load
+from mlflow_compress.items.harness.leaf import Document, Leaf
+from mlflow_compress.items.harness.own_metrics import group_averages, judge, own_metrics
+from mlflow_compress.items.task import Answering, GroupAverages, Parts, Task, TaskSettings, limited
+from mlflow_compress.records import Items, Request
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+UNCONDITIONAL = ".unconditional"  # record task of the options alone, which some tasks subtract
+DEFAULT_TOKENS = 256  # longest answer where a task does not say, as the harness's Hugging Face backend
+
+
+@dataclass
+class _Rows:
+    """What the leaves of one record task add up to."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    extra: list[Request] = field(default_factory=list)
+    extra_items: list[dict[str, Any]] = field(default_factory=list)
+
+
+def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tuple[str, ...] = ()) -> Parts:
+    """Return the tasks behind a harness name.
+
+    A group that the harness averages over its items (mmlu) becomes one task whose categories are its members; of any
+    other group, or tag, every member becomes a task, and the group's averages are computed from theirs.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Unknown names, missing data sets, documents that cannot be shown.
+    UnsupportedError
+        Tasks that sample their answers, need images, or run code.
+    """
+    loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
+    whole = name in loaded.groups and _averages_items(loaded.groups[name])
+    found = [_leaf(leaf, task, settings, name if whole else leaf) for leaf, task in loaded.tasks.items()]
+    shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
+    if whole and (len(shapes) > 1 or found[0].kind != "options"):
+        found = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in found]
+        whole = False
+    if whole:
+        return Parts(tasks=tuple(_tasks(name, found, loaded.groups)))
+    tasks = tuple(task for leaf in found for task in _tasks(leaf.name, [leaf], {}))
+    averaged = any(group.has_aggregation for group in loaded.groups.values())
+    averages = (GroupAverages(name=name, average=partial(group_averages, loaded.groups)),) if averaged else ()
+    return Parts(tasks=tasks, averages=averages)
+
+
+def _averages_items(group: Any) -> bool:
+    """Return whether the harness averages a group over its items, not over its members."""
+    return bool(group.has_aggregation) and all(metric.weight_by_size for metric in group.aggregate_metric_list)
+
+
+def _renamed(leaf: Leaf) -> list[Document]:
+    return [Document(d.item_id.rsplit(":", 1)[1], d.doc, d.instances) for d in leaf.documents]
+
+
+def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
+    """Draw the documents and let the harness write their prompts."""
+    prefix = "" if records == name else f"{name}:"
+    in_context, in_request = chat_arguments(settings)
+    try:
+        docs = dict(task.doc_iterator(rank=0, limit=None, world_size=1))
+        rows = [{"category": name, "number": number} for number in docs]
+        documents = []
+        for row in limited(name, rows, settings):
+            number = row["number"]
+            doc = docs[number]
+            context = task.fewshot_context(
+                doc, num_fewshot=task.get_config("num_fewshot") or 0, **_gen_prefix(task, doc), **in_context
+            )
+            made = task.construct_requests(doc=doc, ctx=context, metadata=(name, number, 1), **in_request)
+            instances = sorted(made if isinstance(made, list) else [made], key=lambda instance: instance.idx)
+            documents.append(Document(f"{prefix}{number}", doc, instances))
+    except MlflowCompressError:
+        raise
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot build the prompts of task {name!r}: {error!r}") from error
+    if not documents:
+        raise DataError(f"Task {name!r} has no documents")
+    kinds = {instance.request_type for document in documents for instance in document.instances}
+    known = {"loglikelihood": "options", "generate_until": "answer", "loglikelihood_rolling": "rolling"}
+    if len(kinds) != 1 or not kinds <= known.keys():
+        raise UnsupportedError(f"Task {name!r} asks in a way that cannot be scored", allowed=known, got=sorted(kinds))
+    return Leaf(name, records, task, documents, known[kinds.pop()])
+
+
+def _gen_prefix(task: Any, doc: Any) -> dict[str, Any]:
+    """Old tasks written as classes do not know the argument."""
+    prefix = task.doc_to_prefix(doc)
+    return {"gen_prefix": prefix} if prefix else {}
+
+
+def _choices(leaf: Leaf, document: Document) -> list[str]:
+    """Return the options of a document as the harness measures their lengths."""
+    if leaf.task.OUTPUT_TYPE == "multiple_choice":
+        return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
+    return [instance.args[1].lstrip() for instance in document.instances]
+
+
+def _metrics(leaf: Leaf) -> set[str]:
+    return set(leaf.task.aggregation())
+
+
+def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
+    """Return the index of the one right option, or None where there is not exactly one."""
+    task = leaf.task
+    gold = task.doc_to_text(document.doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(document.doc)
+    if isinstance(gold, list):
+        gold = gold[0] if len(gold) == 1 else None
+    if isinstance(gold, str):
+        gold = choices.index(gold) if gold in choices else None
+    return gold if isinstance(gold, int) and 0 <= gold < len(choices) else None
+
+
+def _family(leaf: Leaf) -> str:
+    """Return the family of a leaf, the same for all of its documents."""
+    if leaf.kind == "rolling":
+        return "rolling"
+    if leaf.kind == "answer":
+        return "exact"
+    if leaf.task.OUTPUT_TYPE == "loglikelihood" and all(len(d.instances) == 1 for d in leaf.documents):
+        return "last_word"
+    choices = [_choices(leaf, d) for d in leaf.documents]
+    if any(len(c) < 2 or _gold(leaf, d, c) is None for c, d in zip(choices, leaf.documents, strict=True)):
+        return "ungraded"
+    return "lettered" if all(c == list(LETTERS[: len(c)]) for c in choices) else "cloze"
+
+
+def _rule(leaf: Leaf) -> str:
+    """Return how a prediction is taken: length-normalised where the task reports acc_norm, as the papers do."""
+    family = _family(leaf)
+    if family in ("last_word", "exact"):
+        return {"last_word": "greedy", "exact": "exact_match"}[family]
+    return "loglik_per_char" if family == "cloze" and "acc_norm" in _metrics(leaf) else "loglik"
+
+
+def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
+    """Build the record task of one or several leaves."""
+    family, rule, rows = _family(found[0]), _rule(found[0]), _Rows()
+    for leaf in found:
+        for document in leaf.documents:
+            _add(rows, name, family, rule, leaf, document)
+    first = found[0]
+    answering, documents = None, ()
+    if first.kind == "answer":
+        answering = _answering(first)
+    elif first.kind == "rolling":
+        documents = tuple(document.instances[0].args[0] for document in first.documents)
+        rows = _Rows()
+    tasks = [
+        Task(
+            name=name,
+            family=family,
+            items=Items.from_rows(rows.items),
+            requests=tuple(rows.requests),
+            answering=answering,
+            documents=documents,
+            own_metrics=partial(own_metrics, name, tuple(found), groups),
+        )
+    ]
+    if rows.extra:
+        items = Items.from_rows(rows.extra_items)
+        tasks.append(Task(name=name + UNCONDITIONAL, family="ungraded", items=items, requests=tuple(rows.extra)))
+    return tasks
+
+
+def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: Document) -> None:
+    """Add a document's item and requests."""
+    contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))
+    item: dict[str, Any] = {
+        "task": name,
+        "item_id": document.item_id,
+        "family": family,
+        "rule": rule,
+        "category": leaf.name if leaf.records != leaf.name else None,
+        "question": text if isinstance(text := leaf.task.doc_to_text(document.doc), str) else contexts[0],
+        "prompt": "\n".join(contexts),
+        "options": None,
+        "gold": None,
+        "answers": None,
+    }
+    if leaf.kind != "options":
+        rows.items.append(item)
+        return
+    choices = _choices(leaf, document)
+    gold = 0 if family == "last_word" else _gold(leaf, document, choices)
+    rows.items.append({**item, "options": choices, "gold": None if family == "ungraded" else gold})
+    for instance in document.instances:
+        conditional = instance.idx < len(choices)
+        option = instance.idx if conditional else instance.idx - len(choices)
+        context, continuation = instance.args[:2]
+        request = Request(
+            task=name if conditional else name + UNCONDITIONAL,
+            item_id=document.item_id,
+            permutation=0,
+            option=option,
+            content=option,
+            context=context,
+            continuation=continuation,
+            n_chars=len(choices[option]),
+            n_bytes=len(choices[option].encode()),
+        )
+        (rows.requests if conditional else rows.extra).append(request)
+    if len(document.instances) > len(choices):
+        alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
+        rows.extra_items.append({**alone, "options": choices})
+
+
+def _answering(leaf: Leaf) -> Answering:
+    """Return how a task's answers are generated, and judged by the task."""
+    until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
+    return Answering(until=until, max_new_tokens=length, judge=partial(judge, leaf))
+
+
+def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
+    """Return where an answer ends and its longest length, from the settings of a harness request.
+
+    Raises
+    ------
+    UnsupportedError
+        When the task samples its answers.
+    """
+    if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
+        raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")
+    until = given.get("until") or ()
+    lengths = (given.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
+    ends = (until,) if isinstance(until, str) else tuple(end for end in until if end)
+    return ends, int(next((length for length in lengths if length is not None), DEFAULT_TOKENS))

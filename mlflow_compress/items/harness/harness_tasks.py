@@ -1,0 +1,203 @@
+"""The harness's tasks by name, with their data taken from the user's folder first."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.items.harness.task_names import collection, defined_names, folder_of_task, is_mentioned
+from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing, quiet_bars, reason
+
+FEWSHOT_SEED = 1234  # the harness's defaults, so that prompts come out as its own
+RANDOM_SEED = 0
+
+_SPLITS = ("training_split", "validation_split")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One requested name: its leaf tasks, and the groups above them, as the harness's own objects."""
+
+    name: str
+    tasks: dict[str, Any]
+    groups: dict[str, Any]
+
+
+@lru_cache(maxsize=4)
+def manager(folders: tuple[str, ...] = ()) -> Any:
+    """Return the harness's index of tasks; of its whole collection (seconds), or of some of its folders (at once)."""
+    import lm_eval.tasks
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it comments on every default
+    if not folders:
+        return lm_eval.tasks.TaskManager()
+    return lm_eval.tasks.TaskManager(include_path=[collection() / f for f in folders], include_defaults=False)
+
+
+def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
+    """Load a task, group or tag.
+
+    Parameters
+    ----------
+    name : str
+        As the harness knows it.
+    shots : int or None
+        Few-shot examples; None for the task's own number.
+    data_dir : str
+        Folder of data sets in hub layout, looked in before the hub.
+    folders : tuple of str
+        Folders of the harness's collection that hold the task; all of them where empty.
+
+    Raises
+    ------
+    ConfigError
+        Unknown names (with near ones), a number of shots that the task does not allow.
+    DataError
+        A data set that is missing, with the command that fetches it.
+    """
+    if not folders and not is_mentioned(name):
+        raise _unknown(name)
+    alone = None if folders else folder_of_task(name)
+    index = manager((alone,) if alone else folders)
+    if name not in index.task_index:
+        raise _unknown(name)
+    with _own_data(index, name, shots, data_dir), _seeded(), quiet_bars():
+        found = index.load([name])
+    loaded = Loaded(name, found["tasks"], found.get("groups", {}))
+    for leaf, task in loaded.tasks.items():
+        _prepare(leaf, task, shots)
+    return loaded
+
+
+def _unknown(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name, [*TASKS.names(), *defined_names()], n=3)
+    return ConfigError(
+        "Unknown task",
+        allowed="files (.jsonl, .txt), names that `mlflow-compress tasks` lists, and those of lm-evaluation-harness",
+        got=name,
+        fix=f"Did you mean {' or '.join(map(repr, near))}?" if near else None,
+    )
+
+
+def _prepare(name: str, task: Any, shots: int | None) -> None:
+    """Set shots and the few-shot seed as the harness's `simple_evaluate` does, and refuse what we cannot run."""
+    if getattr(task, "MULTIMODAL", False):
+        raise UnsupportedError(f"Task {name!r} needs images or sound")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UnsupportedError(f"Task {name!r} runs code that a model writes", fix="Run it in lm_eval, in a sandbox")
+    own = task.get_config("num_fewshot")
+    if shots is not None and shots != own:
+        if own == 0:
+            raise ConfigError(f"Task {name!r} is defined without few-shot examples", allowed="0", got=shots)
+        task.set_config(key="num_fewshot", value=shots)
+    elif own is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+@contextmanager
+def _own_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterator[None]:
+    """Let the index read data from `data_dir`, for the time of a load.
+
+    A group's tasks have different data sets, and the harness offers no override by task below a group: its factory is
+    exchanged for one that rewrites each task's configuration.
+    """
+    from lm_eval.tasks._factory import TaskFactory
+
+    where: list[tuple[str, str, Path | None]] = []  # task, data set and folder that are being read
+
+    class Local(TaskFactory):  # type: ignore[misc]  # the harness has no types
+        def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+            config: dict[str, Any] = super()._load_full_config(entry, overrides)
+            dataset = config.get("dataset_path")
+            if isinstance(dataset, str) and not callable(config.get("custom_dataset")):
+                local = folder_of(dataset, data_dir)
+                where.append((str(config.get("task")), dataset, local))
+                if local is not None:
+                    config["dataset_path"] = str(local)
+                    config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "cache_dir": cache_of(local)}
+                    _drop_missing_splits(config, local, shots)
+            return config
+
+    kept, index._factory = index._factory, Local(meta=index.metadata)
+    try:
+        yield
+    except MlflowCompressError:
+        raise
+    except (OSError, ValueError, KeyError) as error:  # what a missing network, data set, configuration or split raises
+        if not where:
+            raise DataError(f"lm-evaluation-harness cannot load task {name!r}: {error!r}") from error
+        task, dataset, local = where[-1]
+        raise missing(dataset, data_dir, why=reason(error, local), task=task) from error
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        task = where[-1][0] if where else name
+        raise DataError(f"lm-evaluation-harness cannot load task {task!r}: {error!r}") from error
+    finally:
+        index._factory = kept
+
+
+def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None) -> None:
+    """Take splits that the folder lacks out of a configuration: the harness reads them even where nothing needs them.
+
+    Where few-shot examples would have come from such a split, others would be a different task: that is refused.
+    """
+    import datasets
+
+    names = datasets.get_dataset_split_names(str(local), config.get("dataset_name"), cache_dir=cache_of(local))
+    there = set(names)
+    wanted = shots if shots is not None else config.get("num_fewshot") or 0
+    own = config.get("fewshot_split") or (config.get("fewshot_config") or {}).get("split")
+    source = own or next((config[key] for key in _SPLITS if config.get(key)), None)
+    samples = (config.get("fewshot_config") or {}).get("samples")
+    if wanted and source and not samples and source not in there:
+        raise DataError(
+            f"Task {config.get('task')!r} takes its few-shot examples from the split {source!r} of its data set, "
+            "which is not there",
+            allowed=sorted(there),
+            got=str(local),
+            fix=f"Fetch the whole data set, or ask for no examples ({config.get('task')}@0)",
+        )
+    for key in _SPLITS:
+        if config.get(key) and config[key] not in there:
+            config[key] = None
+    if own and own not in there:
+        config.pop("fewshot_split", None)
+        if isinstance(config.get("fewshot_config"), dict):
+            config["fewshot_config"].pop("split", None)
+    judged = config.get("test_split") or config.get("validation_split")
+    if judged not in there:
+        raise DataError(
+            f"The data set of task {config.get('task')!r} lacks the split that is evaluated",
+            allowed=sorted(there),
+            got=judged,
+        )
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed what task definitions draw from while they are loaded, as the harness does, and put it back."""
+    kept, kept_numpy = random.getstate(), np.random.get_state()
+    random.seed(RANDOM_SEED)
+    np.random.seed(FEWSHOT_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(kept)
+        np.random.set_state(kept_numpy)
+
+
+def leaves(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the leaf tasks of several names."""
+    for one in loaded:
+        yield from one.tasks.items()

@@ -1,0 +1,169 @@
+"""The harness's own metrics, by its own code, from our records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.harness.leaf import Document, Leaf
+from mlflow_compress.items.task import OwnMetric
+from mlflow_compress.records import RunRecords
+
+Responses = Mapping[str, list[Any]]  # by item id, one response a request, in the order of the document's instances
+
+
+def own_metrics(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords) -> list[OwnMetric]:
+    """Return every metric of the leaves, and of the groups above them averaged as the harness does.
+
+    Parameters
+    ----------
+    name : str
+        Task name in the records.
+    leaves : sequence of Leaf
+        The harness's tasks behind it.
+    groups : mapping of str to object
+        The harness's groups; empty for a single task.
+    records : RunRecords
+        Of one model. A document with a request that the model could not be asked (its option is longer than the
+        context; the stock backend stops there) is left out and counted.
+    """
+    found: list[OwnMetric] = []
+    for leaf in leaves:
+        responses = _responses(name, leaf, records)
+        scored = [document for document in leaf.documents if document.item_id in responses]
+        if scored:
+            values = {"sample_len": len(scored), **_aggregated(leaf.task, _values(leaf, scored, responses))}
+            found += _listed(leaf.name, values, n_unscored=len(leaf.documents) - len(scored))
+    return found + group_averages(groups, found)
+
+
+def group_averages(groups: Mapping[str, Any], members: Sequence[OwnMetric]) -> list[OwnMetric]:
+    """Return the groups' metrics from those of their members, by the harness's own code: over items or over members.
+
+    Members that no item was scored of are left out, as their items are.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    unscored: dict[str, int] = {}
+    for own in members:
+        table.setdefault(own.part, {"sample_len": own.n})[f"{own.metric},{own.filter}"] = own.value
+        unscored[own.part] = own.n_unscored
+    found: list[OwnMetric] = []
+    for group in groups.values():
+        names = [task.task_name for task in group.get_all_tasks() if task.task_name in table]
+        if group.has_aggregation and names:
+            found += _listed(group.name, group.aggregate(table), n_unscored=sum(unscored[name] for name in names))
+    return found
+
+
+def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[OwnMetric]:
+    """Return the numbers of one row of the harness's table of results; standard errors are not ours to repeat."""
+    found = []
+    for key, value in values.items():
+        metric, comma, kind = key.partition(",")
+        if comma and not metric.endswith("_stderr") and isinstance(value, int | float | np.number):
+            n = int(values["sample_len"])
+            found.append(
+                OwnMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
+            )
+    return found
+
+
+def judge(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
+    """Return which answers the task's first filter and its exact-match metric call right; None where it has none."""
+    scored = [document for document in leaf.documents if document.item_id in answers]
+    responses = {item_id: [text] for item_id, text in answers.items()}
+    by_filter = _values(leaf, scored, responses)
+    first = next(iter(by_filter))
+    right: dict[str, bool | None] = {}
+    for document, values in zip(scored, by_filter[first], strict=True):
+        value = values.get("exact_match", next(iter(values.values()), None))
+        right[document.item_id] = (
+            bool(value) if isinstance(value, int | float | np.number) and value in (0, 1) else None
+        )
+    return right
+
+
+def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
+    """Return the responses of every document that has all of them."""
+    if leaf.kind == "answer":
+        rows = records.generations.where(task=name, turn=0, sample=0).table.to_pylist() if records.generations else []
+        return {row["item_id"]: [row["text"]] for row in rows if row["text"] is not None}
+    if leaf.kind == "rolling":
+        return _rolling(name, leaf, records)
+    if records.option_scores is None:
+        return {}
+    columns = ("task", "item_id", "option", "loglik", "greedy")
+    wanted = records.option_scores.where(task=[name, f"{name}.unconditional"], permutation=0).table
+    scores = {
+        (task, item, option): (loglik, greedy)
+        for task, item, option, loglik, greedy in zip(*(wanted.column(c).to_pylist() for c in columns), strict=True)
+        if loglik is not None
+    }
+    found: dict[str, list[Any]] = {}
+    for document in leaf.documents:
+        keys = _keys(name, leaf, document)
+        if all(key in scores for key in keys):
+            found[document.item_id] = [scores[key] for key in keys]
+    return found
+
+
+def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int]]:
+    count = len(document.instances)
+    if leaf.task.OUTPUT_TYPE == "multiple_choice":
+        count = min(count, len(leaf.task.doc_to_choice(document.doc)))
+    return [
+        (name, document.item_id, i.idx) if i.idx < count else (f"{name}.unconditional", document.item_id, i.idx - count)
+        for i in document.instances
+    ]
+
+
+def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
+    """Sum the log-likelihood of every document over its windows, which are named "<number>.<part>"."""
+    if records.token_scores is None:
+        return {}
+    table = records.token_scores.where(task=name)
+    if not len(table):
+        return {}
+    number = np.asarray([int(item.split(".")[0]) for item in table.column("item_id")])
+    sums = -np.bincount(number, weights=table.column("nll"), minlength=len(leaf.documents))
+    return {document.item_id: [float(total)] for document, total in zip(leaf.documents, sums, strict=True)}
+
+
+def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
+    """Run the task's filters and its `process_results`; by filter, one mapping of metrics a document."""
+    instances = []
+    for document in scored:
+        for instance, response in zip(document.instances, responses[document.item_id], strict=True):
+            instance.resps = [response]
+            instance.filtered_resps = {}
+            instances.append(instance)
+    leaf.task._instances = instances
+    try:
+        leaf.task.apply_filters()
+        return {
+            kind: [
+                leaf.task.process_results(document.doc, [i.filtered_resps[kind] for i in document.instances])
+                for document in scored
+            ]
+            for kind in instances[0].filtered_resps
+        }
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot compute the metrics of task {leaf.name!r}: {error!r}") from error
+
+
+def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Aggregate as `lm_eval.evaluator` does: "metric,filter" to a number, plain means where a task names nothing."""
+    found: dict[str, Any] = {}
+    for kind, rows in by_filter.items():
+        columns: dict[str, list[Any]] = defaultdict(list)
+        for row in rows:
+            for metric, value in row.items():
+                columns[metric].append(value)
+        for metric, values in columns.items():
+            aggregate = task.aggregation().get(metric, lambda v: sum(v) / len(v))
+            found[f"{metric},{kind}"] = aggregate(values)
+    return found

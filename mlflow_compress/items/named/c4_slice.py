@@ -1,0 +1,33 @@
+"""The slice of C4 on which SparseGPT and Wanda report perplexity: text only, our windows.
+
+Their `get_c4` joins the first 1,100 documents of the first validation file with blanks and takes the first 256 x 2048
+tokens. They score windows of 2,048 tokens, we llama.cpp's of 512: the text is the same, the perplexity is not.
+(The harness's own task `c4` scores whole documents.)
+"""
+
+from __future__ import annotations
+
+from mlflow_compress.items.sources.corpora import register_corpus
+from mlflow_compress.items.sources.data_dir import load_file
+
+DATASET = "allenai/c4"
+FILE = "en/c4-validation.00000-of-00008.json.gz"
+DOCUMENTS = 1_100
+TOKENS = 256 * 2_048
+
+
+def read(data_dir: str) -> str:
+    """Return the documents, joined with blanks."""
+    found = load_file(DATASET, FILE, data_dir=data_dir, task="c4_slice")
+    return " ".join(found[:DOCUMENTS]["text"])
+
+
+register_corpus(
+    "c4_slice",
+    read,
+    source=f"{DATASET}, {FILE}",
+    licence="ODC-BY",
+    items=f"first {DOCUMENTS:,} documents, {TOKENS:,} tokens",
+    definition=f"{DATASET} {FILE} first {DOCUMENTS} documents, blanks, {TOKENS} tokens",
+    max_tokens=TOKENS,
+)

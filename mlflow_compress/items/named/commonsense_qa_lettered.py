@@ -1,0 +1,12 @@
+"""CommonsenseQA with letters: five options, hence none with E and F. Its test answers are not public."""
+
+from __future__ import annotations
+
+from mlflow_compress.items.sources.hub_choice import Source, labelled, register
+
+register(
+    "commonsense_qa_lettered",
+    Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=labelled),
+    licence="MIT",
+    items="1,221 validation, five options",
+)

@@ -1,0 +1,42 @@
+"""The embedded tasks: five files about the demo model's small world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow_compress import demo
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.task import Parts, TaskSettings
+
+FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
+
+
+def _build(settings: TaskSettings, shots: int | None) -> Parts:
+    """Read the embedded files."""
+    if shots is not None:
+        raise ConfigError(
+            "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give -P num_fewshot="
+        )
+    parts = [load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES]
+    return Parts.join(parts)
+
+
+def _definition() -> bytes:
+    """Return the files themselves."""
+    return b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES)
+
+
+TASKS.register(EMBEDDED)(
+    NamedTask(
+        source="embedded",
+        licence="Apache-2.0",
+        items="1,320 lettered (twice: with E and F too), 300 cloze, 300 last words, 152 exact, a corpus",
+        shots="`-P num_fewshot=` (5)",
+        rule="by family",
+        definition=_definition,
+        build=_build,
+    )
+)

@@ -1,0 +1,119 @@
+"""HaluEval's dialogues and summaries with letters: the right text, the hallucinated one, and two of other questions.
+
+The uncertainty benchmark made four options of two by the same means. Which ones it drew is not published, nor is how
+its questions are worded outside of its files (see `uncertainty`): draws (seed 42 for everybody) and wording are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.hub_choice import RULE, SHOTS, Record, as_rows, built
+from mlflow_compress.items.sources.question_files import read_jsonl
+from mlflow_compress.items.task import Parts, TaskSettings, seeded
+
+DATASET = "pminervini/HaluEval"
+EXAMPLES = 10  # rows set apart as few-shot examples: there is one split only
+OPTIONS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One of the two: where its texts are found, and how it is asked."""
+
+    config: str
+    kind: str
+    passage: str
+    right: str
+    wrong: str
+    category: str
+    question: str
+
+
+DIALOGUE = Part(
+    config="dialogue",
+    kind="DRS",
+    passage="dialogue_history",
+    right="right_response",
+    wrong="hallucinated_response",
+    category="dialogues",
+    question="Which of these is the best response?",
+)
+SUMMARIZATION = Part(
+    config="summarization",
+    kind="DS",
+    passage="document",
+    right="right_summary",
+    wrong="hallucinated_summary",
+    category="documents",
+    question="Which of these is the best summary?",
+)
+
+
+def records_of(part: Part, task: str, data_dir: str) -> Sequence[Record]:
+    """Return the rows of the data set, or of the original repository's file in its place."""
+    original = Path(data_dir) / DATASET / "data" / f"{part.config}_data.json"
+    if data_dir and original.is_file():
+        return read_jsonl(original)
+    return list(load_split(DATASET, part.config, "data", data_dir=data_dir, task=task))
+
+
+def question(part: Part, records: Sequence[Record], number: int) -> dict[str, Any]:
+    """Return a record as the fields of a question."""
+    options, answer = _options(part, records, number)
+    shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
+    return {**shown, "choices": options, "answer": answer}
+
+
+def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[str], int]:
+    """Return four different options in drawn order, and the index of the right one."""
+    draw = seeded(TaskSettings(), DATASET, part.config, number)
+    right = records[number][part.right]
+    options = [right, records[number][part.wrong]]
+    while len(options) < OPTIONS:
+        text = records[draw.randrange(len(records))][draw.choice((part.right, part.wrong))]
+        if text not in options:
+            options.append(text)
+    draw.shuffle(options)
+    return options, options.index(right)
+
+
+def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
+    """Return examples and questions as rows of a question file."""
+    records = records_of(part, task, data_dir)
+    if len({record[part.right] for record in records}) < EXAMPLES:
+        raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")
+
+    make = partial(
+        as_rows, question=partial(question, part, records), category=part.category, place=f"{DATASET}, {part.config}"
+    )
+    numbers = [(number, number) for number in range(len(records))]
+    return [*make(numbers[:EXAMPLES], split="dev"), *make(numbers[EXAMPLES:], split="test")]
+
+
+def _register(name: str, part: Part) -> None:
+    def make(settings: TaskSettings, shots: int | None) -> Parts:
+        return built(name, _rows(part, name, settings.data_dir), settings, shots)
+
+    TASKS.register(name)(
+        NamedTask(
+            source=f"{DATASET}, {part.config}",
+            licence="Apache-2.0 (hub card)",
+            items="9,990 (twice: with E and F too)",
+            shots=SHOTS,
+            rule=RULE,
+            definition=f"{DATASET} {part} {EXAMPLES} examples lettered".encode,
+            build=make,
+        )
+    )
+
+
+_register("halueval_dialogue_lettered", DIALOGUE)
+_register("halueval_summarization_lettered", SUMMARIZATION)

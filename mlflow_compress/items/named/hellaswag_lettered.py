@@ -1,0 +1,36 @@
+"""HellaSwag with letters. The question is ours: the data set has none. Its test answers are not public."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mlflow_compress.items.sources.hub_choice import Record, Source, register
+
+QUESTION = "Which of these is the most likely continuation?"
+
+
+def without_marks(text: str) -> str:
+    """Remove WikiHow's marks ("[header]", "[title]" ...), as lm-evaluation-harness's hellaswag does."""
+    cleaned = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return cleaned.replace("  ", " ")
+
+
+def question(record: Record) -> dict[str, Any]:
+    """Return the beginning, under its activity, as the passage, and the four endings."""
+    beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
+    return {
+        "kind": "CI",
+        "context": without_marks(beginning),
+        "question": QUESTION,
+        "choices": [without_marks(ending) for ending in record["endings"]],
+        "answer": int(record["label"]),
+    }
+
+
+register(
+    "hellaswag_lettered",
+    Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=question),
+    licence="MIT",
+    items="10,042 validation (twice: with E and F too)",
+)

@@ -1,0 +1,111 @@
+"""MMLU in our own lettered family: shuffled answers, and a second time with the options E and F.
+
+Beside the harness's `mmlu`, which has neither. The prompt is the original benchmark's; its category names, such as
+"abstract_algebra", are shown with blanks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.prompt_style import LETTERS
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.question_files import read_text
+from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
+
+DATASET = "cais/mmlu"
+_NAMES = {
+    "STEM": """
+        abstract_algebra anatomy astronomy college_biology college_chemistry college_computer_science
+        college_mathematics college_physics computer_security conceptual_physics electrical_engineering
+        elementary_mathematics high_school_biology high_school_chemistry high_school_computer_science
+        high_school_mathematics high_school_physics high_school_statistics machine_learning
+    """,
+    "humanities": """
+        formal_logic high_school_european_history high_school_us_history high_school_world_history
+        international_law jurisprudence logical_fallacies moral_disputes moral_scenarios philosophy
+        prehistory professional_law world_religions
+    """,
+    "social sciences": """
+        econometrics high_school_geography high_school_government_and_politics high_school_macroeconomics
+        high_school_microeconomics high_school_psychology human_sexuality professional_psychology
+        public_relations security_studies sociology us_foreign_policy
+    """,
+    "other": """
+        business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
+        medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology
+    """,
+}
+CATEGORIES = {category: subjects.split() for category, subjects in _NAMES.items()}
+"""The subjects by MMLU's own four categories."""
+SUBJECTS = sorted(subject for subjects in CATEGORIES.values() for subject in subjects)
+
+
+def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") -> list[dict[str, Any]]:
+    """Return a subject's questions as rows of a question file, "dev" rows first.
+
+    The data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...) in its place.
+
+    Raises
+    ------
+    DataError
+        When the data set is missing, or a row cannot be used.
+    """
+    family = FAMILIES.get("lettered")
+    rows: list[dict[str, Any]] = []
+    for split in ("dev", "test"):
+        csv_file = Path(data_dir) / DATASET / split / f"{subject}_{split}.csv"
+        if data_dir and csv_file.is_file():
+            found: Iterable[Any] = _original(csv_file)
+        else:
+            found = load_split(DATASET, subject, split, data_dir=data_dir, task=task)
+        for number, row in enumerate(found):
+            made = {
+                "id": f"{subject}-{split}-{number}",
+                "category": subject,
+                "split": split,
+                "question": row["question"],
+                "choices": list(row["choices"]),
+                "answer": int(row["answer"]),
+            }
+            try:
+                family.check(made)
+            except DataError as error:
+                raise DataError(f"{DATASET}, {subject}, {split}, row {number}: {error}") from error
+            rows.append(made)
+    return rows
+
+
+def _original(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the original release: question, four choices and a letter a row, without a header."""
+    for number, row in enumerate(csv.reader(io.StringIO(read_text(path))), start=1):
+        if len(row) != 6 or row[5] not in LETTERS[:4]:
+            raise DataError(f"{path}, record {number}: not a question, four choices and a letter A to D", got=row)
+        yield {"question": row[0], "choices": row[1:5], "answer": LETTERS.index(row[5])}
+
+
+def _build(settings: TaskSettings, shots: int | None) -> Parts:
+    """Return the task and its six-option twin; the first `shots` dev rows of a subject are its examples."""
+    rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
+    asked = settings if shots is None else replace(settings, shots=shots)
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build("mmlu_lettered", rows, asked)))
+
+
+TASKS.register("mmlu_lettered")(
+    NamedTask(
+        source=DATASET,
+        licence="MIT",
+        items="14,042 test, 57 subjects (twice: with E and F too)",
+        shots="`-P num_fewshot=` (5)",
+        rule="argmax of the letter's log-likelihood, on every order",
+        definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),
+        build=_build,
+    )
+)

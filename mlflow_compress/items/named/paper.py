@@ -1,0 +1,93 @@
+"""The benchmarks of "Accuracy is Not All You Need", with the paper's shots and rules, by way of the harness."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.harness.task_names import definition
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.task import Parts, TaskSettings
+
+ACC = "argmax of the log-likelihood"
+ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
+
+
+def _harness(name: str, *folders: str, source: str, licence: str, items: str, rule: str, shots: int = 0) -> None:
+    """Register a task of the harness; `folders` are where its collection keeps it, which saves reading the rest."""
+
+    def make(settings: TaskSettings, asked: int | None) -> Parts:
+        return build(name, shots=asked, settings=settings, folders=folders)
+
+    TASKS.register(name)(
+        NamedTask(
+            source=source,
+            licence=licence,
+            items=items,
+            shots=str(shots),
+            rule=rule,
+            definition=partial(definition, name, folders),
+            build=make,
+        )
+    )
+
+
+_harness(
+    "mmlu",
+    "mmlu/default",
+    source="cais/mmlu",
+    licence="MIT",
+    items="14,042 test, 57 subjects",
+    rule=ACC,
+)
+_harness("piqa", "piqa", source="baber/piqa", licence="not stated", items="1,838 validation", rule=ACC_NORM)
+_harness("hellaswag", "hellaswag", source="Rowan/hellaswag", licence="MIT", items="10,042 validation", rule=ACC_NORM)
+_harness("arc_easy", "arc", source="allenai/ai2_arc", licence="CC BY-SA 4.0", items="2,376 test", rule=ACC_NORM)
+_harness("arc_challenge", "arc", source="allenai/ai2_arc", licence="CC BY-SA 4.0", items="1,172 test", rule=ACC_NORM)
+_harness(
+    "lambada_openai",
+    "lambada",
+    source="EleutherAI/lambada_openai",
+    licence="modified MIT",
+    items="5,153 test",
+    rule="every token of the last word is greedy",
+)
+_harness("winogrande", "winogrande", source="allenai/winogrande", licence="CC BY", items="1,267 validation", rule=ACC)
+_harness(
+    "gsm8k",
+    "gsm8k",
+    source="openai/gsm8k",
+    licence="MIT",
+    items="1,319 test",
+    shots=5,
+    rule="exact match of the number after '####'",
+)
+_harness(
+    "triviaqa",
+    "triviaqa",
+    source="mandarjoshi/trivia_qa",
+    licence="unknown",
+    items="17,944 validation",
+    rule="exact match of any alias",
+)
+
+TASKS.register("paper")(
+    NamedTask(
+        source="the nine above",
+        licence="theirs",
+        items="all of theirs",
+        shots="MMLU and TriviaQA 5, GSM8K 8, else 0",
+        rule="each one's own",
+        members=(
+            "mmlu@5",
+            "piqa",
+            "hellaswag",
+            "arc_easy",
+            "arc_challenge",
+            "lambada_openai",
+            "winogrande",
+            "gsm8k@8",
+            "triviaqa@5",
+        ),
+    )
+)

@@ -1,0 +1,29 @@
+"""A slice of the Pile's validation text, of the size and joined as the slice of C4; no paper defines one.
+
+(The harness's own tasks `pile_*` score whole documents of its test text.)
+"""
+
+from __future__ import annotations
+
+from mlflow_compress.items.named.c4_slice import DOCUMENTS, TOKENS
+from mlflow_compress.items.sources.corpora import register_corpus
+from mlflow_compress.items.sources.data_dir import load_split
+
+DATASET = "mit-han-lab/pile-val-backup"  # what AutoAWQ calibrates on
+
+
+def read(data_dir: str) -> str:
+    """Return the documents, joined with blanks."""
+    found = load_split(DATASET, None, "validation", data_dir=data_dir, task="pile_slice")
+    return " ".join(found[:DOCUMENTS]["text"])
+
+
+register_corpus(
+    "pile_slice",
+    read,
+    source=DATASET,
+    licence="not stated",
+    items=f"first {DOCUMENTS:,} documents of validation, {TOKENS:,} tokens",
+    definition=f"{DATASET} validation first {DOCUMENTS} documents, blanks, {TOKENS} tokens",
+    max_tokens=TOKENS,
+)

@@ -1,0 +1,206 @@
+"""The five task types of "Benchmarking LLMs via Uncertainty Quantification", from its published files.
+
+The files are read as they are, from the hub's ErikYip/LLM-Uncertainty-Bench or the folder `data` of
+smartyfh/LLM-Uncertainty-Bench: 10,000 questions each with options A to F. As in the published scripts the examples are
+fixed questions of the file, and the questions 1, 3, 5, 7 and 9 are never asked, so that 9,995 are. How questions were
+drawn from MMLU, CosmosQA, HellaSwag and HaluEval is described in words only, without seeds: the files cannot be made
+again from the sources. `uncertainty_built` draws others in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.prompt_style import LETTERS
+from mlflow_compress.items.sources.data_dir import file_of
+from mlflow_compress.items.sources.question_files import read_text
+from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
+
+DATASET = "ErikYip/LLM-Uncertainty-Bench"
+PROMPTS = "base,shared,task"  # the published numbers are means over these three
+NEVER_ASKED = (1, 3, 5, 7, 9)
+OWN, ALL = 4, 6  # options of a question, without and with E and F
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One of the published files.
+
+    Attributes
+    ----------
+    file : str
+        Its name.
+    kind : str
+        The benchmark's task type.
+    source : str
+        What its questions' field "source" says.
+    category : str
+        What the questions are about.
+    examples : tuple of int
+        Questions that serve as few-shot examples (generate_logits.py, `few_shot_exp_ids`).
+    """
+
+    file: str
+    kind: str
+    source: str
+    category: str
+    examples: tuple[int, ...] = NEVER_ASKED
+
+
+FILES = {
+    "uncertainty_qa": Published(file="mmlu_10k.json", kind="QA", source="MMLU", category="question answering"),
+    "uncertainty_rc": Published(
+        file="cosmosqa_10k.json", kind="RC", source="CosmosQA", category="reading comprehension"
+    ),
+    "uncertainty_ci": Published(
+        file="hellaswag_10k.json", kind="CI", source="HellaSwag", category="commonsense inference"
+    ),
+    "uncertainty_drs": Published(
+        file="halu_dialogue.json",
+        kind="DRS",
+        source="Halu-OpenDialKG",
+        category="dialogue response selection",
+        examples=(5, 7, 9),
+    ),
+    "uncertainty_ds": Published(
+        file="halu_summarization.json",
+        kind="DS",
+        source="Halu-CNN/DailyMail",
+        category="document summarization",
+        examples=(9,),
+    ),
+}
+
+
+def _question(published: Published, record: Any) -> dict[str, Any]:
+    """Return one question; options are turned into text, as the published script shows them."""
+    letters, choices = LETTERS[:ALL], record["choices"]
+    if "".join(choices) != letters or record["answer"] not in LETTERS[:OWN]:
+        raise DataError(
+            "Not six options A to F of which one of A to D is right", got=f"{list(choices)}, {record['answer']}"
+        )
+    if record["source"] != published.source:
+        raise DataError("The question is of another source", allowed=published.source, got=record["source"])
+    options = [str(choices[letter]) for letter in letters]
+    question = {
+        "question": str(record["question"]),
+        "choices": options[:OWN],
+        "uncertain": options[OWN:],
+        "answer": LETTERS.index(record["answer"]),
+    }
+    return question if published.kind == "QA" else {**question, "context": str(record["context"])}
+
+
+def placed(published: Published, number: int, question: dict[str, Any]) -> dict[str, Any]:
+    """Return a question as a row of a question file: an example or asked, as its number in the file says."""
+    return {
+        "id": f"{number:05d}",  # sorted as in the file
+        "category": published.category,
+        "kind": published.kind,
+        "split": "dev" if number in published.examples else "test",
+        **question,
+    }
+
+
+def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
+    """Return the published file of task `name` as rows of a question file.
+
+    Raises
+    ------
+    DataError
+        When it is missing, or not as published; with its path and the question's number.
+    """
+    path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
+    try:
+        records = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from error
+    if not isinstance(records, list) or len(records) <= max(NEVER_ASKED):
+        raise DataError(f"{path}: not a list of questions that holds the examples", allowed="10 questions or more")
+    family = FAMILIES.get("lettered")
+    rows = []
+    for number, record in enumerate(records):
+        if number in NEVER_ASKED and number not in published.examples:
+            continue
+        try:
+            row = placed(published, number, _question(published, record))
+            family.check(row)
+        except (DataError, KeyError, TypeError) as error:
+            why = str(error) if isinstance(error, DataError) else f"not in the published layout ({error!r})"
+            raise DataError(f"{path}, question {number}: {why}") from error
+        rows.append(row)
+    return rows
+
+
+def _tasks(
+    name: str, published: Published, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None
+) -> Parts:
+    """Return the lettered tasks; prompts and number of examples are the published ones unless the user named others."""
+    asked = replace(
+        settings,
+        shots=len(published.examples) if shots is None else shots,
+        prompt=PROMPTS if settings.prompt == "auto" else settings.prompt,
+    )
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
+
+
+def register_types(
+    group: str,
+    types: Mapping[str, Published],
+    *,
+    told: Callable[[Published], tuple[str, str, str]],
+    rows: Callable[[str, Published, str], list[dict[str, Any]]],
+) -> None:
+    """Register the five task types and their group.
+
+    Parameters
+    ----------
+    group : str
+    types : mapping
+        By task name.
+    told : callable
+        Returns a type's source, its licence, and what defines its questions.
+    rows : callable
+        Returns a type's rows of a question file, given task name, type and the folder of data sets.
+    """
+
+    def build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
+        return _tasks(name, types[name], rows(name, types[name], settings.data_dir), settings, shots)
+
+    for name, published in types.items():
+        source, licence, definition = told(published)
+        TASKS.register(name)(
+            NamedTask(
+                source=source,
+                licence=licence,
+                items="9,995 (with E and F in three prompts, once without)",
+                shots=str(len(published.examples)),
+                rule="argmax of the letter's log-likelihood, on every order",
+                definition=definition.encode,
+                build=partial(build, name),
+            )
+        )
+    TASKS.register(group)(
+        NamedTask(
+            source="the five above",
+            licence="theirs",
+            items="all of theirs",
+            shots="QA, RC and CI 5, DRS 3, DS 1",
+            rule="each one's own; UAcc is the mean over prompts and tasks",
+            members=tuple(types),
+        )
+    )
+
+
+def _told(published: Published) -> tuple[str, str, str]:
+    definition = f"{DATASET} {published} {PROMPTS} {NEVER_ASKED} lettered"
+    return f"{DATASET}, {published.file}", "MIT (repository)", definition
+
+
+register_types("uncertainty", FILES, told=_told, rows=published_rows)

@@ -1,0 +1,177 @@
+"""Texts that methods are calibrated on: sets with a name, and files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from mlflow_compress import demo
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError
+from mlflow_compress.items.named import wikitext2
+from mlflow_compress.items.sources.data_dir import check_data_dir, load_file, load_split
+from mlflow_compress.items.sources.question_files import read_jsonl, read_text
+
+Conversation = list[dict[str, str]]  # messages with "role" and "content"
+
+_ARTICLE = re.compile(r"(?m)^(?= = [^=\n].*[^=\n] = $)")  # where an article of WikiText begins
+_DOCUMENTS = 2_500  # of C4 or the Pile: over a million tokens, 512 samples of 2,048
+_CONVERSATIONS = 2_500
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSet:
+    """Texts or conversations to calibrate on.
+
+    Attributes
+    ----------
+    name : str
+        As the user gave it.
+    texts : tuple of str
+    conversations : tuple of Conversation
+        Shown in the model's chat template.
+    longest : int or None
+        Tokens above which a text is left out; None for no bound.
+    """
+
+    name: str
+    texts: tuple[str, ...] = field(default=(), repr=False)
+    conversations: tuple[Conversation, ...] = field(default=(), repr=False)
+    longest: int | None = None
+
+    def plain(self) -> list[str]:
+        """Return everything that is said, without template: what must not be evaluated."""
+        return [*self.texts, *(message["content"] for turns in self.conversations for message in turns)]
+
+    def rendered(self, tokenizer: Any) -> list[str]:
+        """Return the texts as the model reads them.
+
+        Raises
+        ------
+        CheckpointError
+            When there are conversations and the tokenizer has no chat template, or one that cannot render them.
+        """
+        texts = list(self.texts)
+        if self.longest is not None:
+            texts = [t for t in texts if len(tokenizer(t, verbose=False)["input_ids"]) <= self.longest]
+        return texts + [_in_template(tokenizer, conversation) for conversation in self.conversations]
+
+
+def _in_template(tokenizer: Any, conversation: Conversation) -> str:
+    from jinja2 import TemplateError
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise CheckpointError("The calibration set holds conversations, and the model's tokenizer has no chat template")
+    try:
+        return str(tokenizer.apply_chat_template(conversation, tokenize=False))
+    except (TemplateError, ValueError) as error:
+        raise CheckpointError(f"The tokenizer's chat template fails: {error}", got=conversation[0]) from error
+
+
+def _wikitext2(data_dir: str) -> CalibrationSet:
+    """Return the training text, one text an article."""
+    articles = _ARTICLE.split(wikitext2.read(data_dir, "train", "calibration=wikitext2"))
+    return CalibrationSet(name="wikitext2", texts=tuple(text for text in articles if text.strip()))
+
+
+def _c4(data_dir: str) -> CalibrationSet:
+    """Return the first documents of the training file that GPTQ, SparseGPT and Wanda draw theirs from."""
+    found = load_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
+    return CalibrationSet(name="c4", texts=tuple(found[:_DOCUMENTS]["text"]))
+
+
+def _pile(data_dir: str) -> CalibrationSet:
+    """Return AWQ's choice: validation documents in its seeded order, stripped, those above 512 tokens left out."""
+    found = load_split("mit-han-lab/pile-val-backup", None, "validation", data_dir=data_dir, task="calibration=pile")
+    texts = (text.strip() for text in found.shuffle(seed=42)[:_DOCUMENTS]["text"])
+    return CalibrationSet(name="pile", texts=tuple(text for text in texts if text), longest=512)
+
+
+def _ultrachat(data_dir: str) -> CalibrationSet:
+    """Return the first conversations of the training split that llm-compressor's examples calibrate on."""
+    found = load_split(
+        "HuggingFaceH4/ultrachat_200k", None, "train_sft", data_dir=data_dir, task="calibration=ultrachat"
+    )
+    return CalibrationSet(name="ultrachat", conversations=tuple(found[:_CONVERSATIONS]["messages"]))
+
+
+def _demo(data_dir: str) -> CalibrationSet:
+    return _text_file(EMBEDDED, demo.DATA_DIR / "calibration.txt")
+
+
+SETS: dict[str, Callable[[str], CalibrationSet]] = {
+    EMBEDDED: _demo,
+    "wikitext2": _wikitext2,
+    "c4": _c4,
+    "pile": _pile,
+    "ultrachat": _ultrachat,
+}
+"""Readers by name; they take the folder of data sets."""
+
+
+def load_calibration(given: str, *, model: str, data_dir: str) -> CalibrationSet:
+    """Read a set by name, or a file: paragraphs of a .txt, a .jsonl whose lines have "text" or "messages".
+
+    Parameters
+    ----------
+    given : str
+        A name of `SETS`, a file, or 'auto': the demo's for the demo model.
+    model : str
+        The baseline parameter.
+    data_dir : str
+        Folder of data sets in hub layout ("" for none), looked in before the hub.
+
+    Raises
+    ------
+    ConfigError
+        Neither a set nor a file.
+    DataError
+        A data set that is missing, with the command that fetches it; a broken file, with its line.
+    """
+    name = EMBEDDED if given == "auto" and model == EMBEDDED else given
+    if name == "auto":
+        raise ConfigError("'calibration' has a default for the demo model only", fix="Give -P calibration=NAME or FILE")
+    if name in SETS:
+        check_data_dir(data_dir)
+        return SETS[name](data_dir)
+    path = Path(name)
+    if path.suffix == ".jsonl":
+        return _rows_file(name, path)
+    if not path.is_file():
+        raise ConfigError("Parameter 'calibration' names no set and no file", allowed=sorted(SETS), got=name)
+    return _text_file(name, path)
+
+
+def _text_file(name: str, path: Path) -> CalibrationSet:
+    paragraphs = read_text(path).split("\n\n")
+    return CalibrationSet(name=name, texts=tuple(text for text in paragraphs if text.strip()))
+
+
+def _rows_file(name: str, path: Path) -> CalibrationSet:
+    texts: list[str] = []
+    conversations: list[Conversation] = []
+    for row in read_jsonl(path):
+        text, messages = row.get("text"), row.get("messages")
+        if isinstance(text, str) and text.strip() and messages is None:
+            texts.append(text)
+        elif _is_conversation(messages) and text is None:
+            conversations.append(messages)
+        else:
+            raise DataError(
+                f"{path}, line {row['line']}: neither a text nor a conversation",
+                allowed='"text", or "messages": a list of {"role", "content"}',
+                got=sorted(set(row) - {"line"}),
+            )
+    return CalibrationSet(name=name, texts=tuple(texts), conversations=tuple(conversations))
+
+
+def _is_conversation(messages: object) -> TypeGuard[Conversation]:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+        and all(isinstance(m.get("content"), str) for m in messages)
+    )

@@ -1,0 +1,121 @@
+"""Multiple-choice data sets in hub layout as lettered questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
+
+RULE = "argmax of the letter's log-likelihood, on every order"
+SHOTS = "`-P num_fewshot=` (5)"
+MOST_EXAMPLES = 32  # rows of the examples' split that are read
+
+R = TypeVar("R")
+Record = Mapping[str, Any]  # one row of a data set
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set and how its rows become questions.
+
+    Attributes
+    ----------
+    dataset, config : str
+        Hub id, and its configuration (None where it has one only).
+    revision : str
+        Of the hub's copy; None for the newest.
+    examples, test : str
+        Splits: the first rows of `examples` are the few-shot examples, all of `test` is asked.
+    category : str
+        What hendrycks' prompt says the questions are about.
+    question : callable (record) -> dict
+        The fields "question", "choices" and "answer", and "context" and "kind" where there is a passage.
+    """
+
+    dataset: str
+    config: str | None = None
+    revision: str | None = None
+    examples: str = "train"
+    test: str
+    category: str
+    question: Callable[[Record], dict[str, Any]]
+
+    def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
+        """Return examples and questions as rows of a question file.
+
+        Raises
+        ------
+        DataError
+            When the data set is missing, or a record cannot be used.
+        """
+        load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
+        few, asked = load(self.examples), load(self.test)
+        shown = few.select(range(min(MOST_EXAMPLES, len(few))))
+        place = ", ".join(part for part in (self.dataset, self.config) if part)
+        make = partial(as_rows, question=self.question, category=self.category)
+        return [
+            *make(enumerate(shown), split="dev", place=f"{place}, {self.examples}"),
+            *make(enumerate(asked), split="test", place=f"{place}, {self.test}"),
+        ]
+
+
+def as_rows(
+    records: Iterable[tuple[int, R]], *, question: Callable[[R], dict[str, Any]], split: str, category: str, place: str
+) -> list[dict[str, Any]]:
+    """Return checked rows of a question file from numbered records; errors say place and number."""
+    family = FAMILIES.get("lettered")
+    rows = []
+    for number, record in records:
+        row = {"id": f"{split}-{number}", "category": category, "split": split}
+        try:
+            row |= question(record)
+            family.check(row)
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, DataError) else f"not in the data set's layout ({error!r})"
+            raise DataError(f"{place}, row {number}: {why}") from error
+        rows.append(row)
+    return rows
+
+
+def labelled(record: Record, text: str = "question") -> dict[str, Any]:
+    """Return a question of ARC's layout: "choices" with "text" and "label", and "answerKey", a letter or a number.
+
+    Options are lettered by position, whatever their labels are, and stay as many as there are.
+    """
+    labels = list(record["choices"]["label"])
+    if record["answerKey"] not in labels:
+        raise DataError("'answerKey' is not the label of a choice", allowed=labels, got=record["answerKey"])
+    choices = list(record["choices"]["text"])
+    return {"question": record[text], "choices": choices, "answer": labels.index(record["answerKey"])}
+
+
+def built(name: str, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None) -> Parts:
+    """Return the lettered tasks of rows; `shots` is None unless the user asked for a number."""
+    asked = settings if shots is None else replace(settings, shots=shots)
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
+
+
+def register(name: str, source: Source, *, licence: str, items: str) -> None:
+    """Register a data set as a task of that name."""
+
+    def make(settings: TaskSettings, shots: int | None) -> Parts:
+        return built(name, source.rows(name, settings.data_dir), settings, shots)
+
+    told = f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered"
+    TASKS.register(name)(
+        NamedTask(
+            source=", ".join(part for part in (source.dataset, source.config) if part),
+            licence=licence,
+            items=items,
+            shots=SHOTS,
+            rule=RULE,
+            definition=told.encode,
+            build=make,
+        )
+    )

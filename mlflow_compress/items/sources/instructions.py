@@ -1,0 +1,156 @@
+"""Instructions: FastChat's question files (MT-Bench, Vicuna-bench), Alpaca, and files of either schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import demo
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.sources.data_dir import check_data_dir, load_split
+from mlflow_compress.items.sources.question_files import read_jsonl
+from mlflow_compress.items.task import TaskSettings, limited
+
+MOST_TURNS = 2
+REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # beside FastChat's question.jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One instruction: what the user says in each turn (one or two), and reference answers where there are any."""
+
+    item_id: str
+    category: str
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+
+
+def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = None) -> list[Instruction]:
+    """Read a JSONL file of instructions; `settings.limit` per category after a seeded shuffle.
+
+    A line has MT-Bench's schema (`question_id`, `category`, one or two `turns`, `reference`) or Alpaca's
+    (`instruction`, `input`, `output`; its number is its id). FastChat's reference answers are read where they lie
+    beside the file.
+
+    Raises
+    ------
+    DataError
+        With file and line.
+    """
+    rows = read_jsonl(path)
+    answers = _reference_answers(path.parent / REFERENCES)
+    found: dict[str, Instruction] = {}
+    for row in rows:
+        place = f"{path}, line {row['line']}: "
+        made = _alpaca(place, row) if "instruction" in row else _mt_bench(place, row, answers)
+        if made.item_id in found:
+            raise DataError(f"{place}the question_id is used twice", got=made.item_id)
+        found[made.item_id] = made
+    return _limited(name or path.stem, list(found.values()), settings)
+
+
+def _limited(name: str, instructions: Sequence[Instruction], settings: TaskSettings) -> list[Instruction]:
+    rows = [{"category": made.category, "number": number} for number, made in enumerate(instructions)]
+    return [instructions[row["number"]] for row in limited(name, rows, settings)]
+
+
+def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]) -> Instruction:
+    if "question_id" not in row or not isinstance(row.get("category"), str):
+        raise DataError(f"{place}'question_id' and 'category' are needed")
+    turns, item_id = _turns(place, row.get("turns")), str(row["question_id"])
+    reference = answers.get(item_id) or row.get("reference") or []
+    if not isinstance(reference, list) or not all(isinstance(text, str) for text in reference):
+        raise DataError(f"{place}'reference' must be a list of texts", got=reference)
+    return Instruction(item_id=item_id, category=row["category"], turns=turns, reference=tuple(reference))
+
+
+def _turns(place: str, given: object) -> tuple[str, ...]:
+    if (
+        not isinstance(given, list)
+        or not 1 <= len(given) <= MOST_TURNS
+        or not all(isinstance(text, str) and text.strip() for text in given)
+    ):
+        raise DataError(f"{place}'turns' must be one or two texts that are not empty", got=given)
+    return tuple(given)
+
+
+def _alpaca(place: str, row: dict[str, Any]) -> Instruction:
+    instruction, given = row["instruction"], row.get("input") or ""
+    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(given, str):
+        raise DataError(f"{place}'instruction' must be a text that is not empty, 'input' a text", got=instruction)
+    said = f"{instruction}\n\n{given}" if given.strip() else instruction
+    output = row.get("output")
+    return Instruction(
+        item_id=str(row.get("question_id", row["line"])),
+        category=str(row.get("category", "alpaca")),
+        turns=(said,),
+        reference=(output,) if isinstance(output, str) and output.strip() else (),
+    )
+
+
+def _reference_answers(path: Path) -> dict[str, Sequence[str]]:
+    """Return FastChat's reference answers by question; none where the file is not there."""
+    if not path.is_file():
+        return {}
+    found: dict[str, Sequence[str]] = {}
+    for row in read_jsonl(path):
+        try:
+            found[str(row["question_id"])] = row["choices"][0]["turns"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise DataError(f"{path}, line {row['line']}: not a reference answer as FastChat writes them") from error
+    return found
+
+
+def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:
+    def read(settings: TaskSettings) -> list[Instruction]:
+        path = Path(settings.data_dir or "DATA_DIR") / name / "question.jsonl"
+        if not path.is_file():
+            raise DataError(
+                f"The instructions {name!r} are not there",
+                got=str(path),
+                fix=f"Copy the folder fastchat/llm_judge/data/{name} of the FastChat repository to {path.parent}, "
+                f"then give -P data_dir={path.parent.parent}",
+            )
+        return load_instructions(path, settings, name=name)
+
+    return read
+
+
+def _alpaca_set(settings: TaskSettings) -> list[Instruction]:
+    rows = load_split("tatsu-lab/alpaca", None, "train", data_dir=settings.data_dir, task="instructions=alpaca")
+    made = (_alpaca(f"tatsu-lab/alpaca, row {n}: ", {**row, "line": n}) for n, row in enumerate(rows))
+    return _limited("alpaca", list(made), settings)
+
+
+SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
+    EMBEDDED: lambda settings: load_instructions(demo.DATA_DIR / "instructions.jsonl", settings),
+    "mt_bench": _fastchat("mt_bench"),
+    "vicuna_bench": _fastchat("vicuna_bench"),
+    "alpaca": _alpaca_set,
+}
+"""Readers by name."""
+
+
+def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list[Instruction]:
+    """Read a set by name, or a file; 'auto' is the demo's, for the demo model only.
+
+    Raises
+    ------
+    ConfigError
+        Neither a set nor a file.
+    DataError
+        What is missing, with where it comes from; a broken file, with its line.
+    """
+    name = EMBEDDED if given == "auto" and model == EMBEDDED else given
+    if name == "auto":
+        fix = "Give -P instructions=NAME or FILE, or -P judge=false"
+        raise ConfigError("'instructions' has a default for the demo model only", fix=fix)
+    if name in SETS:
+        check_data_dir(settings.data_dir)
+        return SETS[name](settings)
+    if not Path(name).is_file():
+        raise ConfigError("Parameter 'instructions' names no set and no file", allowed=sorted(SETS), got=name)
+    return load_instructions(Path(name), settings)

@@ -1,0 +1,167 @@
+"""Question files: JSONL rows, read and checked before any model is loaded; every error names file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
+
+MAX_CHARS = 500_000  # longest text of a question; a megabyte is a file that lost its line breaks
+
+MAX_NAME = 100  # characters; MLflow's names of metrics end at 250, and "<section>/<metric>/" stands before it
+RESERVED = ("options", "generated")  # folders of unfinished work, beside those of corpora: all options, all answers
+_NAME = re.compile(r"[^\W_][\w.\- ]*")  # what MLflow allows in the name of a metric
+
+_NAMES = {str: "a text", int: "a whole number", list: "a list"}
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 text file, or a `DataError` naming it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read the file: {error.strerror}", got=str(path)) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte {error.start} of the file)") from error
+    if not text.strip():
+        raise DataError("The file is empty", got=str(path))
+    return text
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other separators may stand inside a text
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+            raise DataError(
+                f"{path}, line {number}: JSON that cannot be read ({str(error).partition(';')[0]})"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
+        if "\\ud" in line.lower():
+            _check_characters(f"{path}, line {number}: ", row)
+        rows.append({**row, "line": number})
+    return rows
+
+
+def _check_characters(place: str, row: dict[str, Any]) -> None:
+    """Refuse half of a surrogate pair: JSON can write it, but it is no text that a tokenizer could read."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{place}half of a surrogate pair is not a text", got=ascii(error.object[error.start])
+        ) from error
+
+
+def family_of(path: Path, row: Row) -> Family:
+    """Return the family whose fields the row has.
+
+    Where several fit, it is the one that knows the fields of all of them; none or another number is a `DataError`.
+    """
+    fits = [family for _, family in FAMILIES.items() if set(family.fields) <= set(row)]
+    wanted = {name for family in fits for name in family.fields}
+    fits = [family for family in fits if wanted <= {*family.fields, *family.optional}]
+    if len(fits) != 1:
+        raise DataError(
+            f"{path}, line {row['line']}: the fields do not tell the task family",
+            allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
+            got=sorted(set(row) - {"line"}),
+        )
+    return fits[0]
+
+
+def _check_lengths(place: str, row: Row) -> None:
+    """Refuse texts that no model could read; a mistake in the file is far more likely."""
+    for name, value in row.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and len(text) > MAX_CHARS:
+                allowed = f"at most {MAX_CHARS:,} characters"
+                raise DataError(f"{place}'{name}' is too long", allowed=allowed, got=f"{len(text):,} characters")
+
+
+def _answer_index(place: str, row: dict[str, Any]) -> None:
+    """Turn an answer that is given as a letter into its index."""
+    answer, choices = row.get("answer"), row.get("choices")
+    if not (isinstance(answer, str) and len(answer) == 1 and "A" <= answer <= "Z" and isinstance(choices, list)):
+        return
+    index = ord(answer) - ord("A")
+    if index >= len(choices):
+        last = chr(ord("A") + len(choices) - 1)
+        raise DataError(f"{place}'answer' is a letter outside the options", allowed=f"A to {last}", got=answer)
+    row["answer"] = index
+
+
+def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
+    """Check one row against its family; errors carry file and line."""
+    place = f"{path}, line {row['line']}: "
+    _check_lengths(place, row)
+    _answer_index(place, row)
+    optional = {name: kind for name, kind in family.optional.items() if name in row}
+    for name, kind in {"id": str, "category": str, **family.fields, **optional}.items():
+        if name not in row:
+            raise DataError(f"{place}the field '{name}' is missing")
+        if not isinstance(row[name], kind) or isinstance(row[name], bool):
+            raise DataError(f"{place}'{name}' has the wrong type", allowed=_NAMES[kind], got=row[name])
+    if row["id"] in seen:
+        raise DataError(f"{place}the id is used twice", got=row["id"])
+    seen.add(row["id"])
+    try:
+        family.check(row)
+    except DataError as error:
+        raise DataError(f"{place}{error}") from error
+
+
+def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
+    """Return the family of a question file and its checked rows."""
+    rows = read_jsonl(path)
+    family = family_of(path, rows[0])
+    seen: set[str] = set()
+    for row in rows:
+        _check_row(path, row, family, seen)
+    return family, rows
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of a file's task, which becomes part of metric names and folders."""
+    name = path.stem
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME or name in RESERVED:
+        raise ConfigError(
+            "This file's name cannot be that of a task",
+            allowed=f"at most {MAX_NAME} letters, digits, '_', '-', '.' and blanks, the first a letter or digit, and "
+            f"not {' or '.join(RESERVED)}",
+            got=path.name,
+            fix="Rename the file",
+        )
+    return name
+
+
+def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
+    """Return what a file holds: a .txt is a corpus, the fields of a .jsonl decide its family.
+
+    Raises
+    ------
+    ConfigError
+        When its name cannot be that of a task.
+    DataError
+        When it cannot be read or used, with file and line.
+    """
+    name = name or _name_of(path)
+    if path.suffix == ".txt":
+        return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
+    family, rows = read_questions(path)
+    return Parts(tasks=tuple(family.build(name, rows, settings)))

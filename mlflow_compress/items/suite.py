@@ -1,0 +1,133 @@
+"""From `-P tasks=` to tasks: names of ours, names of lm-evaluation-harness and files, comma-separated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.chat import rendered
+from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.prompt_style import styles_of
+from mlflow_compress.items.sources.data_dir import check_data_dir
+from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.task import Corpus, GroupAverages, OwnMetric, Parts, Task, TaskSettings
+from mlflow_compress.records import Items, Request, RunRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Everything that is evaluated in one go."""
+
+    tasks: tuple[Task, ...]
+    corpora: tuple[Corpus, ...]
+    averages: tuple[GroupAverages, ...] = ()
+
+    @property
+    def items(self) -> Items:
+        """All items of all tasks."""
+        return Items.concat([task.items for task in self.tasks])
+
+    @property
+    def requests(self) -> list[Request]:
+        """All requests of all tasks, for one pass."""
+        if any(task.chat for task in self.tasks):
+            raise ValueError("messages of a chat must be rendered before a model reads them")
+        return [request for task in self.tasks for request in task.requests]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether any token is scored: False where every answer is generated."""
+        return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
+
+    def rendered(self, prompt: Callable[[str], str]) -> Suite:
+        """Return the suite with the messages of chat tasks as a model reads them, see `chat.rendered`."""
+        return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))
+
+    def hashes(self) -> dict[str, str]:
+        """Return a SHA-256 of the content of every task and corpus."""
+        found = {task.name: task.content_hash() for task in self.tasks}
+        return found | {corpus.name: corpus.content_hash() for corpus in self.corpora}
+
+    def own_metrics(self, records: RunRecords) -> list[OwnMetric]:
+        """Return the metrics that the tasks' sources compute in their own way, those of groups last."""
+        found = [own for task in self.tasks if task.own_metrics is not None for own in task.own_metrics(records)]
+        return found + [own for group in self.averages for own in group.average(found)]
+
+
+def _name_and_shots(part: str) -> tuple[str, int | None]:
+    """Split NAME@SHOTS."""
+    name, at, shots = part.partition("@")
+    if at and not shots.isdecimal():
+        raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
+    return name, int(shots) if at else None
+
+
+def _named(part: str, settings: TaskSettings) -> Parts:
+    """Return what a name stands for: one of ours, a group of ours, or one of lm-evaluation-harness."""
+    name, shots = _name_and_shots(part)
+    if name not in TASKS.names():
+        from mlflow_compress.items.harness.build import build
+
+        return build(name, shots=shots, settings=settings)
+    known = TASKS.get(name)
+    if known.build is not None:
+        return known.build(settings, shots)
+    if shots is not None:
+        raise ConfigError("A group's members have their own few-shot examples", got=part)
+    return Parts.join(_members(known.members, settings))
+
+
+def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
+    """Build the members of a group; where data are missing, one error says so for all of them."""
+    found: list[Parts] = []
+    errors: list[str] = []
+    for member in members:
+        try:
+            found.append(_named(member, settings))
+        except DataError as error:
+            errors.append(str(error))
+    if errors:
+        raise DataError("\n".join(errors).rstrip("."))
+    return found
+
+
+def _check_names(parts: Parts) -> None:
+    """Refuse two tasks of one name: their records could not be told apart."""
+    names = [task.name for task in parts.tasks] + [corpus.name for corpus in parts.corpora]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")
+
+
+def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
+    """Read and check everything that `spec` names, before any model is loaded.
+
+    Parameters
+    ----------
+    spec : str
+        'auto', or names and files separated by commas: tasks and groups of `catalogue`, tasks, groups and tags of
+        lm-evaluation-harness, each with @SHOTS where it allows, *.jsonl (the fields decide the family), *.txt (corpus).
+    model : str
+        The baseline parameter; 'auto' tasks exist for the demo only.
+    settings : TaskSettings
+        Shots, shuffles, seed, limit and data folder.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Unknown names, missing data sets (with the command that fetches them), broken files (with file and line).
+    """
+    if spec == "auto" and model != EMBEDDED:
+        raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=NAMES or files")
+    check_data_dir(settings.data_dir)
+    styles_of(settings.prompt)  # a wrong name is refused whatever the tasks
+    several: list[Parts] = []
+    for part in [EMBEDDED] if spec == "auto" else [p.strip() for p in spec.split(",")]:
+        is_file = Path(part).suffix in (".jsonl", ".txt")
+        several.append(load_file(Path(part), settings) if is_file else _named(part, settings))
+    parts = Parts.join(several)
+    _check_names(parts)
+    return Suite(tasks=parts.tasks, corpora=parts.corpora, averages=parts.averages)
