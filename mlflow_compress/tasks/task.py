@@ -233,7 +233,7 @@ class Family:
     optional: Mapping[str, type] = field(default_factory=dict)
 
 
-FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.tasks.families")
+FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.tasks.families", group="mlflow_compress.tasks")
 
 
 def seeded(settings: TaskSettings, *parts: object) -> random.Random:

@@ -88,7 +88,7 @@ class Metric:
         return results
 
 
-METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics")
+METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group="mlflow_compress.metrics")
 
 
 def metric(
