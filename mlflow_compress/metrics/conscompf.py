@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.records import MetricResult
@@ -133,8 +133,8 @@ def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     return np.asarray(scores * signs, dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, meaning: str) -> Key:
-    return Key(name=f"judge/{name}", direction=direction, low=-1.0, high=1.0, unit="share", meaning=meaning)
+def _key(name: str, direction: Direction, meaning: str) -> MetricKey:
+    return MetricKey(name=f"judge/{name}", direction=direction, low=-1.0, high=1.0, unit="share", meaning=meaning)
 
 
 @METRICS.register("similarity")
@@ -146,12 +146,12 @@ def _key(name: str, direction: Direction, meaning: str) -> Key:
         _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction."),
         _key("consistency_baseline", "neither", "The baseline's consistency."),
     ),
-    needs=("variant", "embeddings"),
+    requires=("variant", "embeddings"),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
-def conscompf(evidence: MetricInputs) -> list[MetricResult]:
+def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     """Similarity with its floor; bootstrap over instructions."""
-    given, s = evidence.embeddings, evidence.settings
+    given, s = inputs.embeddings, inputs.settings
     if given is None or given.variant is None:
         return []
     found = similarity(given.baseline, given.variant)
@@ -163,7 +163,7 @@ def conscompf(evidence: MetricInputs) -> list[MetricResult]:
     }
     if given.baseline_again is not None:
         values["similarity_floor"] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
-    pooled = Part(None, None, np.arange(len(given.item_ids)))
+    pooled = ItemSubset(None, None, np.arange(len(given.item_ids)))
     results = []
     for name, x in values.items():
         interval = bootstrap(x, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_compress.metrics.core.item_table import CHOICE
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult
 
-SCORED = (*CHOICE, "last_word")
-"""Families that have option distances and an eq. 1 value."""
-
 LN2 = float(np.log(2.0))
 
 
-def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> MetricKey:
+    return MetricKey(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
 
 
 _COLUMNS = {
@@ -44,24 +40,25 @@ _SKEWED = ("kl_mean", "kl_reverse_mean", "js_mean")
         _key("top10_agreement", "higher", 1.0, "share", "Share of the ten most probable tokens that both models have."),
         _key("rbo10", "higher", 1.0, "share", "Rank-biased overlap (p = 0.9) of the ten most probable tokens."),
     ),
-    needs=("items", "variant", "option_distances"),
+    requires=("items", "variant", "option_distances"),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
 )
-def divergence(evidence: MetricInputs) -> list[MetricResult]:
+def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
 
     Divergences are skewed: their interval is the studentised bootstrap's.
 
     Lettered options of one token share a context, so that the mean over them is one divergence a question.
     """
-    s = evidence.settings
+    s = inputs.settings
     results = []
-    pooled = [family for family in evidence.headline_families if family in SCORED]
-    for part in evidence.parts(SCORED, pooled=pooled):
+    scored_families = inputs.view.scored
+    pooled = [family for family in inputs.headline_families if family in scored_families]
+    for subset in inputs.subsets(scored_families, pooled=pooled):
         for name, column in _COLUMNS.items():
-            if part.category is not None and name != "kl_mean":
+            if subset.category is not None and name != "kl_mean":
                 continue
-            values = evidence.distance(column)[part.rows]
+            values = inputs.distance(column)[subset.rows]
             scored = np.isfinite(values)
             if not scored.any():
                 continue
@@ -71,7 +68,7 @@ def divergence(evidence: MetricInputs) -> list[MetricResult]:
             else:
                 interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
             results.append(
-                part.result(
+                subset.result(
                     f"distance/{name}",
                     float(values.mean()),
                     interval,

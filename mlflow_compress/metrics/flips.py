@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import ANSWERED
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import same_length
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
@@ -98,8 +97,8 @@ def count_flips(
     return Flips(n=n, n_correct=int(b.sum()), c2w=int((b & ~q).sum()), w2c=int((~b & q).sum()), w2w=w2w)
 
 
-def _key(name: str, meaning: str) -> Key:
-    return Key(name=f"distance/{name}", direction="lower", low=0.0, high=100.0, unit="percent", meaning=meaning)
+def _key(name: str, meaning: str) -> MetricKey:
+    return MetricKey(name=f"distance/{name}", direction="lower", low=0.0, high=100.0, unit="percent", meaning=meaning)
 
 
 @METRICS.register("flips")
@@ -116,17 +115,17 @@ def _key(name: str, meaning: str) -> Key:
         _key("changed_correct_pct", "Among items that the baseline has right, those that the variant has wrong."),
         _key("changed_incorrect_pct", "Among items that the baseline has wrong, those with another answer."),
     ),
-    needs=("items", "variant", "predictions"),
+    requires=("items", "variant", "predictions"),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
 )
-def flips(evidence: MetricInputs) -> list[MetricResult]:
+def flips(inputs: MetricInputs) -> list[MetricResult]:
     """All transitions in percent with Wilson intervals; `all_flips` and what needs answers only for multiple choice."""
-    view, both = evidence.view, evidence.scored_by_both
-    b, q = evidence.baseline_predictions, evidence.variant_predictions
-    level = evidence.settings.level
+    view, both = inputs.view, inputs.scored_by_both
+    b, q = inputs.baseline_predictions, inputs.variant_predictions
+    level = inputs.settings.level
     results = []
-    for part in evidence.parts(ANSWERED, pooled=evidence.headline_families):
-        rows = part.rows[both[part.rows]]
+    for subset in inputs.subsets(inputs.view.graded, pooled=inputs.headline_families):
+        rows = subset.rows[both[subset.rows]]
         if not len(rows):
             continue
         answers = (b.content[rows, 0], q.content[rows, 0]) if view.chooses[rows].all() else (None, None)
@@ -143,17 +142,17 @@ def flips(evidence: MetricInputs) -> list[MetricResult]:
             counts["changed_incorrect_pct"] = (found.w2c + found.w2w, found.n - found.n_correct)
         for name, (count, n) in counts.items():
             # Categories carry the two headline rates only: 57 subjects times seven rates help nobody.
-            if n == 0 or (part.category is not None and name not in ("flips_pct", "all_flips_pct")):
+            if n == 0 or (subset.category is not None and name not in ("flips_pct", "all_flips_pct")):
                 continue
             low, high = wilson(count, n, level=level)
             results.append(
-                part.result(
+                subset.result(
                     f"distance/{name}",
                     100.0 * count / n,
                     (100.0 * low, 100.0 * high),
                     n=n,
                     level=level,
-                    n_unscored=len(part.rows) - len(rows),
+                    n_unscored=len(subset.rows) - len(rows),
                 )
             )
     return results

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.divergence import SCORED
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
 from mlflow_compress.metrics.stats.intervals import wilson
@@ -56,18 +55,19 @@ def top_share_pct(kl: Float, count: int) -> float:
     return float(100.0 * np.sort(kl)[-count:].sum() / kl.sum())
 
 
-def _kl_by_part(evidence: MetricInputs) -> Iterator[tuple[Part, Float, int]]:
-    """Yield the KL of each part's items, rounding below 0 removed, and how many items have none."""
-    pooled = [family for family in evidence.headline_families if family in SCORED]
-    for part in evidence.parts(SCORED, pooled=pooled, categories=()):
-        kl = evidence.distance("kl")[part.rows]
+def _kl_by_subset(inputs: MetricInputs) -> Iterator[tuple[ItemSubset, Float, int]]:
+    """Yield the KL of each subset's items, rounding below 0 removed, and how many items have none."""
+    scored = inputs.view.scored
+    pooled = [family for family in inputs.headline_families if family in scored]
+    for subset in inputs.subsets(scored, pooled=pooled, categories=()):
+        kl = inputs.distance("kl")[subset.rows]
         there = np.isfinite(kl)
         if there.any():
-            yield part, np.maximum(kl[there], 0.0), int((~there).sum())
+            yield subset, np.maximum(kl[there], 0.0), int((~there).sum())
 
 
-def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> MetricKey:
+    return MetricKey(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
 
 
 @METRICS.register("kl_concentration")
@@ -82,18 +82,18 @@ def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) 
             "Share of the mean KL that the largest percent of the items hold (rounded up to whole items).",
         ),
     ),
-    needs=("items", "variant", "option_distances", "positive_kl"),
+    requires=("items", "variant", "option_distances", "positive_kl"),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
-def kl_concentration(evidence: MetricInputs) -> list[MetricResult]:
+def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0."""
-    level, results = evidence.settings.level, []
-    for part, kl, left in _kl_by_part(evidence):
+    level, results = inputs.settings.level, []
+    for subset, kl, left in _kl_by_subset(inputs):
         if kl.sum() > 0.0:
             n = len(kl)
             for name, count in (("item", 1), ("percent", math.ceil(n / 100))):
                 key = f"distance/kl_share_top_{name}_pct"
-                results.append(part.result(key, top_share_pct(kl, count), n=n, level=level, n_unscored=left))
+                results.append(subset.result(key, top_share_pct(kl, count), n=n, level=level, n_unscored=left))
     return results
 
 
@@ -105,13 +105,13 @@ def kl_concentration(evidence: MetricInputs) -> list[MetricResult]:
         ),
         _key("kl_above_clip_pct", "lower", 100.0, "percent", "Share of items with a KL above 1 nat; Wilson interval."),
     ),
-    needs=("items", "variant", "option_distances"),
+    requires=("items", "variant", "option_distances"),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
 )
-def kl_clipped(evidence: MetricInputs) -> list[MetricResult]:
+def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
-    level, results = evidence.settings.level, []
-    for part, kl, left in _kl_by_part(evidence):
+    level, results = inputs.settings.level, []
+    for subset, kl, left in _kl_by_subset(inputs):
         n, clipped, above = len(kl), np.minimum(kl, CLIP), int((kl > CLIP).sum())
         interval = bounded_mean_interval(clipped, upper=CLIP, level=level)
         low, high = wilson(above, n, level=level)
@@ -119,7 +119,7 @@ def kl_clipped(evidence: MetricInputs) -> list[MetricResult]:
             ("kl_clipped_mean", float(clipped.mean()), (interval.low, interval.high)),
             ("kl_above_clip_pct", 100.0 * above / n, (100.0 * low, 100.0 * high)),
         ):
-            results.append(part.result(f"distance/{name}", value, ends, n=n, level=level, n_unscored=left))
+            results.append(subset.result(f"distance/{name}", value, ends, n=n, level=level, n_unscored=left))
     return results
 
 
@@ -134,14 +134,14 @@ def kl_clipped(evidence: MetricInputs) -> list[MetricResult]:
             "Items that the mean KL is taken over; 0 where the answers of all items are generated.",
         ),
     ),
-    needs=("items", "variant", "predictions", "item_distances"),
+    requires=("items", "variant", "predictions", "item_distances"),
     source="ours; a generated answer has no distribution that both models give to the same text",
 )
-def kl_items(evidence: MetricInputs) -> list[MetricResult]:
+def kl_items(inputs: MetricInputs) -> list[MetricResult]:
     """Number of headline items with a KL; 0 says that there is none by construction, not that it was not measured."""
-    rows = np.flatnonzero(np.isin(evidence.view.family, evidence.headline_families))
+    rows = np.flatnonzero(np.isin(inputs.view.family, inputs.headline_families))
     if not len(rows):
         return []
-    scored = np.isin(evidence.view.family[rows], SCORED)
-    n = int(np.isfinite(evidence.distance("kl")[rows]).sum()) if scored.any() else 0
-    return [Part(None, None, rows).result("distance/kl_items", n, n=len(rows), level=evidence.settings.level)]
+    scored = np.isin(inputs.view.family[rows], inputs.view.scored)
+    n = int(np.isfinite(inputs.distance("kl")[rows]).sum()) if scored.any() else 0
+    return [ItemSubset(None, None, rows).result("distance/kl_items", n, n=len(rows), level=inputs.settings.level)]

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.item_table import CHOICE
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.metrics.stats.intervals import wilson
@@ -87,7 +86,7 @@ _MEANINGS = {
 @METRICS.register("margins")
 @metric(
     keys=tuple(
-        Key(
+        MetricKey(
             name=f"quality/{name}",
             direction="higher" if direction == "higher" else "neither",
             low=0.0,
@@ -97,19 +96,19 @@ _MEANINGS = {
         )
         for name, (direction, meaning) in _MEANINGS.items()
     ),
-    needs=("items", "option_scores"),
+    requires=("items", "option_scores"),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
 )
-def margins(evidence: MetricInputs) -> list[MetricResult]:
+def margins(inputs: MetricInputs) -> list[MetricResult]:
     """Mean of ``p(best) - p(second best)`` over correct and over incorrect items, pooled and by task."""
-    models = {"": evidence.subject_predictions}
-    if evidence.variant is not None:
-        models["_baseline"] = evidence.baseline_predictions
-    s = evidence.settings
+    models = {"": inputs.subject_predictions}
+    if inputs.variant is not None:
+        models["_baseline"] = inputs.baseline_predictions
+    s = inputs.settings
     results = []
-    for part in evidence.parts(CHOICE, pooled=CHOICE, categories=()):
+    for subset in inputs.subsets(inputs.view.choice, pooled=inputs.view.choice, categories=()):
         for suffix, predictions in models.items():
-            margin, right = predictions.margin[part.rows, 0], predictions.correct[part.rows, 0]
+            margin, right = predictions.margin[subset.rows, 0], predictions.correct[subset.rows, 0]
             usable = np.isfinite(margin)
             for name, chosen in (("correct", usable & right), ("incorrect", usable & ~right)):
                 if not chosen.any():
@@ -117,7 +116,7 @@ def margins(evidence: MetricInputs) -> list[MetricResult]:
                 values = margin[chosen]
                 interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
                 results.append(
-                    part.result(
+                    subset.result(
                         f"quality/margin_{name}{suffix}",
                         float(values.mean()),
                         interval,

@@ -1,4 +1,4 @@
-"""All figures of a report, drawn from evidence and results, as PNG files."""
+"""All figures of a report, drawn from inputs and results, as PNG files."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ class Figure:
     caption: str
 
 
-def _predictions(evidence: MetricInputs) -> bool:
-    return evidence.variant is not None and all(evidence.missing(need) is None for need in ("items", "predictions"))
+def _predictions(inputs: MetricInputs) -> bool:
+    return inputs.variant is not None and all(
+        inputs.missing(requirement) is None for requirement in ("items", "predictions")
+    )
 
 
-def _margin(evidence: MetricInputs) -> Drawing | None:
-    bins = change_by_margin(evidence) if _predictions(evidence) else None
-    return None if bins is None else draw_margin(bins, level=evidence.settings.level)
+def _margin(inputs: MetricInputs) -> Drawing | None:
+    bins = change_by_margin(inputs) if _predictions(inputs) else None
+    return None if bins is None else draw_margin(bins, level=inputs.settings.level)
 
 
-def _divergence(evidence: MetricInputs) -> Drawing | None:
-    if evidence.missing("items") is None and evidence.missing("option_distances") is None:
-        kl = kl_values(evidence)
+def _divergence(inputs: MetricInputs) -> Drawing | None:
+    if inputs.missing("items") is None and inputs.missing("option_distances") is None:
+        kl = kl_values(inputs)
         if len(kl):
             return draw_divergence(kl, unit="item")
-    kl = token_kl_values(evidence)
+    kl = token_kl_values(inputs)
     return draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _groups(evidence: MetricInputs, results: Sequence[MetricResult]) -> list[Group]:
+def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[Group]:
     """Categories where a task has them, else the task as a whole."""
-    if not _predictions(evidence):
+    if not _predictions(inputs):
         return []
-    by_category = flips_by_category(evidence)
+    by_category = flips_by_category(inputs)
     several = len({task for task, _ in by_category}) > 1
     groups = [
         Group(
@@ -76,13 +78,13 @@ def _groups(evidence: MetricInputs, results: Sequence[MetricResult]) -> list[Gro
     return groups
 
 
-def _categories(evidence: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
-    groups = _groups(evidence, results)
+def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
+    groups = _groups(inputs, results)
     return draw_categories(groups) if groups else None
 
 
 def draw_all(
-    evidence: MetricInputs,
+    inputs: MetricInputs,
     results: Sequence[MetricResult],
     variants: Sequence[Mapping[str, Any]],
     current: str,
@@ -92,10 +94,10 @@ def draw_all(
 
     Parameters
     ----------
-    evidence : MetricInputs
+    inputs : MetricInputs
         Records of baseline and variant.
     results : sequence of MetricResult
-        `metrics.compute_all(evidence)`.
+        `metrics.compute_all(inputs)`.
     variants : sequence of mapping
         Variants measured so far, this one included: `name`, `bits_per_weight` or `bytes`, `kl`, optionally `kl_low`,
         `kl_high`.
@@ -115,10 +117,10 @@ def draw_all(
     with matplotlib.rc_context(RC):
         drawings = {
             "size_against_kl": draw_variants(variants, current),
-            "kl_by_item": _divergence(evidence),
-            "change_by_margin": _margin(evidence),
-            "flips_by_category": _categories(evidence, results),
-            "baseline_and_variant": draw_pairs(headline(list(results)), level=evidence.settings.level),
+            "kl_by_item": _divergence(inputs),
+            "change_by_margin": _margin(inputs),
+            "flips_by_category": _categories(inputs, results),
+            "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
         }
         for name, drawing in drawings.items():
             if drawing is not None:

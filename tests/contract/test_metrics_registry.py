@@ -133,7 +133,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
 @pytest.mark.parametrize("name", METRICS.names())
 def test_declaration_is_complete(name):
     metric = METRICS.get(name)
-    assert metric.keys and metric.needs and metric.source
+    assert metric.keys and metric.requires and metric.source
     assert metric.function.__doc__
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")

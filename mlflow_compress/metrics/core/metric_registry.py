@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class MetricKey:
     """One number that a metric returns, under its MLflow name.
 
     Attributes
@@ -49,26 +49,26 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A registered metric: what it returns, what it needs, where its definition comes from, and the function.
+    """A registered metric: what it returns, what it requires, where its definition comes from, and the function.
 
     Attributes
     ----------
-    keys : tuple of Key
+    keys : tuple of MetricKey
         Every name that `compute` may return.
-    needs : tuple of str
-        Parts of the evidence that must be there; see `MetricInputs.missing`.
+    requires : tuple of str
+        Parts of the inputs that must be there; see `MetricInputs.missing`.
     source : str
         The paper or program that defines it, and any deviation from it.
     function : callable
-        From the evidence to results; pure.
+        From the inputs to results; pure.
     """
 
-    keys: tuple[Key, ...]
-    needs: tuple[str, ...]
+    keys: tuple[MetricKey, ...]
+    requires: tuple[str, ...]
     source: str
     function: Callable[[MetricInputs], list[MetricResult]]
 
-    def compute(self, evidence: MetricInputs) -> list[MetricResult]:
+    def compute(self, inputs: MetricInputs) -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
 
         Raises
@@ -77,7 +77,7 @@ class Metric:
             When a value is NaN, infinite or outside its bounds: the records are broken.
         """
         declared = {key.name: key for key in self.keys}
-        results = self.function(evidence)
+        results = self.function(inputs)
         for result in results:
             key = declared[result.name]
             for value in (result.value, result.low, result.high):
@@ -92,22 +92,22 @@ METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group=
 
 
 def metric(
-    *, keys: tuple[Key, ...], needs: tuple[str, ...], source: str
+    *, keys: tuple[MetricKey, ...], requires: tuple[str, ...], source: str
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
-    """Return a decorator that turns a function of the evidence into a `Metric`."""
+    """Return a decorator that turns a function of the inputs into a `Metric`."""
 
     def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
-        return Metric(keys=keys, needs=needs, source=source, function=function)
+        return Metric(keys=keys, requires=requires, source=source, function=function)
 
     return decorate
 
 
-def all_keys() -> dict[str, Key]:
+def all_keys() -> dict[str, MetricKey]:
     """Return every declared key by name."""
     return {key.name: key for _, registered in METRICS.items() for key in registered.keys}
 
 
-def key(name: str) -> Key:
+def key(name: str) -> MetricKey:
     """Return the declaration of one MLflow metric key, or raise `ConfigError` naming those that exist."""
     found = all_keys()
     if name not in found:
