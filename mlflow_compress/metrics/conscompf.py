@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -133,14 +133,32 @@ def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     return np.asarray(scores * signs, dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, meaning: str) -> MetricKey:
-    return MetricKey(name=f"judge/{name}", direction=direction, low=-1.0, high=1.0, unit="share", meaning=meaning)
+def _key(name: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"judge/{name}",
+        direction=direction,
+        low=-1.0,
+        high=1.0,
+        unit="cosine",
+        meaning=meaning,
+        unchanged=1.0,
+        counted="instructions",
+        **more,
+    )
 
 
 @METRICS.register("similarity")
 @metric(
     keys=(
-        _key("similarity", "higher", "ConSCompF similarity of variant and baseline answers, equation 4."),
+        _key(
+            "similarity",
+            "higher",
+            "ConSCompF similarity of variant and baseline answers, equation 4.",
+            label="Similarity of answers",
+            headline=140,
+            leaderboard=True,
+            floor="judge/similarity_floor",
+        ),
         _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings."),
         _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value."),
         _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,15 +92,34 @@ def _pooled(means: Float) -> Float:
         return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, low: float, meaning: str) -> MetricKey:
+def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any) -> MetricKey:
     high = 9.0 if low < 0 else 10.0
-    return MetricKey(name=f"judge/{name}", direction=direction, low=low, high=high, unit="points", meaning=meaning)
+    return MetricKey(
+        name=f"judge/{name}",
+        direction=direction,
+        low=low,
+        high=high,
+        unit="points",
+        meaning=meaning,
+        counted="answers",
+        **more,
+    )
 
 
 @METRICS.register("judge_scores")
 @metric(
     keys=(
-        _key("mt_bench", "higher", 1.0, "Mean score of the graded answers of both turns, each counting once."),
+        _key(
+            "mt_bench",
+            "higher",
+            1.0,
+            "Mean score of the graded answers of both turns, each counting once.",
+            label="MT-Bench",
+            headline=130,
+            leaderboard=True,
+            difference="judge/mt_bench_delta",
+            unscored="the judge gave no grade that can be read",
+        ),
         _key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
         _key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
         _key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -111,15 +113,28 @@ def _complete(predictions: Predictions, subset: ItemSubset, used: int) -> Bool:
     return np.asarray(predictions.scored[subset.rows, :used].all(axis=1), dtype=bool)
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> MetricKey:
-    return MetricKey(name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
+    )
 
 
 @METRICS.register("answer_order")
 @metric(
     keys=(
         _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
-        _key("shuffle_drop_pct", "lower", 0.0, 100.0, "percent", "Relative loss of accuracy under shuffled answers."),
+        _key(
+            "shuffle_drop_pct",
+            "lower",
+            0.0,
+            100.0,
+            "percent",
+            "Relative loss of accuracy under shuffled answers.",
+            label="Lost under shuffled answers",
+            headline=90,
+            leaderboard=True,
+            difference="robustness/shuffle_drop_delta_pct",
+        ),
         _key("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
         _key("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
         _key("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),

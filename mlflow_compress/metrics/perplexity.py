@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +41,36 @@ def _perplexity_ratio(sums: Float) -> Float:
     return np.asarray(np.exp((sums[..., 1] - sums[..., 0]) / sums[..., -1]), dtype=np.float64)
 
 
-def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: str) -> MetricKey:
-    return MetricKey(name=f"quality/{name}", direction=direction, low=low, high=np.inf, unit=unit, meaning=meaning)
+def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"quality/{name}", direction=direction, low=low, high=np.inf, unit=unit, meaning=meaning, **more
+    )
 
 
 @METRICS.register("perplexity")
 @metric(
     keys=(
-        _ppl_key("perplexity", "lower", 1.0, "perplexity", "exp of the mean nll a scored token."),
+        _ppl_key(
+            "perplexity",
+            "lower",
+            1.0,
+            "perplexity",
+            "exp of the mean nll per scored token.",
+            label="Perplexity",
+            headline=60,
+            leaderboard=True,
+            difference="quality/perplexity_ratio",
+            counted="tokens",
+        ),
         _ppl_key("perplexity_baseline", "neither", 1.0, "perplexity", "The baseline's perplexity on the same tokens."),
-        _ppl_key("perplexity_ratio", "lower", 0.0, "ratio", "Variant over baseline perplexity, paired by token."),
+        _ppl_key(
+            "perplexity_ratio",
+            "lower",
+            0.0,
+            "ratio",
+            "Variant over baseline perplexity, paired by token.",
+            unchanged=1.0,
+        ),
     ),
     requires=("token_scores",),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
@@ -153,18 +174,47 @@ _STATISTICS: dict[str, Callable[[Float], Float]] = {
 }
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> MetricKey:
-    return MetricKey(name=f"distance/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    unchanged = 1.0 if direction == "higher" else 0.0
+    return MetricKey(
+        name=f"distance/{name}",
+        direction=direction,
+        low=low,
+        high=high,
+        unit=unit,
+        meaning=meaning,
+        unchanged=unchanged,
+        counted="tokens",
+        **more,
+    )
 
 
 @METRICS.register("corpus_distance")
 @metric(
     keys=(
-        _key("corpus_kl_mean", "lower", 0.0, np.inf, "nats", "Mean KL(baseline || variant) a corpus token."),
+        _key(
+            "corpus_kl_mean",
+            "lower",
+            0.0,
+            np.inf,
+            "nats",
+            "Mean KL(baseline || variant) per corpus token.",
+            label="KL, corpus (nats)",
+            headline=70,
+        ),
         _key("corpus_kl_p99", "lower", 0.0, np.inf, "nats", "99th percentile of the KL over corpus tokens."),
         _key("corpus_kl_max", "lower", 0.0, np.inf, "nats", "Largest KL of any corpus token."),
         _key("corpus_acceptance", "higher", 0.0, 1.0, "share", "Expected acceptance rate 1 - TV on corpus tokens."),
-        _key("corpus_top1_agreement", "higher", 0.0, 1.0, "share", "Corpus tokens with the same most probable token."),
+        _key(
+            "corpus_top1_agreement",
+            "higher",
+            0.0,
+            1.0,
+            "share",
+            "Corpus tokens with the same most probable token.",
+            label="Same top token, corpus",
+            headline=80,
+        ),
         _key("corpus_top10_agreement", "higher", 0.0, 1.0, "share", "Ten most probable corpus tokens that both have."),
         _key("corpus_rbo10", "higher", 0.0, 1.0, "share", "Rank-biased overlap of the ten most probable tokens."),
         _key("corpus_dp_mean_pct", "neither", -100.0, 100.0, "percent", "Mean change of the target's probability."),

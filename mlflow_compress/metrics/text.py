@@ -160,6 +160,7 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
             low=0.0,
             high=1.0,
             unit="share",
+            label="ROUGE-L",
             meaning="Mean ROUGE-L F-measure of the variant's answers against the baseline's.",
         ),
         MetricKey(
@@ -168,6 +169,7 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
             low=0.0,
             high=100.0,
             unit="points",
+            label="BLEU",
             meaning="Corpus BLEU of the variant's answers against the baseline's.",
         ),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -68,8 +69,10 @@ def _mean_over_tasks(statistic: Statistic, tasks: list[Float]) -> float:
     return float(np.mean([statistic(columns.mean(axis=0)) for columns in tasks]))
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> MetricKey:
-    return MetricKey(name=f"uncertainty/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"uncertainty/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
+    )
 
 
 _HIGHEST = math.sqrt(N_OPTIONS)
@@ -80,12 +83,22 @@ _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
     ("dont_know_pct", "neither", 0.0, 100.0, "percent", 'Items answered with E, "I don\'t know".'),
     ("none_of_these_pct", "neither", 0.0, 100.0, "percent", 'Items answered with F, "None of the above".'),
 )
+_SHOWN: dict[str, dict[str, Any]] = {
+    "uacc": {"label": "UAcc", "headline": 100, "leaderboard": True, "difference": "uncertainty/uacc_delta"},
+    "set_size": {
+        "label": "Conformal set size",
+        "headline": 110,
+        "leaderboard": True,
+        "difference": "uncertainty/set_size_delta",
+    },
+    "coverage": {"label": "Conformal coverage", "headline": 120},
+}
 
 
 @METRICS.register("uncertainty")
 @metric(
     keys=(
-        *(_key(*row) for row in _BASE),
+        *(_key(*row, **_SHOWN.get(row[0], {})) for row in _BASE),
         *(
             _key(
                 f"{name}_baseline",

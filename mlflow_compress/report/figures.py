@@ -12,7 +12,7 @@ import matplotlib
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.plots.categories import Group, draw_categories
+from mlflow_compress.report.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.report.plots.divergence import draw_divergence
 from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.pairs import draw_pairs
@@ -50,14 +50,14 @@ def _divergence(inputs: MetricInputs) -> Drawing | None:
     return draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[Group]:
+def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[CategoryFlips]:
     """Categories where a task has them, else the task as a whole."""
     if not _predictions(inputs):
         return []
     by_category = flips_by_category(inputs)
     several = len({task for task, _ in by_category}) > 1
     groups = [
-        Group(
+        CategoryFlips(
             name=f"{task}: {category}" if several else category,
             n=f.n,
             c2w=100 * f.c2w / f.n,
@@ -74,7 +74,7 @@ def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[Group
         if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
             w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
             c2w, w2c = found["c2w_pct"], found["w2c_pct"]
-            groups.append(Group(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
+            groups.append(CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
     return groups
 
 

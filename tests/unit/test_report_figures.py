@@ -13,7 +13,7 @@ from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items
 from mlflow_compress.report.figures import draw_all
-from mlflow_compress.report.plots.categories import MOST, Group, draw_categories
+from mlflow_compress.report.plots.categories import MOST, CategoryFlips, draw_categories
 from mlflow_compress.report.plots.divergence import draw_divergence
 from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.style import RC
@@ -138,7 +138,7 @@ def test_zeros_of_the_kl_are_counted():
 
 
 def test_many_categories_are_cut_and_counted():
-    groups = [Group(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
+    groups = [CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
     with matplotlib.rc_context(RC):
         drawing = draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")

@@ -10,9 +10,9 @@ import numpy as np
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.answer_files import Answer, check_same_questions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.flips import Flips, count_flips
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import holm
+from mlflow_compress.metrics.stats.transitions import Flips, count_flips
 from mlflow_compress.records import RunRecords
 
 
