@@ -104,20 +104,6 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike) -> Similarity:
     return Similarity(cosine=(mean_x * mean_y).sum(axis=-1), consistency_a=consistency(x), consistency_b=consistency(y))
 
 
-def similarity_matrix(models: list[npt.NDArray[np.floating]], weighting: Weighting = "equation4") -> Float:
-    """Return the symmetric matrix of similarities of many models, shape (m, m), with 1 on the diagonal.
-
-    The diagonal is 1 by definition: a model's answers against themselves, not against a second sample.
-    """
-    if len(models) < 2:
-        raise DataError("A similarity matrix needs at least two models", got=len(models))
-    matrix = np.eye(len(models))
-    for i in range(len(models)):
-        for j in range(i):
-            matrix[i, j] = matrix[j, i] = similarity(models[i], models[j]).mean(weighting)
-    return matrix
-
-
 def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     """Return 2-d coordinates of models from the rows of a similarity matrix by PCA, shape (m, n_components).
 

@@ -26,7 +26,7 @@ def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Corr
     Parameters
     ----------
     matrix : array_like, shape (m, m)
-        Symmetric similarities, `conscompf.similarity_matrix`.
+        Symmetric similarities of m models, 1 on the diagonal.
     scores : array_like, shape (m,)
         Each model's score, for instance its mean ROUGE-L against references.
     """

@@ -18,7 +18,13 @@ from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.pairs import draw_pairs
 from mlflow_compress.report.plots.style import RC, Drawing
 from mlflow_compress.report.plots.variants import draw_variants
-from mlflow_compress.report.record_tables import change_by_margin, flips_by_category, kl_values, token_kl_values
+from mlflow_compress.report.record_tables import (
+    change_by_margin,
+    flips_by_category,
+    incorrect_by_margin,
+    kl_values,
+    token_kl_values,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,10 @@ def _predictions(inputs: MetricInputs) -> bool:
 
 
 def _margin(inputs: MetricInputs) -> Drawing | None:
-    bins = change_by_margin(inputs) if _predictions(inputs) else None
-    return None if bins is None else draw_margin(bins, level=inputs.settings.level)
+    if not _predictions(inputs):
+        return None
+    changed, wrong = change_by_margin(inputs), incorrect_by_margin(inputs)
+    return None if changed is None or wrong is None else draw_margin(changed, wrong, level=inputs.settings.level)
 
 
 def _divergence(inputs: MetricInputs) -> Drawing | None:

@@ -122,9 +122,9 @@ def test_labels_do_not_overlap():
 
 def test_the_margin_finding_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
-    bins = share_by_bin([0.1, 0.2, 0.8, 0.9], [1, 0, 0, 0])
+    bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
     with matplotlib.rc_context(RC):
-        assert draw_margin(bins, level=0.95).title == (
+        assert draw_margin(bins, wrong, level=0.95).title == (
             "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
         )
 
