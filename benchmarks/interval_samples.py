@@ -21,7 +21,6 @@ from mlflow_compress import demo
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.core.item_table import CHOICE
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -51,12 +50,12 @@ def load(folder: Path) -> LoadedModel:
     return load_model(LoadConfig(path=str(folder), device="cpu"))
 
 
-def kl_per_item(evidence: MetricInputs) -> Samples:
+def kl_per_item(inputs: MetricInputs) -> Samples:
     """Return the KL of every item by family, of the pooled items, and the mean KL of every window of the corpus."""
-    kl, family = evidence.distance("kl"), evidence.view.family
+    kl, family = inputs.distance("kl"), inputs.view.family
     found = {name: kl[family == name] for name in FAMILIES}
-    found["pooled"] = kl[np.isin(family, CHOICE)]
-    variant = evidence.variant
+    found["pooled"] = kl[np.isin(family, inputs.view.choice)]
+    variant = inputs.variant
     assert variant is not None and variant.token_scores is not None and variant.token_distances is not None
     _, window = np.unique(token_groups(variant.token_scores).window, return_inverse=True)
     found["windows"] = np.bincount(window, variant.token_distances.column("kl")) / np.bincount(window)

@@ -1,11 +1,15 @@
-"""Named plug-ins: a decorator registers an object, the first look-up imports the package that holds them."""
+"""Plug-ins by name: a decorator registers an object; the first look-up imports the modules that hold such objects."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 from typing import Generic, TypeVar
 
 from mlflow_compress.errors import ConfigError
@@ -13,11 +17,40 @@ from mlflow_compress.errors import ConfigError
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """Objects of one kind by name.
+def _described(entry: EntryPoint) -> str:
+    """Return which entry point of which installed package it is."""
+    package = "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return f"{entry.name} = {entry.value} of {package}"
 
-    A new object is one new file in `package` with the `register` decorator: look-ups import every
-    module of the package once, so nothing else has to be edited.
+
+@cache
+def _broken_plugin(group: str) -> tuple[str, Exception] | None:
+    """Import every entry point of a group once per process; return the first that fails, with its error."""
+    for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
+        try:
+            entry.load()
+        except Exception as error:  # noqa: BLE001 - somebody else's code: `Registry` raises it with its origin
+            return _described(entry), error
+    return None
+
+
+def _importing_module() -> str:
+    """Return the module whose import is running, or else the script: the one that registers, however it does so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return "unknown" if frame is None else str(frame.f_globals["__name__"])
+
+
+class Registry(Generic[T]):
+    """Objects of one kind by name: the package's own, and those of installed plug-ins.
+
+    A new object is one new file with the `register` decorator; nothing else has to be edited. The first look-up imports
+    every module of `package`, then every entry point of `group`. Another Python package adds objects by an entry point
+    that names a module of its own, whose decorators register them::
+
+        [project.entry-points."mlflow_compress.metrics"]
+        my_metric = "my_package.my_metric"
 
     Parameters
     ----------
@@ -25,31 +58,59 @@ class Registry(Generic[T]):
         What the objects are, for messages ("compression method").
     package : str
         Dotted name of the package whose modules register themselves.
+    group : str, optional
+        Group of entry points that are imported too. Without it there are no plug-ins of this kind.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, *, group: str | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._group = group
         self._objects: dict[str, T] = {}
+        self._modules: dict[str, str] = {}  # name -> module that registered it
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that stores its argument under `name`; a second use of a name is a ValueError."""
+        """Return a decorator that stores its argument under `name`.
+
+        Raises
+        ------
+        ValueError
+            A second use of a name; the message names both modules.
+        """
 
         def decorate(obj: T) -> T:
+            module = _importing_module()
             if name in self._objects:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
+                raise ValueError(f"{self.kind} {name!r} is registered twice: by {self._modules[name]} and by {module}")
             self._objects[name] = obj
+            self._modules[name] = module
             return obj
 
         return decorate
 
     def _load(self) -> None:
+        """Import the package's modules and the plug-ins once.
+
+        Raises
+        ------
+        ConfigError
+            When a plug-in cannot be imported; it names the entry point and the package.
+        """
         if self._loaded:
             return
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self._package}.{module.name}")
+        broken = _broken_plugin(self._group) if self._group is not None else None
+        if broken is not None:
+            described, error = broken
+            raise ConfigError(
+                f"A plug-in of the entry point group {self._group} cannot be loaded: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}",
+                got=described,
+                fix="Repair or uninstall that package",
+            ) from error
         self._loaded = True
 
     def get(self, name: str) -> T:

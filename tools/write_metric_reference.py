@@ -9,7 +9,7 @@ import inspect
 import math
 from pathlib import Path
 
-from mlflow_compress.metrics import METRICS, Key, Metric
+from mlflow_compress.metrics import METRICS, Metric, MetricKey
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -29,7 +29,7 @@ def _bound(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _row(key: Key) -> str:
+def _row(key: MetricKey) -> str:
     cells = (
         f"`{key.name}`",
         key.unit,
@@ -41,7 +41,7 @@ def _row(key: Key) -> str:
 
 
 def section(name: str, metric: Metric) -> str:
-    """Return one metric: its docstring, its source, what it needs, and a table of its keys."""
+    """Return one metric: its docstring, its source, what it requires, and a table of its keys."""
     lines = [
         f"## {name}",
         "",
@@ -49,7 +49,7 @@ def section(name: str, metric: Metric) -> str:
         "",
         f"Source: {metric.source}.",
         "",
-        "Needs: " + ", ".join(f"`{need}`" for need in metric.needs) + ".",
+        "Requires: " + ", ".join(f"`{requirement}`" for requirement in metric.requires) + ".",
         "",
         "| name | unit | better | bounds | meaning |",
         "| --- | --- | --- | --- | --- |",

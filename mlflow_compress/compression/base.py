@@ -157,7 +157,9 @@ class Method(ABC):
         """
 
 
-METHODS: Registry[Method] = Registry("compression method", "mlflow_compress.compression.methods")
+METHODS: Registry[Method] = Registry(
+    "compression method", "mlflow_compress.compression.methods", group="mlflow_compress.methods"
+)
 
 M = TypeVar("M", bound=type[Method])
 

@@ -121,7 +121,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CandidateOutcome:
     """What was decided on one candidate, and every reason."""
 
     candidate: Candidate
@@ -135,7 +135,7 @@ class Decision:
     """The winner (None when no candidate passes) and the outcome of every candidate, winners first."""
 
     champion: Candidate | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CandidateOutcome, ...]
 
     def as_table(self) -> dict[str, list[object]]:
         """Return the outcomes as columns, for people."""
@@ -171,18 +171,18 @@ def _rankable(metrics: Mapping[str, float]) -> list[Check]:
     return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in needed if metric not in metrics]
 
 
-def _judge(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> Outcome:
+def _judge(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> CandidateOutcome:
     """Hold one candidate against every gate; all reasons are kept, not only the first."""
     checks = _gain(candidate)
     for gate in gates:
         checks += gate.checks(candidate.metrics)
     checks += _rankable(candidate.metrics)
-    return Outcome(
+    return CandidateOutcome(
         candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
     )
 
 
-def _order(outcome: Outcome) -> tuple[float, float, float, str]:
+def _order(outcome: CandidateOutcome) -> tuple[float, float, float, str]:
     """Return the sort key of a passing candidate: size, then KL, then flips, then name."""
     metrics = outcome.candidate.metrics
     return metrics[SIZE], metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf), outcome.candidate.name
@@ -207,7 +207,7 @@ def decide(candidates: Sequence[Candidate], gates: Sequence[Gate | DivergenceGat
     passing = sorted((o for o in outcomes if o.passed), key=_order)
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
     ranked = tuple(
-        Outcome(candidate=o.candidate, passed=True, reasons=o.reasons, rank=rank)
+        CandidateOutcome(candidate=o.candidate, passed=True, reasons=o.reasons, rank=rank)
         for rank, o in enumerate(passing, start=1)
     )
     return Decision(champion=ranked[0].candidate if ranked else None, outcomes=(*ranked, *failing))

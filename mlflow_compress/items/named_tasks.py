@@ -52,4 +52,4 @@ class NamedTask:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-TASKS: Registry[NamedTask] = Registry("task", "mlflow_compress.items.named")
+TASKS: Registry[NamedTask] = Registry("task", "mlflow_compress.items.named", group="mlflow_compress.tasks")

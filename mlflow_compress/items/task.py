@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.records import Items, Request, RunRecords
 from mlflow_compress.registry import Registry
 
@@ -213,7 +214,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of task: the fields its question files must have, and how rows become tasks.
+    """A kind of task: the fields its question files must have, how rows become tasks, and what their items are.
 
     Attributes
     ----------
@@ -225,15 +226,25 @@ class Family:
         Raises `DataError` for a row that has the fields but cannot be used.
     build : callable (name, rows, settings) -> list of Task
         Tasks of one file; lettered files give two or three, see `lettered`.
+    items : mapping of str to ItemFamily
+        Properties of the items that `build` makes, by the name in their column `family`. Metrics read them.
     """
 
     fields: Mapping[str, type]
     check: Callable[[Row], None]
     build: Callable[[str, Sequence[Row], TaskSettings], list[Task]]
+    items: Mapping[str, ItemFamily]
     optional: Mapping[str, type] = field(default_factory=dict)
 
 
-FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.items.families")
+FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.items.families", group="mlflow_compress.tasks")
+
+
+def register_family(name: str, family: Family) -> None:
+    """Register a family and the properties of its items."""
+    for kind, properties in family.items.items():
+        ITEM_FAMILIES.register(kind)(properties)
+    FAMILIES.register(name)(family)
 
 
 def seeded(settings: TaskSettings, *parts: object) -> random.Random:

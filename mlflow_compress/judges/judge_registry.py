@@ -30,4 +30,4 @@ class Judge:
     source: str
 
 
-JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges")
+JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, Metric, all_keys, key
+from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, MetricKey, all_keys, key
 
 __all__ = [
     "METRICS",
     "AnswerEmbeddings",
-    "Key",
     "Metric",
     "MetricInputs",
+    "MetricKey",
     "MetricSettings",
     "all_keys",
     "compute_all",

@@ -9,15 +9,17 @@ import numpy as np
 from scipy.special import factorial
 
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics.core.item_table import ALL_ORDERS, ItemTable, Part
+from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import predict
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import MetricResult, RunRecords
+
+FAMILY = "lettered_orders"
 
 
 def agreement(content: Int, shown: Bool) -> Float:
@@ -66,7 +68,7 @@ class _Orders:
 
 
 def _measure(view: ItemTable, run: RunRecords) -> _Orders:
-    assert run.option_scores is not None  # `needs` has been checked
+    assert run.option_scores is not None  # `requires` has been checked
     scores = run.option_scores.where(task=sorted(set(view.task)))
     found, grid = predict(view, RunRecords(option_scores=scores))
     assert grid is not None
@@ -82,8 +84,8 @@ def _measure(view: ItemTable, run: RunRecords) -> _Orders:
     )
 
 
-def _key(name: str, direction: Direction, meaning: str, low: float = 0.0) -> Key:
-    return Key(name=f"robustness/{name}", direction=direction, low=low, high=1.0, unit="share", meaning=meaning)
+def _key(name: str, direction: Direction, meaning: str, low: float = 0.0) -> MetricKey:
+    return MetricKey(name=f"robustness/{name}", direction=direction, low=low, high=1.0, unit="share", meaning=meaning)
 
 
 _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
@@ -105,38 +107,38 @@ _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
             _key(f"{name}_delta", direction, f"Variant minus baseline {meaning}; paired.", low=-1.0),
         )
     ),
-    needs=("items", "option_scores", f"family:{ALL_ORDERS}"),
+    requires=("items", "option_scores", f"family:{FAMILY}"),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",
 )
-def all_orders(evidence: MetricInputs) -> list[MetricResult]:
+def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     """Every order of the sampled items, pooled and by task; an item that lacks an order in either model is left out.
 
     Means have bootstrap intervals over items, the robust accuracy Wilson's and Tango's. A position bias is a distance,
     which resampling overestimates: it has no interval of its own, its paired difference has.
     """
-    items = evidence.baseline.items
+    items = inputs.baseline.items
     assert items is not None
-    view = ItemTable(items.where(family=ALL_ORDERS))
-    models = {"": _measure(view, evidence.subject)}
-    if evidence.variant is not None:
-        models["_baseline"] = _measure(view, evidence.baseline)
+    view = ItemTable(items.where(family=FAMILY))
+    models = {"": _measure(view, inputs.subject)}
+    if inputs.variant is not None:
+        models["_baseline"] = _measure(view, inputs.baseline)
     complete = np.logical_and.reduce([model.complete for model in models.values()])
     if len({model.content[complete].tobytes() for model in models.values()}) > 1:
         raise AlignmentError("Baseline and variant saw different answer orders", fix="Evaluate both on the same tasks")
     results: list[MetricResult] = []
-    for part in view.parts((ALL_ORDERS,), pooled=(ALL_ORDERS,), categories=()):
-        rows = part.rows[complete[part.rows]]
-        if len(rows) and not (evidence.settings.pooled_only and part.task):
-            results += _report(evidence, part, models, rows)
+    for subset in view.subsets((FAMILY,), pooled=(FAMILY,), categories=()):
+        rows = subset.rows[complete[subset.rows]]
+        if len(rows) and not (inputs.settings.pooled_only and subset.task):
+            results += _report(inputs, subset, models, rows)
     return results
 
 
-def _report(evidence: MetricInputs, part: Part, models: dict[str, _Orders], rows: Int) -> Iterator[MetricResult]:
-    s, n = evidence.settings, len(rows)
+def _report(inputs: MetricInputs, subset: ItemSubset, models: dict[str, _Orders], rows: Int) -> Iterator[MetricResult]:
+    s, n = inputs.settings, len(rows)
 
     def result(name: str, value: float, interval: tuple[float, float] | None) -> MetricResult:
-        left = len(part.rows) - n
-        return part.result(f"robustness/{name}", value, interval, n=n, level=s.level, n_unscored=left)
+        left = len(subset.rows) - n
+        return subset.result(f"robustness/{name}", value, interval, n=n, level=s.level, n_unscored=left)
 
     def drawn(columns: Float, statistic: Statistic = first_column) -> tuple[float, float] | None:
         return bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)

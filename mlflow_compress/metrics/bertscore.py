@@ -10,7 +10,7 @@ import numpy as np
 
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, same_length
 from mlflow_compress.metrics.text import answer_pairs
 from mlflow_compress.records import MetricResult
@@ -74,7 +74,7 @@ def authors_layer(name: str, folder: Path) -> int:
 @METRICS.register("bert_score")
 @metric(
     keys=(
-        Key(
+        MetricKey(
             name="judge/bert_score",
             direction="higher",
             low=-1.0,
@@ -83,14 +83,14 @@ def authors_layer(name: str, folder: Path) -> int:
             meaning="Mean BERTScore F of the variant's answers against the baseline's.",
         ),
     ),
-    needs=("variant", "generations", "bertscore_model", "package:bert_score"),
+    requires=("variant", "generations", "bertscore_model", "package:bert_score"),
     source="bert_score 0.3.13, F without idf and without rescaling",
 )
-def bert_score_mean(evidence: MetricInputs) -> list[MetricResult]:
+def bert_score_mean(inputs: MetricInputs) -> list[MetricResult]:
     """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
-    pairs = answer_pairs(evidence)
-    model = evidence.settings.bertscore_model
+    pairs = answer_pairs(inputs)
+    model = inputs.settings.bertscore_model
     if pairs is None or model is None:
         return []
     scores = bert_score(pairs.references, pairs.texts, *model)
-    return list(pairs.mean("judge/bert_score", scores, evidence))
+    return list(pairs.mean("judge/bert_score", scores, inputs))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.records import MetricResult
@@ -104,20 +104,6 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike) -> Similarity:
     return Similarity(cosine=(mean_x * mean_y).sum(axis=-1), consistency_a=consistency(x), consistency_b=consistency(y))
 
 
-def similarity_matrix(models: list[npt.NDArray[np.floating]], weighting: Weighting = "equation4") -> Float:
-    """Return the symmetric matrix of similarities of many models, shape (m, m), with 1 on the diagonal.
-
-    The diagonal is 1 by definition: a model's answers against themselves, not against a second sample.
-    """
-    if len(models) < 2:
-        raise DataError("A similarity matrix needs at least two models", got=len(models))
-    matrix = np.eye(len(models))
-    for i in range(len(models)):
-        for j in range(i):
-            matrix[i, j] = matrix[j, i] = similarity(models[i], models[j]).mean(weighting)
-    return matrix
-
-
 def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     """Return 2-d coordinates of models from the rows of a similarity matrix by PCA, shape (m, n_components).
 
@@ -133,25 +119,43 @@ def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     return np.asarray(scores * signs, dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, meaning: str) -> Key:
-    return Key(name=f"judge/{name}", direction=direction, low=-1.0, high=1.0, unit="share", meaning=meaning)
+def _key(name: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"judge/{name}",
+        direction=direction,
+        low=-1.0,
+        high=1.0,
+        unit="cosine",
+        meaning=meaning,
+        unchanged=1.0,
+        counted="instructions",
+        **more,
+    )
 
 
 @METRICS.register("similarity")
 @metric(
     keys=(
-        _key("similarity", "higher", "ConSCompF similarity of variant and baseline answers, equation 4."),
+        _key(
+            "similarity",
+            "higher",
+            "ConSCompF similarity of variant and baseline answers, equation 4.",
+            label="Similarity of answers",
+            headline=140,
+            leaderboard=True,
+            floor="judge/similarity_floor",
+        ),
         _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings."),
         _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value."),
         _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction."),
         _key("consistency_baseline", "neither", "The baseline's consistency."),
     ),
-    needs=("variant", "embeddings"),
+    requires=("variant", "embeddings"),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
-def conscompf(evidence: MetricInputs) -> list[MetricResult]:
+def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     """Similarity with its floor; bootstrap over instructions."""
-    given, s = evidence.embeddings, evidence.settings
+    given, s = inputs.embeddings, inputs.settings
     if given is None or given.variant is None:
         return []
     found = similarity(given.baseline, given.variant)
@@ -163,7 +167,7 @@ def conscompf(evidence: MetricInputs) -> list[MetricResult]:
     }
     if given.baseline_again is not None:
         values["similarity_floor"] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
-    pooled = Part(None, None, np.arange(len(given.item_ids)))
+    pooled = ItemSubset(None, None, np.arange(len(given.item_ids)))
     results = []
     for name, x in values.items():
         interval = bootstrap(x, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)

@@ -2,82 +2,76 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.stats.bootstrap import bootstrap
-from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, Pooled, metric
+from mlflow_compress.metrics.kl_tail import mean_is_trusted
+from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
-
-SCORED = (*CHOICE, "last_word")
-"""Families that have option distances and an eq. 1 value."""
 
 LN2 = float(np.log(2.0))
 
 
-def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
+def trusted_upper_end(kl: MetricResult, pooled: Pooled) -> float | None:
+    """Return the upper end of the mean KL; None where its interval does not hold what it promises."""
+    trusted = mean_is_trusted(kl, pooled.get("distance/kl_share_top_item_pct"))
+    return kl.high if trusted else None
 
 
-_COLUMNS = {
-    "kl_mean": "kl",
-    "kl_reverse_mean": "kl_reverse",
-    "js_mean": "js",
-    "acceptance": "tv",
-    "top1_agreement": "same_top",
-    "top10_agreement": "top10",
-    "rbo10": "rbo10",
-}
-_SKEWED = ("kl_mean", "kl_reverse_mean", "js_mean")
+def _nats(name: str, meaning: str, *, high: float = np.inf, **more: Any) -> MetricKey:
+    return MetricKey(name=name, direction="lower", low=0.0, high=high, unit="nats", meaning=meaning, **more)
+
+
+def _agreement(name: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey.share(name, "higher", meaning, unchanged=1.0, by_category=False, **more)
+
+
+KL = _nats(
+    "distance/kl_mean",
+    "KL(baseline || variant), eq. 1: items, then options, then tokens.",
+    label="KL, items (nats)",
+    headline=30,
+    leaderboard=True,
+    by_task=True,
+    unscored=TOO_LONG,
+    gate=GateValue("gate/kl_upper", trusted_upper_end),
+)
+KL_REVERSE = _nats("distance/kl_reverse_mean", "KL(variant || baseline), weighted as eq. 1.", by_category=False)
+JS = _nats("distance/js_mean", "Jensen-Shannon divergence, weighted as eq. 1.", high=LN2, by_category=False)
+ACCEPTANCE = _agreement("distance/acceptance", "Expected acceptance rate 1 - TV, weighted as eq. 1.")
+TOP1 = _agreement(
+    "distance/top1_agreement",
+    "Share of tokens with the same most probable token.",
+    label="Same top token, items",
+    headline=40,
+)
+TOP10 = _agreement("distance/top10_agreement", "Share of the ten most probable tokens that both models have.")
+RBO10 = _agreement("distance/rbo10", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
+
+_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP10: "top10", RBO10: "rbo10"}
 
 
 @METRICS.register("divergence")
 @metric(
-    keys=(
-        _key("kl_mean", "lower", np.inf, "nats", "KL(baseline || variant), eq. 1: items, then options, then tokens."),
-        _key("kl_reverse_mean", "lower", np.inf, "nats", "KL(variant || baseline), weighted as eq. 1."),
-        _key("js_mean", "lower", LN2, "nats", "Jensen-Shannon divergence, weighted as eq. 1."),
-        _key("acceptance", "higher", 1.0, "share", "Expected acceptance rate 1 - TV, weighted as eq. 1."),
-        _key("top1_agreement", "higher", 1.0, "share", "Share of tokens with the same most probable token."),
-        _key("top10_agreement", "higher", 1.0, "share", "Share of the ten most probable tokens that both models have."),
-        _key("rbo10", "higher", 1.0, "share", "Rank-biased overlap (p = 0.9) of the ten most probable tokens."),
-    ),
-    needs=("items", "variant", "option_distances"),
+    keys=(KL, KL_REVERSE, JS, ACCEPTANCE, TOP1, TOP10, RBO10),
+    requires=("items", "variant", "option_distances"),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
 )
-def divergence(evidence: MetricInputs) -> list[MetricResult]:
+def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
 
     Divergences are skewed: their interval is the studentised bootstrap's.
 
     Lettered options of one token share a context, so that the mean over them is one divergence a question.
     """
-    s = evidence.settings
-    results = []
-    pooled = [family for family in evidence.headline_families if family in SCORED]
-    for part in evidence.parts(SCORED, pooled=pooled):
-        for name, column in _COLUMNS.items():
-            if part.category is not None and name != "kl_mean":
-                continue
-            values = evidence.distance(column)[part.rows]
-            scored = np.isfinite(values)
-            if not scored.any():
-                continue
-            values = 1.0 - values[scored] if name == "acceptance" else values[scored]
-            if name in _SKEWED:
-                interval = studentized_interval(values, resamples=s.resamples, level=s.level, seed=s.seed)
-            else:
-                interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-            results.append(
-                part.result(
-                    f"distance/{name}",
-                    float(values.mean()),
-                    interval,
-                    n=len(values),
-                    level=s.level,
-                    n_unscored=int((~scored).sum()),
-                )
-            )
-    return results
+
+    def means(rows: Int) -> Estimates:
+        of_item = {key: inputs.distance(column)[rows] for key, column in _COLUMNS.items()}
+        of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
+        return {key: Mean.of_scored(of_item[key], skewed=key.unit == "nats") for key in divergence.keys}
+
+    return by_subset(inputs, means, families=inputs.view.scored)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult
@@ -91,49 +92,68 @@ def _pooled(means: Float) -> Float:
         return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, low: float, meaning: str) -> Key:
+def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any) -> MetricKey:
     high = 9.0 if low < 0 else 10.0
-    return Key(name=f"judge/{name}", direction=direction, low=low, high=high, unit="points", meaning=meaning)
+    return MetricKey(
+        name=f"judge/{name}",
+        direction=direction,
+        low=low,
+        high=high,
+        unit="points",
+        meaning=meaning,
+        counted="answers",
+        **more,
+    )
 
 
 @METRICS.register("judge_scores")
 @metric(
     keys=(
-        _key("mt_bench", "higher", 1.0, "Mean score of the graded answers of both turns, each counting once."),
+        _key(
+            "mt_bench",
+            "higher",
+            1.0,
+            "Mean score of the graded answers of both turns, each counting once.",
+            label="MT-Bench",
+            headline=130,
+            leaderboard=True,
+            difference="judge/mt_bench_delta",
+            unscored="the judge gave no grade that can be read",
+        ),
         _key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
         _key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
         _key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
         _key("mt_bench_delta", "higher", -9.0, "Variant minus baseline, on question turns that both have scores for."),
     ),
-    needs=("judgments",),
+    requires=("judgments",),
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
-def judge_scores(evidence: MetricInputs) -> list[MetricResult]:
+def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
     """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
 
     The difference is paired: over the answers that have a score of both models.
     """
-    assert evidence.subject.judgments is not None and evidence.baseline.judgments is not None
-    subject = turn_scores(evidence.subject.judgments)
-    results = _mean_scores(evidence, subject, "")
-    if evidence.variant is None:
+    assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None
+    subject = turn_scores(inputs.subject.judgments)
+    results = _mean_scores(inputs, subject, "")
+    if inputs.variant is None:
         return results
-    baseline = turn_scores(evidence.baseline.judgments)
+    baseline = turn_scores(inputs.baseline.judgments)
     if baseline.question != subject.question:
         raise AlignmentError(
             "Baseline and variant were judged on different questions",
             got=str(sorted(set(baseline.question) ^ set(subject.question))[:3]),
             fix="Judge both on the same questions",
         )
-    results += _mean_scores(evidence, baseline, "_baseline")
+    results += _mean_scores(inputs, baseline, "_baseline")
     shared = np.where(np.isfinite(baseline.score), subject.score - baseline.score, np.nan)
     delta = TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
-    return results + _mean_scores(evidence, delta, "_delta")
+    return results + _mean_scores(inputs, delta, "_delta")
 
 
-def _mean_scores(evidence: MetricInputs, scores: TurnScores, suffix: str) -> list[MetricResult]:
-    s = evidence.settings
+def _mean_scores(inputs: MetricInputs, scores: TurnScores, suffix: str) -> list[MetricResult]:
+    s = inputs.settings
     has_second = bool(np.isfinite(scores.score[:, 1]).any())
     wanted: dict[str, tuple[Statistic, list[int]]] = {f"mt_bench{suffix}": (_pooled, [0, 1])}
     if suffix == "":

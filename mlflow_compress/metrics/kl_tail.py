@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_compress.metrics.core.item_table import Part
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
-from mlflow_compress.metrics.divergence import SCORED
+from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, Proportion, by_subset
+from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
-from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0
@@ -56,92 +56,111 @@ def top_share_pct(kl: Float, count: int) -> float:
     return float(100.0 * np.sort(kl)[-count:].sum() / kl.sum())
 
 
-def _kl_by_part(evidence: MetricInputs) -> Iterator[tuple[Part, Float, int]]:
-    """Yield the KL of each part's items, rounding below 0 removed, and how many items have none."""
-    pooled = [family for family in evidence.headline_families if family in SCORED]
-    for part in evidence.parts(SCORED, pooled=pooled, categories=()):
-        kl = evidence.distance("kl")[part.rows]
-        there = np.isfinite(kl)
-        if there.any():
-            yield part, np.maximum(kl[there], 0.0), int((~there).sum())
+TOP_ITEM = MetricKey.percent(
+    "distance/kl_share_top_item_pct", "neither", "Share of the mean KL that one item holds.", by_category=False
+)
+TOP_PERCENT = MetricKey.percent(
+    "distance/kl_share_top_percent_pct",
+    "neither",
+    "Share of the mean KL that the largest percent of the items hold (rounded up to whole items).",
+    by_category=False,
+)
+CLIPPED = MetricKey(
+    name="distance/kl_clipped_mean",
+    direction="lower",
+    low=0.0,
+    high=CLIP,
+    unit="nats",
+    meaning="Mean KL of the items, each clipped at 1 nat; betting interval.",
+    by_category=False,
+    gate=GateValue("gate/kl_clipped_upper", upper_end),
+)
+ABOVE_CLIP = MetricKey.percent(
+    "distance/kl_above_clip_pct",
+    "lower",
+    "Share of items with a KL above 1 nat; Wilson interval.",
+    by_category=False,
+    gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),
+)
+KL_ITEMS = MetricKey(
+    name="distance/kl_items",
+    direction="neither",
+    low=0.0,
+    high=math.inf,
+    unit="items",
+    meaning="Items that the mean KL is taken over; 0 where the answers of all items are generated.",
+    gate=GateValue("gate/kl_items", lambda result, pooled: result.value),
+)
 
 
-def _key(name: str, direction: Direction, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"distance/{name}", direction=direction, low=0.0, high=high, unit=unit, meaning=meaning)
+@dataclass(frozen=True, eq=False)
+class _ClippedMean:
+    """Mean of values that lie between 0 and `CLIP`, with the betting interval."""
+
+    values: Float
+    n_unscored: int | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return the mean and its interval."""
+        interval = bounded_mean_interval(self.values, upper=CLIP, level=settings.level)
+        return float(self.values.mean()), (interval.low, interval.high)
+
+
+def _by_subset(inputs: MetricInputs, formula: Callable[[Float], Estimates]) -> list[MetricResult]:
+    """Return the results of a formula of the items' KL, rounding below 0 removed."""
+    kl = np.maximum(inputs.distance("kl"), 0.0)
+    scored = np.isfinite(kl)
+    return by_subset(inputs, lambda rows: formula(kl[rows]), scored=scored, families=inputs.view.scored)
 
 
 @METRICS.register("kl_concentration")
 @metric(
-    keys=(
-        _key("kl_share_top_item_pct", "neither", 100.0, "percent", "Share of the mean KL that one item holds."),
-        _key(
-            "kl_share_top_percent_pct",
-            "neither",
-            100.0,
-            "percent",
-            "Share of the mean KL that the largest percent of the items hold (rounded up to whole items).",
-        ),
-    ),
-    needs=("items", "variant", "option_distances", "positive_kl"),
+    keys=(TOP_ITEM, TOP_PERCENT),
+    requires=("items", "variant", "option_distances", "positive_kl"),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
-def kl_concentration(evidence: MetricInputs) -> list[MetricResult]:
+def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0."""
-    level, results = evidence.settings.level, []
-    for part, kl, left in _kl_by_part(evidence):
-        if kl.sum() > 0.0:
-            n = len(kl)
-            for name, count in (("item", 1), ("percent", math.ceil(n / 100))):
-                key = f"distance/kl_share_top_{name}_pct"
-                results.append(part.result(key, top_share_pct(kl, count), n=n, level=level, n_unscored=left))
-    return results
+
+    def shares(kl: Float) -> Estimates:
+        n = len(kl) if kl.sum() > 0.0 else 0
+        counts = {TOP_ITEM: 1, TOP_PERCENT: math.ceil(n / 100)}
+        return {key: Number(top_share_pct(kl, count), n) for key, count in counts.items()} if n else {}
+
+    return _by_subset(inputs, shares)
 
 
 @METRICS.register("kl_clipped")
 @metric(
-    keys=(
-        _key(
-            "kl_clipped_mean", "lower", CLIP, "nats", "Mean KL of the items, each clipped at 1 nat; betting interval."
-        ),
-        _key("kl_above_clip_pct", "lower", 100.0, "percent", "Share of items with a KL above 1 nat; Wilson interval."),
-    ),
-    needs=("items", "variant", "option_distances"),
+    keys=(CLIPPED, ABOVE_CLIP),
+    requires=("items", "variant", "option_distances"),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
 )
-def kl_clipped(evidence: MetricInputs) -> list[MetricResult]:
+def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
-    level, results = evidence.settings.level, []
-    for part, kl, left in _kl_by_part(evidence):
-        n, clipped, above = len(kl), np.minimum(kl, CLIP), int((kl > CLIP).sum())
-        interval = bounded_mean_interval(clipped, upper=CLIP, level=level)
-        low, high = wilson(above, n, level=level)
-        for name, value, ends in (
-            ("kl_clipped_mean", float(clipped.mean()), (interval.low, interval.high)),
-            ("kl_above_clip_pct", 100.0 * above / n, (100.0 * low, 100.0 * high)),
-        ):
-            results.append(part.result(f"distance/{name}", value, ends, n=n, level=level, n_unscored=left))
-    return results
+
+    def bounded(kl: Float) -> Estimates:
+        above = Proportion(int((kl > CLIP).sum()), len(kl))
+        return {CLIPPED: _ClippedMean(np.minimum(kl, CLIP)), ABOVE_CLIP: above}
+
+    return _by_subset(inputs, bounded)
 
 
 @METRICS.register("kl_items")
 @metric(
-    keys=(
-        _key(
-            "kl_items",
-            "neither",
-            math.inf,
-            "items",
-            "Items that the mean KL is taken over; 0 where the answers of all items are generated.",
-        ),
-    ),
-    needs=("items", "variant", "predictions", "item_distances"),
+    keys=(KL_ITEMS,),
+    requires=("items", "variant", "predictions", "item_distances"),
     source="ours; a generated answer has no distribution that both models give to the same text",
 )
-def kl_items(evidence: MetricInputs) -> list[MetricResult]:
+def kl_items(inputs: MetricInputs) -> list[MetricResult]:
     """Number of headline items with a KL; 0 says that there is none by construction, not that it was not measured."""
-    rows = np.flatnonzero(np.isin(evidence.view.family, evidence.headline_families))
+    rows = np.flatnonzero(np.isin(inputs.view.family, inputs.headline_families))
     if not len(rows):
         return []
-    scored = np.isin(evidence.view.family[rows], SCORED)
-    n = int(np.isfinite(evidence.distance("kl")[rows]).sum()) if scored.any() else 0
-    return [Part(None, None, rows).result("distance/kl_items", n, n=len(rows), level=evidence.settings.level)]
+    scored = np.isin(inputs.view.family[rows], inputs.view.scored)
+    n = int(np.isfinite(inputs.distance("kl")[rows]).sum()) if scored.any() else 0
+    return [ItemSubset(None, None, rows).result("distance/kl_items", n, n=len(rows), level=inputs.settings.level)]

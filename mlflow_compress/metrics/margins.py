@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.item_table import CHOICE
+from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
@@ -76,54 +75,38 @@ def share_by_bin(
     )
 
 
-_MEANINGS = {
-    "margin_correct": ("higher", "Mean top margin of the items that the model has right."),
-    "margin_incorrect": ("neither", "Mean top margin of the items that the model has wrong."),
-    "margin_correct_baseline": ("neither", "Mean top margin of the items that the baseline has right."),
-    "margin_incorrect_baseline": ("neither", "Mean top margin of the items that the baseline has wrong."),
-}
+_MEANINGS: tuple[tuple[str, Direction, str], ...] = (
+    ("margin_correct", "higher", "Mean top margin of the items that the model has right."),
+    ("margin_incorrect", "neither", "Mean top margin of the items that the model has wrong."),
+    ("margin_correct_baseline", "neither", "Mean top margin of the items that the baseline has right."),
+    ("margin_incorrect_baseline", "neither", "Mean top margin of the items that the baseline has wrong."),
+)
+RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE = (
+    MetricKey.probability(f"quality/{name}", direction, meaning, by_category=False)
+    for name, direction, meaning in _MEANINGS
+)
 
 
 @METRICS.register("margins")
 @metric(
-    keys=tuple(
-        Key(
-            name=f"quality/{name}",
-            direction="higher" if direction == "higher" else "neither",
-            low=0.0,
-            high=1.0,
-            unit="probability",
-            meaning=meaning,
-        )
-        for name, (direction, meaning) in _MEANINGS.items()
-    ),
-    needs=("items", "option_scores"),
+    keys=(RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE),
+    requires=("items", "option_scores"),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
 )
-def margins(evidence: MetricInputs) -> list[MetricResult]:
+def margins(inputs: MetricInputs) -> list[MetricResult]:
     """Mean of ``p(best) - p(second best)`` over correct and over incorrect items, pooled and by task."""
-    models = {"": evidence.subject_predictions}
-    if evidence.variant is not None:
-        models["_baseline"] = evidence.baseline_predictions
-    s = evidence.settings
-    results = []
-    for part in evidence.parts(CHOICE, pooled=CHOICE, categories=()):
-        for suffix, predictions in models.items():
-            margin, right = predictions.margin[part.rows, 0], predictions.correct[part.rows, 0]
-            usable = np.isfinite(margin)
-            for name, chosen in (("correct", usable & right), ("incorrect", usable & ~right)):
-                if not chosen.any():
-                    continue
-                values = margin[chosen]
-                interval = bootstrap(values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-                results.append(
-                    part.result(
-                        f"quality/margin_{name}{suffix}",
-                        float(values.mean()),
-                        interval,
-                        n=len(values),
-                        level=s.level,
-                        n_unscored=int((~usable).sum()),
-                    )
-                )
-    return results
+    models = [(inputs.subject_predictions, RIGHT, WRONG)]
+    if inputs.variant is not None:
+        models.append((inputs.baseline_predictions, RIGHT_BASELINE, WRONG_BASELINE))
+
+    def means(rows: Int) -> Estimates:
+        found = {}
+        for model, right, wrong in models:
+            margin, correct = model.margin[rows, 0], model.correct[rows, 0]
+            scored = np.isfinite(margin)
+            left = int((~scored).sum())
+            found[right] = Mean(margin[scored & correct], left)
+            found[wrong] = Mean(margin[scored & ~correct], left)
+        return found
+
+    return by_subset(inputs, means, families=inputs.view.choice)

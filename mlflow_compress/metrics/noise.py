@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, key, metric
 from mlflow_compress.metrics.divergence import divergence
 from mlflow_compress.metrics.flips import flips
 from mlflow_compress.metrics.kl_tail import kl_clipped
@@ -36,7 +36,7 @@ _FLOORS: tuple[tuple[str, float, str], ...] = (
 @METRICS.register("noise_floor")
 @metric(
     keys=tuple(
-        Key(
+        MetricKey(
             name=f"noise/{name}",
             direction="neither",
             low=0.0,
@@ -46,26 +46,26 @@ _FLOORS: tuple[tuple[str, float, str], ...] = (
         )
         for name, high, unit in _FLOORS
     ),
-    needs=("noise",),
+    requires=("noise",),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
-def noise_floor(evidence: MetricInputs) -> list[MetricResult]:
+def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
     wanted = {f"distance/{name}": f"noise/{name}" for name, *_ in _FLOORS}
-    return [replace(r, name=wanted[r.name]) for r in noise_distances(evidence) if r.name in wanted]
+    return [replace(r, name=wanted[r.name]) for r in noise_distances(inputs) if r.name in wanted]
 
 
-def noise_distances(evidence: MetricInputs) -> list[MetricResult]:
+def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
-    if evidence.noise is None:
+    if inputs.noise is None:
         return []
-    settings = replace(evidence.settings, pooled_only=True)
-    first = _sampled(evidence.baseline, evidence.noise)
-    itself = MetricInputs(first, replace(evidence.noise, items=None), settings=settings)
+    settings = replace(inputs.settings, pooled_only=True)
+    first = _sampled(inputs.baseline, inputs.noise)
+    itself = MetricInputs(first, replace(inputs.noise, items=None), settings=settings)
     return [
         result
         for distance in (flips, divergence, kl_clipped, corpus_distance)
-        if all(itself.missing(need) is None for need in distance.needs)
+        if all(itself.missing(requirement) is None for requirement in distance.requires)
         for result in distance.compute(itself)
     ]
 
@@ -115,12 +115,12 @@ def _ends(result: MetricResult) -> tuple[float, float]:
     return result.low, result.high
 
 
-def noise_table(evidence: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
+def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
     """Return one row a pooled distance: its value, its floor, and whether it can be told from noise.
 
     Parameters
     ----------
-    evidence : MetricInputs
+    inputs : MetricInputs
         With a noise run; without one every floor and label is None.
     results : iterable of MetricResult
         What `compute_all` returned for it.
@@ -131,7 +131,7 @@ def noise_table(evidence: MetricInputs, results: Iterable[MetricResult]) -> list
         `name, value, low, high, label, floor, floor_low, floor_high`; the label is "distinguishable" or "not
         distinguishable from the noise floor", and None as the floor is where the second run has no such distance.
     """
-    floors = {r.name: r for r in noise_distances(evidence)}
+    floors = {r.name: r for r in noise_distances(inputs)}
     rows = []
     for r in results:
         if not r.name.startswith("distance/") or r.task is not None or r.category is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
@@ -107,19 +109,32 @@ def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
     return np.column_stack([right[:, 0], (right[:, :1] & right[:, 1:]).mean(axis=1)])
 
 
-def _complete(predictions: Predictions, part: Part, used: int) -> Bool:
-    return np.asarray(predictions.scored[part.rows, :used].all(axis=1), dtype=bool)
+def _complete(predictions: Predictions, subset: ItemSubset, used: int) -> Bool:
+    return np.asarray(predictions.scored[subset.rows, :used].all(axis=1), dtype=bool)
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
+    )
 
 
 @METRICS.register("answer_order")
 @metric(
     keys=(
         _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
-        _key("shuffle_drop_pct", "lower", 0.0, 100.0, "percent", "Relative loss of accuracy under shuffled answers."),
+        _key(
+            "shuffle_drop_pct",
+            "lower",
+            0.0,
+            100.0,
+            "percent",
+            "Relative loss of accuracy under shuffled answers.",
+            label="Lost under shuffled answers",
+            headline=90,
+            leaderboard=True,
+            difference="robustness/shuffle_drop_delta_pct",
+        ),
         _key("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
         _key("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
         _key("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
@@ -129,60 +144,62 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
         _key("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
         _key("position_bias_delta", "lower", -1.0, 1.0, "share", "Variant minus baseline position bias, paired."),
     ),
-    needs=("items", "option_scores", "family:lettered", "shuffles"),
+    requires=("items", "option_scores", "family:lettered", "shuffles"),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
 )
-def answer_order(evidence: MetricInputs) -> list[MetricResult]:
+def answer_order(inputs: MetricInputs) -> list[MetricResult]:
     """``M`` and ``100 (Acc - M)/Acc`` over lettered items scored under every order; bootstrap over items.
 
     The accuracy in the drop is that of the same items. The drop is not returned where it does not exist (accuracy 0).
     """
-    models = {"": evidence.subject_predictions}
-    if evidence.variant is not None:
-        models["_baseline"] = evidence.baseline_predictions
+    models = {"": inputs.subject_predictions}
+    if inputs.variant is not None:
+        models["_baseline"] = inputs.baseline_predictions
     used = min(p.scored.shape[1] for p in models.values())
-    golds = gold_letters(evidence.grid("baseline"), evidence.view.gold)
-    s = evidence.settings
+    golds = gold_letters(inputs.grid("baseline"), inputs.view.gold)
+    s = inputs.settings
     results: list[MetricResult] = []
-    for part in evidence.parts(("lettered",), pooled=("lettered",)):
-        complete = np.logical_and.reduce([_complete(p, part, used) for p in models.values()])
-        rows = part.rows[complete]
+    for subset in inputs.subsets(("lettered",), pooled=("lettered",)):
+        complete = np.logical_and.reduce([_complete(p, subset, used) for p in models.values()])
+        rows = subset.rows[complete]
         if not len(rows):
             continue
         values: list[tuple[str, Float, Statistic]] = []
         columns = {suffix: _columns(predictions, rows, used) for suffix, predictions in models.items()}
         values.append(("shuffle_accuracy", columns[""], _second_column))
-        for suffix in models if part.category is None else ("",):
+        for suffix in models if subset.category is None else ("",):
             values.append((f"shuffle_drop_pct{suffix}", columns[suffix], _drop(0, 1)))
-        if part.category is None:
+        if subset.category is None:
             same = {suffix: content_consistency(p.content[rows, :used])[:, None] for suffix, p in models.items()}
             values += [
                 (f"content_consistency{suffix}", consistent, first_column) for suffix, consistent in same.items()
             ]
-            letters = int(evidence.view.n_options[rows].max())
+            letters = int(inputs.view.n_options[rows].max())
             every = np.ones((len(rows), used), dtype=bool)
             excess = {
                 suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
                 for suffix, p in models.items()
             }
-            if evidence.variant is not None:
+            if inputs.variant is not None:
                 both = np.hstack([columns["_baseline"], columns[""]])
                 values.append(("shuffle_drop_delta_pct", both, _drop_difference))
                 values.append(("content_consistency_delta", same[""] - same["_baseline"], first_column))
                 values.append(("position_bias_delta", np.hstack([excess["_baseline"], excess[""]]), bias_difference))
-        left = len(part.rows) - len(rows)
+        left = len(subset.rows) - len(rows)
         for name, table, statistic in values:
             value = float(statistic(table.mean(axis=0)))
             if not np.isfinite(value):  # no drop exists where the accuracy is 0
                 continue
             interval = bootstrap(table, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
             results.append(
-                part.result(f"robustness/{name}", value, interval, n=len(rows), level=s.level, n_unscored=left)
+                subset.result(f"robustness/{name}", value, interval, n=len(rows), level=s.level, n_unscored=left)
             )
-        if part.category is None:
+        if subset.category is None:
             for suffix in models:
                 bias = float(bias_of(excess[suffix].mean(axis=0)))
                 results.append(
-                    part.result(f"robustness/position_bias{suffix}", bias, n=len(rows), level=s.level, n_unscored=left)
+                    subset.result(
+                        f"robustness/position_bias{suffix}", bias, n=len(rows), level=s.level, n_unscored=left
+                    )
                 )
     return results

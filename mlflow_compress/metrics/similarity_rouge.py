@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.conscompf import similarity
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.correlation import Correlation, correlate, pearson
 from mlflow_compress.metrics.text import answer_pairs, rouge_l
@@ -26,7 +26,7 @@ def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Corr
     Parameters
     ----------
     matrix : array_like, shape (m, m)
-        Symmetric similarities, `conscompf.similarity_matrix`.
+        Symmetric similarities of m models, 1 on the diagonal.
     scores : array_like, shape (m,)
         Each model's score, for instance its mean ROUGE-L against references.
     """
@@ -37,9 +37,9 @@ def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Corr
     return pearson(x[i, j], np.abs(r[i] - r[j]), interval=False)
 
 
-def _rouge_differences(evidence: MetricInputs) -> dict[str, float]:
+def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
     """Return ``1 - ROUGE-L`` of the models' first answers to each instruction, mean over samples, by item id."""
-    pairs, given = answer_pairs(evidence), evidence.embeddings
+    pairs, given = answer_pairs(inputs), inputs.embeddings
     if pairs is None or given is None:
         return {}
     scores = rouge_l(pairs.references, pairs.texts)
@@ -47,8 +47,8 @@ def _rouge_differences(evidence: MetricInputs) -> dict[str, float]:
     return {str(i): 1.0 - float(scores[first & (pairs.item_id == i)].mean()) for i in np.unique(pairs.item_id[first])}
 
 
-def _key(name: str, what: str) -> Key:
-    return Key(
+def _key(name: str, what: str) -> MetricKey:
+    return MetricKey(
         name=f"judge/similarity_rouge_{name}",
         direction="neither",
         low=-1.0,
@@ -61,18 +61,18 @@ def _key(name: str, what: str) -> Key:
 @METRICS.register("similarity_rouge")
 @metric(
     keys=(_key("pearson", "Pearson"), _key("spearman", "Spearman")),
-    needs=("variant", "embeddings", "generations", "package:rouge_score", "package:rapidfuzz"),
+    requires=("variant", "embeddings", "generations", "package:rouge_score", "package:rapidfuzz"),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
-def similarity_rouge(evidence: MetricInputs) -> list[MetricResult]:
+def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
     """Over instructions that have both: near -1 where the two agree; nothing where either does not vary.
 
     The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models
     (`model_pair_correlation`). For one variant the difference is ``1 - ROUGE-L`` of variant against baseline, which
     needs no reference. Pearson's interval is a bootstrap over instructions, Spearman's Bonett and Wright's.
     """
-    given, s = evidence.embeddings, evidence.settings
-    differences = _rouge_differences(evidence)
+    given, s = inputs.embeddings, inputs.settings
+    differences = _rouge_differences(inputs)
     if given is None or given.variant is None:
         return []
     rows = np.array([row for row, i in enumerate(given.item_ids) if i in differences], dtype=np.int64)
@@ -80,13 +80,13 @@ def similarity_rouge(evidence: MetricInputs) -> list[MetricResult]:
         return []
     x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
     y = np.array([differences[given.item_ids[row]] for row in rows])
-    part = Part(None, None, np.arange(len(given.item_ids)))
+    subset = ItemSubset(None, None, np.arange(len(given.item_ids)))
     results = []
     for name, found in correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method).items():
         if found is not None:
             left = len(given.item_ids) - len(rows)
             results.append(
-                part.result(
+                subset.result(
                     f"judge/similarity_rouge_{name}",
                     found.value,
                     found.interval,

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio
 from mlflow_compress.records import Generations, MetricResult, align
@@ -110,32 +110,32 @@ class AnswerPairs:
     turn: Int
     instruction: Int
 
-    def parts(self) -> Iterator[Part]:
+    def subsets(self) -> Iterator[ItemSubset]:
         """Iterate over all answers, then over those of each task."""
-        yield Part(None, None, np.arange(len(self.texts)))
+        yield ItemSubset(None, None, np.arange(len(self.texts)))
         for task in sorted(set(self.task)):
-            yield Part(task, None, np.flatnonzero(self.task == task))
+            yield ItemSubset(task, None, np.flatnonzero(self.task == task))
 
-    def mean(self, name: str, scores: Float, evidence: MetricInputs) -> Iterator[MetricResult]:
-        """Yield the mean of a score an answer, for each part, with an interval over instructions."""
-        s = evidence.settings
-        for part in self.parts():
-            rows = part.rows
+    def mean(self, name: str, scores: Float, inputs: MetricInputs) -> Iterator[MetricResult]:
+        """Yield the mean of a score an answer, for each subset, with an interval over instructions."""
+        s = inputs.settings
+        for subset in self.subsets():
+            rows = subset.rows
             sums = cluster_sums(scores[rows], self.instruction[rows])
             interval = bootstrap(sums, ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-            yield part.result(name, float(scores[rows].mean()), interval, n=len(rows), level=s.level)
+            yield subset.result(name, float(scores[rows].mean()), interval, n=len(rows), level=s.level)
 
 
-def answer_pairs(evidence: MetricInputs) -> AnswerPairs | None:
+def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
     """Return the paired free answers, or None where there are none.
 
-    Tasks of the family "exact" are left out: their one-word answers are scored as right or wrong.
+    Tasks whose generated answers are right or wrong are left out.
     """
-    ours, theirs = evidence.baseline.generations, evidence.variant.generations if evidence.variant else None
+    ours, theirs = inputs.baseline.generations, inputs.variant.generations if inputs.variant else None
     if ours is None or theirs is None:
         return None
-    items = evidence.baseline.items
-    short = set(items.where(family="exact").column("task")) if items is not None else set()
+    items = inputs.baseline.items
+    short = set(items.where(rule="exact_match").column("task")) if items is not None else set()
     tasks = sorted(set(ours.column("task")) - short)
     if not tasks:
         return None
@@ -154,33 +154,35 @@ def answer_pairs(evidence: MetricInputs) -> AnswerPairs | None:
 @METRICS.register("text_overlap")
 @metric(
     keys=(
-        Key(
+        MetricKey(
             name="judge/rouge_l",
             direction="higher",
             low=0.0,
             high=1.0,
             unit="share",
+            label="ROUGE-L",
             meaning="Mean ROUGE-L F-measure of the variant's answers against the baseline's.",
         ),
-        Key(
+        MetricKey(
             name="judge/bleu",
             direction="higher",
             low=0.0,
             high=100.0,
             unit="points",
+            label="BLEU",
             meaning="Corpus BLEU of the variant's answers against the baseline's.",
         ),
     ),
-    needs=("variant", "generations", "package:rouge_score", "package:rapidfuzz", "package:sacrebleu"),
+    requires=("variant", "generations", "package:rouge_score", "package:rapidfuzz", "package:sacrebleu"),
     source="rouge_score tokens and definition; sacrebleu corpus BLEU",
 )
-def text_overlap(evidence: MetricInputs) -> list[MetricResult]:
+def text_overlap(inputs: MetricInputs) -> list[MetricResult]:
     """By task and pooled over all free answers; the bootstrap draws instructions, not samples or turns."""
-    pairs = answer_pairs(evidence)
+    pairs = answer_pairs(inputs)
     if pairs is None:
         return []
-    results = list(pairs.mean("judge/rouge_l", rouge_l(pairs.references, pairs.texts), evidence))
-    for part in pairs.parts():
-        value = bleu([pairs.references[r] for r in part.rows], [pairs.texts[r] for r in part.rows])
-        results.append(part.result("judge/bleu", value, n=len(part.rows), level=evidence.settings.level))
+    results = list(pairs.mean("judge/rouge_l", rouge_l(pairs.references, pairs.texts), inputs))
+    for subset in pairs.subsets():
+        value = bleu([pairs.references[r] for r in subset.rows], [pairs.texts[r] for r in subset.rows])
+        results.append(subset.result("judge/bleu", value, n=len(subset.rows), level=inputs.settings.level))
     return results

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import Part
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, stratified_bootstrap
 from mlflow_compress.metrics.stats.conformal import SCORES, ConformalResult, conformal, split
@@ -68,8 +69,10 @@ def _mean_over_tasks(statistic: Statistic, tasks: list[Float]) -> float:
     return float(np.mean([statistic(columns.mean(axis=0)) for columns in tasks]))
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str) -> Key:
-    return Key(name=f"uncertainty/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning)
+def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"uncertainty/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
+    )
 
 
 _HIGHEST = math.sqrt(N_OPTIONS)
@@ -80,12 +83,22 @@ _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
     ("dont_know_pct", "neither", 0.0, 100.0, "percent", 'Items answered with E, "I don\'t know".'),
     ("none_of_these_pct", "neither", 0.0, 100.0, "percent", 'Items answered with F, "None of the above".'),
 )
+_SHOWN: dict[str, dict[str, Any]] = {
+    "uacc": {"label": "UAcc", "headline": 100, "leaderboard": True, "difference": "uncertainty/uacc_delta"},
+    "set_size": {
+        "label": "Conformal set size",
+        "headline": 110,
+        "leaderboard": True,
+        "difference": "uncertainty/set_size_delta",
+    },
+    "coverage": {"label": "Conformal coverage", "headline": 120},
+}
 
 
 @METRICS.register("uncertainty")
 @metric(
     keys=(
-        *(_key(*row) for row in _BASE),
+        *(_key(*row, **_SHOWN.get(row[0], {})) for row in _BASE),
         *(
             _key(
                 f"{name}_baseline",
@@ -102,64 +115,64 @@ _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
         _key("set_size_kept", "lower", 1.0, 6.0, "options", "Set size when the baseline's threshold is kept."),
         _key("coverage_kept", "higher", 0.0, 1.0, "share", "Coverage when the baseline's threshold is kept."),
     ),
-    needs=("items", "option_scores", "family:lettered_six"),
+    requires=("items", "option_scores", "family:lettered_six"),
     source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
 )
-def uncertainty(evidence: MetricInputs) -> list[MetricResult]:
+def uncertainty(inputs: MetricInputs) -> list[MetricResult]:
     """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over test items.
 
     Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
     in [LUB], where UAcc is a mean of ratios. The thresholds are held fixed in the bootstrap.
     """
-    sides = models_of(evidence)
+    sides = models_of(inputs)
     results: list[MetricResult] = []
     tables: dict[str, list[Float]] = {side: [] for side in sides}
-    parts: list[Part] = []
+    subsets: list[ItemSubset] = []
     n_unscored = 0
-    for part in evidence.parts(("lettered_six",), categories=()):
-        rows = scored_rows(evidence, part)
+    for subset in inputs.subsets(("lettered_six",), categories=()):
+        rows = scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        for side, model in _judge(evidence, rows, sides).items():
+        for side, model in _judge(inputs, rows, sides).items():
             tables[side].append(model.columns())
-        parts.append(part)
-        n_unscored += len(part.rows) - len(rows)
+        subsets.append(subset)
+        n_unscored += len(subset.rows) - len(rows)
         tasks = {side: [tables[side][-1]] for side in sides}
-        results += _report(evidence, part, tasks, len(part.rows) - len(rows))
-    if parts:
-        pooled = Part(None, None, np.concatenate([p.rows for p in parts]))
-        results = _report(evidence, pooled, tables, n_unscored) + results
+        results += _report(inputs, subset, tasks, len(subset.rows) - len(rows))
+    if subsets:
+        pooled = ItemSubset(None, None, np.concatenate([p.rows for p in subsets]))
+        results = _report(inputs, pooled, tables, n_unscored) + results
     return results
 
 
-def models_of(evidence: MetricInputs) -> list[str]:
+def models_of(inputs: MetricInputs) -> list[str]:
     """Return "baseline", and "variant" where there is one."""
-    return ["baseline"] if evidence.variant is None else ["baseline", "variant"]
+    return ["baseline"] if inputs.variant is None else ["baseline", "variant"]
 
 
-def scored_rows(evidence: MetricInputs, part: Part) -> Int:
-    """Return the six-option items of a part that every model has scored.
+def scored_rows(inputs: MetricInputs, subset: ItemSubset) -> Int:
+    """Return the six-option items of a subset that every model has scored.
 
     They are sorted by id, so that the seeded split does not depend on the order in which items were recorded.
     """
-    scored = np.logical_and.reduce([evidence.grid(side).scored[part.rows, 0] for side in models_of(evidence)])
-    rows = part.rows[scored]
-    if (evidence.view.n_options[rows] != N_OPTIONS).any():
-        raise DataError("An item of the family lettered_six does not have six options", got=part.task)
-    return np.asarray(rows[np.argsort(evidence.view.item_id[rows].astype(str), kind="stable")], dtype=np.int64)
+    scored = np.logical_and.reduce([inputs.grid(side).scored[subset.rows, 0] for side in models_of(inputs)])
+    rows = subset.rows[scored]
+    if (inputs.view.n_options[rows] != N_OPTIONS).any():
+        raise DataError("An item of the family lettered_six does not have six options", got=subset.task)
+    return np.asarray(rows[np.argsort(inputs.view.item_id[rows].astype(str), kind="stable")], dtype=np.int64)
 
 
-def six_probabilities(evidence: MetricInputs, side: str, rows: Int) -> Float:
+def six_probabilities(inputs: MetricInputs, side: str, rows: Int) -> Float:
     """Return the softmax over the six option logits of "baseline" or "variant", shape (n_rows, 6)."""
-    return np.asarray(softmax(evidence.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
+    return np.asarray(softmax(inputs.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
 
 
-def _judge(evidence: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Model]:
-    s, gold = evidence.settings, evidence.view.gold[rows]
+def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Model]:
+    s, gold = inputs.settings, inputs.view.gold[rows]
     calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
     models: dict[str, _Model] = {}
     for side in sides:
-        p = six_probabilities(evidence, side, rows)
+        p = six_probabilities(inputs, side, rows)
         own = [conformal(p, gold, calibration=calibration, test=test, score=k, alpha=s.alpha) for k in SCORES]
         kept = []
         if side == "variant":
@@ -172,8 +185,10 @@ def _judge(evidence: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Mo
     return models
 
 
-def _report(evidence: MetricInputs, part: Part, tables: dict[str, list[Float]], n_unscored: int) -> list[MetricResult]:
-    s = evidence.settings
+def _report(
+    inputs: MetricInputs, subset: ItemSubset, tables: dict[str, list[Float]], n_unscored: int
+) -> list[MetricResult]:
+    s = inputs.settings
     subject = tables["variant"] if "variant" in tables else tables["baseline"]
     n = sum(len(t) for t in subject)
 
@@ -182,7 +197,7 @@ def _report(evidence: MetricInputs, part: Part, tables: dict[str, list[Float]], 
             tasks, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
         )
         value = _mean_over_tasks(statistic, tasks)
-        return part.result(f"uncertainty/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored)
+        return subset.result(f"uncertainty/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored)
 
     results = [result(name, statistic, subject) for name, statistic in _STATISTICS.items()]
     if "variant" in tables:

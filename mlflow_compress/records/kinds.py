@@ -18,13 +18,14 @@ _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 class Items(Records):
     """The questions: one row an item.
 
-    `family` is one of "lettered", "lettered_six" (options E and F added), "lettered_orders" (scored in every answer
-    order, lexicographically), "cloze", "last_word", "exact", "ungraded" (scored, but no single option is the right one:
-    only the task's own metrics judge it); `rule` says how a prediction is taken: "loglik" (argmax of the summed
-    log-likelihood), "loglik_per_char" and "loglik_per_byte" (the same divided by the option's characters or UTF-8
-    bytes), "greedy" (the single continuation is what greedy decoding gives), "exact_match" (a generation equals an
-    answer, or the task's own metric says so). `gold` is the index of the right option in the original order (null for
-    "exact_match"; 0 for "greedy"); `prompt` is what the model saw for permutation 0, `question` the question alone.
+    `family` is a name of `item_families.ITEM_FAMILIES`: "lettered", "lettered_six" (options E and F added),
+    "lettered_orders" (scored in every answer order, lexicographically), "cloze", "last_word", "exact", "ungraded"
+    (scored, but no single option is the right one: only the task's own metrics judge it), or a plug-in's. `rule` says
+    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" and "loglik_per_byte"
+    (the same divided by the option's characters or UTF-8 bytes), "greedy" (the single continuation is what greedy
+    decoding gives), "exact_match" (a generation equals an answer, or the task's own metric says so). `gold` is the
+    index of the right option in the original order (null for "exact_match"; 0 for "greedy"); `prompt` is what the model
+    saw for permutation 0, `question` the question alone.
     """
 
     NAME = "items"

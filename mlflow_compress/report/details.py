@@ -32,7 +32,7 @@ from mlflow_compress.report.record_tables import kl_values
 LETTERS = "ABCDEF"
 
 
-def conformal_table(evidence: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
+def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
     """Return one row a six-option task (prompt method), model and score; empty without such tasks.
 
     Columns: `task, model, score, n, threshold` (None where it is infinite), `accuracy, set_size, coverage, uacc`,
@@ -40,24 +40,24 @@ def conformal_table(evidence: MetricInputs, *, n_splits: int = 100) -> list[dict
     split, and under `splits` mean and central interval of UAcc, set size and coverage over `n_splits` random splits:
     how much of a difference is the split's luck. The mean of the `uacc` of one model is the pooled `uncertainty/uacc`.
     """
-    if evidence.missing("family:lettered_six") or evidence.missing("option_scores"):
+    if inputs.missing("family:lettered_six") or inputs.missing("option_scores"):
         return []
     table = []
-    for part in evidence.view.parts(("lettered_six",), categories=()):
-        rows = scored_rows(evidence, part)
+    for subset in inputs.view.subsets(("lettered_six",), categories=()):
+        rows = scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        gold = evidence.view.gold[rows]
-        for model in models_of(evidence):
-            p = six_probabilities(evidence, model, rows)
+        gold = inputs.view.gold[rows]
+        for model in models_of(inputs):
+            p = six_probabilities(inputs, model, rows)
             for score in SCORES:
-                row = {"task": part.task, "model": model, "score": score}
-                table.append({**row, **_conformal_row(evidence, p, gold, score, n_splits)})
+                row = {"task": subset.task, "model": model, "score": score}
+                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits)})
     return table
 
 
-def _conformal_row(evidence: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int) -> dict[str, Any]:
-    s = evidence.settings
+def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int) -> dict[str, Any]:
+    s = inputs.settings
     calibration, test = split(len(gold), seed=s.split_seed, calibration_share=s.calibration_share)
     found = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
     answers = p[test].argmax(axis=1)
@@ -88,18 +88,18 @@ def _conformal_row(evidence: MetricInputs, p: Float, gold: Int, score: Score, n_
     }
 
 
-def corpus_table(evidence: MetricInputs) -> list[dict[str, Any]]:
+def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return every llama.cpp statistic of each corpus, and the shape of its log-likelihood differences.
 
     One row a corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
     `DifferenceShape`; empty without corpus records of both models.
     """
-    if evidence.missing("token_scores") or evidence.missing("token_distances") or evidence.variant is None:
+    if inputs.missing("token_scores") or inputs.missing("token_distances") or inputs.variant is None:
         return []
     base, variant, distances = (
-        evidence.baseline.token_scores,
-        evidence.variant.token_scores,
-        evidence.variant.token_distances,
+        inputs.baseline.token_scores,
+        inputs.variant.token_scores,
+        inputs.variant.token_distances,
     )
     assert base is not None and variant is not None and distances is not None  # not missing
     table = []
@@ -120,32 +120,32 @@ def _bins(found: BinnedMean | None) -> list[dict[str, float | None]]:
     return [{n: None if x != x else x for n, x in zip(columns, row, strict=True)} for row in rows]
 
 
-def divergence_table(evidence: MetricInputs) -> dict[str, Any]:
+def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
     """Return how the KL is spread: percentiles over choice items, means by the baseline's confidence.
 
     `item_percentiles` (nats, by percent), `by_margin` (choice items by the baseline's top margin), `by_probability`
     (corpus tokens by the baseline's probability of the target); the last two are rows with `left, right, n, mean, low,
     high`. Parts without records are empty.
     """
-    kl = kl_values(evidence) if evidence.missing("items") is None else np.empty(0)
-    has_items = len(kl) > 0 and evidence.missing("option_scores") is None
+    kl = kl_values(inputs) if inputs.missing("items") is None else np.empty(0)
+    has_items = len(kl) > 0 and inputs.missing("option_scores") is None
     return {
         "item_percentiles": {f"{100 * level:g}": x for level, x in percentiles(kl).items()} if len(kl) else {},
-        "by_margin": _bins(kl_by_confidence(evidence) if has_items else None),
-        "by_probability": _bins(token_kl_by_confidence(evidence)),
+        "by_margin": _bins(kl_by_confidence(inputs) if has_items else None),
+        "by_probability": _bins(token_kl_by_confidence(inputs)),
     }
 
 
-def details(evidence: MetricInputs, results: Sequence[MetricResult]) -> dict[str, Any]:
+def details(inputs: MetricInputs, results: Sequence[MetricResult]) -> dict[str, Any]:
     """Return what follows for one evaluation, ready for JSON.
 
     `noise_floor`, `divergence`, `conformal` and `corpus` are the tables of this module and of `noise`;
     `mcnemar_p_holm` are the p-values of the accuracy change by task, corrected for their number.
     """
     return {
-        "noise_floor": noise_table(evidence, results),
-        "divergence": divergence_table(evidence),
-        "conformal": conformal_table(evidence),
-        "corpus": corpus_table(evidence),
+        "noise_floor": noise_table(inputs, results),
+        "divergence": divergence_table(inputs),
+        "conformal": conformal_table(inputs),
+        "corpus": corpus_table(inputs),
         "mcnemar_p_holm": {task: p for (_, task), p in adjusted_mcnemar({"": results}).items()},
     }

@@ -1,4 +1,4 @@
-"""All figures of a report, drawn from evidence and results, as PNG files."""
+"""All figures of a report, drawn from inputs and results, as PNG files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ import matplotlib
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.plots.categories import Group, draw_categories
+from mlflow_compress.report.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.report.plots.divergence import draw_divergence
 from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.pairs import draw_pairs
 from mlflow_compress.report.plots.style import RC, Drawing
 from mlflow_compress.report.plots.variants import draw_variants
-from mlflow_compress.report.record_tables import change_by_margin, flips_by_category, kl_values, token_kl_values
+from mlflow_compress.report.record_tables import (
+    change_by_margin,
+    flips_by_category,
+    incorrect_by_margin,
+    kl_values,
+    token_kl_values,
+)
 
 
 @dataclass(frozen=True)
@@ -30,32 +36,36 @@ class Figure:
     caption: str
 
 
-def _predictions(evidence: MetricInputs) -> bool:
-    return evidence.variant is not None and all(evidence.missing(need) is None for need in ("items", "predictions"))
+def _predictions(inputs: MetricInputs) -> bool:
+    return inputs.variant is not None and all(
+        inputs.missing(requirement) is None for requirement in ("items", "predictions")
+    )
 
 
-def _margin(evidence: MetricInputs) -> Drawing | None:
-    bins = change_by_margin(evidence) if _predictions(evidence) else None
-    return None if bins is None else draw_margin(bins, level=evidence.settings.level)
+def _margin(inputs: MetricInputs) -> Drawing | None:
+    if not _predictions(inputs):
+        return None
+    changed, wrong = change_by_margin(inputs), incorrect_by_margin(inputs)
+    return None if changed is None or wrong is None else draw_margin(changed, wrong, level=inputs.settings.level)
 
 
-def _divergence(evidence: MetricInputs) -> Drawing | None:
-    if evidence.missing("items") is None and evidence.missing("option_distances") is None:
-        kl = kl_values(evidence)
+def _divergence(inputs: MetricInputs) -> Drawing | None:
+    if inputs.missing("items") is None and inputs.missing("option_distances") is None:
+        kl = kl_values(inputs)
         if len(kl):
             return draw_divergence(kl, unit="item")
-    kl = token_kl_values(evidence)
+    kl = token_kl_values(inputs)
     return draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _groups(evidence: MetricInputs, results: Sequence[MetricResult]) -> list[Group]:
+def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[CategoryFlips]:
     """Categories where a task has them, else the task as a whole."""
-    if not _predictions(evidence):
+    if not _predictions(inputs):
         return []
-    by_category = flips_by_category(evidence)
+    by_category = flips_by_category(inputs)
     several = len({task for task, _ in by_category}) > 1
     groups = [
-        Group(
+        CategoryFlips(
             name=f"{task}: {category}" if several else category,
             n=f.n,
             c2w=100 * f.c2w / f.n,
@@ -72,17 +82,17 @@ def _groups(evidence: MetricInputs, results: Sequence[MetricResult]) -> list[Gro
         if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
             w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
             c2w, w2c = found["c2w_pct"], found["w2c_pct"]
-            groups.append(Group(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
+            groups.append(CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
     return groups
 
 
-def _categories(evidence: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
-    groups = _groups(evidence, results)
+def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
+    groups = _groups(inputs, results)
     return draw_categories(groups) if groups else None
 
 
 def draw_all(
-    evidence: MetricInputs,
+    inputs: MetricInputs,
     results: Sequence[MetricResult],
     variants: Sequence[Mapping[str, Any]],
     current: str,
@@ -92,10 +102,10 @@ def draw_all(
 
     Parameters
     ----------
-    evidence : MetricInputs
+    inputs : MetricInputs
         Records of baseline and variant.
     results : sequence of MetricResult
-        `metrics.compute_all(evidence)`.
+        `metrics.compute_all(inputs)`.
     variants : sequence of mapping
         Variants measured so far, this one included: `name`, `bits_per_weight` or `bytes`, `kl`, optionally `kl_low`,
         `kl_high`.
@@ -115,10 +125,10 @@ def draw_all(
     with matplotlib.rc_context(RC):
         drawings = {
             "size_against_kl": draw_variants(variants, current),
-            "kl_by_item": _divergence(evidence),
-            "change_by_margin": _margin(evidence),
-            "flips_by_category": _categories(evidence, results),
-            "baseline_and_variant": draw_pairs(headline(list(results)), level=evidence.settings.level),
+            "kl_by_item": _divergence(inputs),
+            "change_by_margin": _margin(inputs),
+            "flips_by_category": _categories(inputs, results),
+            "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
         }
         for name, drawing in drawings.items():
             if drawing is not None:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.differences import noise_floor
 from mlflow_compress.report.rows import KL, Pooled, kl_not_trusted, only_generated
 
-_TOO_LONG = "an option is longer than the model's context"
-# Results that show how many items (or answers) have no value, in the order of preference, and why that happens.
-_UNSCORED = (
-    ("distance/flips_pct", "items", _TOO_LONG),
-    ("quality/accuracy", "items", _TOO_LONG),
-    (KL, "items", _TOO_LONG),
-    ("judge/mt_bench", "answers", "the judge gave no grade that can be read"),
-)
-_MEASURED_BY = {"judge": "similarity of answers, ROUGE-L, BLEU and MT-Bench"}
-
 
 def _unscored(pooled: Pooled) -> list[str]:
+    """Return a sentence for each number of items (or answers) that have no value."""
     found: dict[str, None] = {}
-    for name, things, reason in _UNSCORED:
-        result = pooled.get(name)
-        if result is not None and result.n_unscored:
-            why = "no answer was generated" if things == "items" and only_generated(pooled) else reason
-            found[f"{result.n_unscored:,} of {result.n + result.n_unscored:,} {things} unscored: {why}."] = None
+    for key in headline_keys():
+        result = pooled.get(key.name)
+        if result is not None and result.n_unscored and key.unscored:
+            why = "no answer was generated" if key.counted == "items" and only_generated(pooled) else key.unscored
+            found[f"{result.n_unscored:,} of {result.n + result.n_unscored:,} {key.counted} unscored: {why}."] = None
     return list(found)
 
 
@@ -71,6 +63,12 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
     return notes + _noise(pooled)
 
 
+def _measured_by(stage: str) -> str:
+    """Return the labels of the metrics that only this stage can compute, or words for them."""
+    labels = [key.label for key in all_keys().values() if key.label and key.name.startswith(f"{stage}/")]
+    return ", ".join(labels) or "what it measures"
+
+
 def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
     """Return one sentence per failed stage: its message and what is therefore missing.
 
@@ -80,6 +78,6 @@ def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
         Name of the stage to its error message.
     """
     return [
-        f"Stage {stage} failed: {message.rstrip('.')}. Missing: {_MEASURED_BY.get(stage, 'what it measures')}."
+        f"Stage {stage} failed: {message.rstrip('.')}. Missing: {_measured_by(stage)}."
         for stage, message in (failed_stages or {}).items()
     ]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from mlflow_compress.report.footnotes import failures, footnotes
-from mlflow_compress.report.rows import Pooled, Row, Sizes, headline_rows, interval_percent
+from mlflow_compress.report.rows import HeadlineRow, Pooled, Sizes, headline_rows, interval_percent
 
 NOTE_LIMIT = 8000
 _PART_LIMIT = 2000  # of a verdict or an error message: the table must fit behind them
@@ -14,7 +14,7 @@ _WIDTH = 100
 _EMPTY = "-"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: HeadlineRow) -> tuple[str, ...]:
     return row.label, row.n or "", row.baseline or _EMPTY, row.variant or _EMPTY, row.difference or _EMPTY
 
 

@@ -42,7 +42,7 @@ _SPARSE = (
 
 
 def scale_of(unit: str) -> Scale:
-    """Return how a unit of `metrics.Key` is shown."""
+    """Return how a unit of `metrics.MetricKey` is shown."""
     return {"share": SHARE, "percent": PERCENT, "nats": NATS}.get(unit, PLAIN)
 
 

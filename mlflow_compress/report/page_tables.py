@@ -9,7 +9,7 @@ from typing import Any
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.numbers import NATS, PERCENT, PLAIN, SHARE, interval_text, scale_of, value_text
-from mlflow_compress.report.rows import Pooled, Row, Sizes, headline_rows, interval_percent
+from mlflow_compress.report.rows import HeadlineRow, Pooled, Sizes, headline_rows, interval_percent
 
 FLIPS_SHOWN = 50
 _LONG = 280  # characters of a question that are shown unfolded
@@ -41,7 +41,7 @@ def _distinguishable(text: str | None) -> str:
     return f'<span class="{kind}">{escape(text)}</span>' if kind else escape(text)
 
 
-def _headline_row(row: Row) -> str:
+def _headline_row(row: HeadlineRow) -> str:
     """Return a row whose cells carry their column's name, which narrow screens show in front of them."""
     cells = [
         ("count", "n", escape(row.n or "")),

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlflow_compress.metrics.core.metric_registry import key
+from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.differences import above_floor, noise_floor, separates
 from mlflow_compress.report.numbers import (
     NATS,
     PERCENT,
-    PLAIN,
-    SHARE,
     Scale,
     bytes_text,
     interval_text,
     ratio_text,
     saved_dense,
+    scale_of,
     value_text,
 )
 
@@ -55,7 +54,7 @@ class Sizes(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class HeadlineRow:
     """One line of the headline table, as text; None where a cell does not apply.
 
     Attributes
@@ -81,76 +80,6 @@ class Row:
     noise: str | None = None
     distinguishable: str | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Compared:
-    """A metric of either model: `<name>_baseline`, `<name>`, and the key of their difference."""
-
-    label: str
-    name: str
-    scale: Scale
-    difference: str | None
-    unchanged: float = 0.0
-    counted: str = "items"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Distance:
-    """A metric that compares both models; `unchanged` is its value for identical ones."""
-
-    label: str
-    name: str
-    scale: Scale
-    unchanged: float = 0.0
-    floor: str | None = None
-    counted: str = "items"
-
-
-_ROWS: tuple[_Compared | _Distance, ...] = (
-    _Distance(label="Answers flipped", name="distance/flips_pct", scale=PERCENT),
-    _Distance(label="Answers changed at all", name="distance/all_flips_pct", scale=PERCENT),
-    _Distance(label="KL, items (nats)", name="distance/kl_mean", scale=NATS),
-    _Distance(label="Same top token, items", name="distance/top1_agreement", scale=SHARE, unchanged=1.0),
-    _Compared(label="Accuracy", name="quality/accuracy", scale=SHARE, difference="quality/accuracy_delta"),
-    _Compared(
-        label="Perplexity",
-        name="quality/perplexity",
-        scale=PLAIN,
-        difference="quality/perplexity_ratio",
-        unchanged=1.0,
-        counted="tokens",
-    ),
-    _Distance(label="KL, corpus (nats)", name="distance/corpus_kl_mean", scale=NATS, counted="tokens"),
-    _Distance(
-        label="Same top token, corpus",
-        name="distance/corpus_top1_agreement",
-        scale=SHARE,
-        unchanged=1.0,
-        counted="tokens",
-    ),
-    _Compared(
-        label="Lost under shuffled answers",
-        name="robustness/shuffle_drop_pct",
-        scale=PERCENT,
-        difference="robustness/shuffle_drop_delta_pct",
-    ),
-    _Compared(label="UAcc", name="uncertainty/uacc", scale=PLAIN, difference="uncertainty/uacc_delta"),
-    _Compared(
-        label="Conformal set size", name="uncertainty/set_size", scale=PLAIN, difference="uncertainty/set_size_delta"
-    ),
-    _Compared(label="Conformal coverage", name="uncertainty/coverage", scale=SHARE, difference=None),
-    _Compared(
-        label="MT-Bench", name="judge/mt_bench", scale=PLAIN, difference="judge/mt_bench_delta", counted="answers"
-    ),
-    _Distance(
-        label="Similarity of answers",
-        name="judge/similarity",
-        scale=PLAIN,
-        unchanged=1.0,
-        floor="judge/similarity_floor",
-        counted="instructions",
-    ),
-)
 
 KL = "distance/kl_mean"
 _SHARE_OF_TOP_ITEM, _SHARE_OF_TOP_PERCENT = "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"
@@ -182,78 +111,91 @@ def _count(result: MetricResult, counted: str) -> str:
     return f"{text} ({result.n_unscored:,} unscored)" if result.n_unscored else text
 
 
-def _distance_row(spec: _Distance, pooled: Pooled) -> Row | None:
-    result = pooled.get(spec.name)
+def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
+    """Return the row of a metric that compares both models."""
+    result = pooled.get(key.name)
     if result is None:
         return None
-    floor = pooled.get(spec.floor) if spec.floor else noise_floor(pooled, spec.name)
-    return Row(
-        label=spec.label,
-        meaning=key(spec.name).meaning,
-        n=_count(result, spec.counted),
-        difference=interval_text(result, spec.scale, difference=False),
-        noise=None if floor is None else interval_text(floor, spec.scale, difference=False),
-        distinguishable=above_floor(result, floor, spec.unchanged),
+    floor = pooled.get(key.floor) if key.floor else noise_floor(pooled, key.name)
+    scale = scale_of(key.unit)
+    return HeadlineRow(
+        label=key.label,
+        meaning=key.meaning,
+        n=_count(result, key.counted),
+        difference=interval_text(result, scale, difference=False),
+        noise=None if floor is None else interval_text(floor, scale, difference=False),
+        distinguishable=above_floor(result, floor, key.unchanged),
     )
 
 
-def _compared_row(spec: _Compared, pooled: Pooled) -> Row | None:
-    baseline, variant = pooled.get(f"{spec.name}_baseline"), pooled.get(spec.name)
-    change = pooled.get(spec.difference) if spec.difference else None
+def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey]) -> HeadlineRow | None:
+    """Return the row of a metric that each model has: both values, and their difference where it is declared."""
+    baseline, variant = pooled.get(_baseline(key)), pooled.get(key.name)
+    change = pooled.get(key.difference) if key.difference else None
     counted = change or variant or baseline
     if counted is None:
         return None
-    difference = None
+    scale, difference, unchanged = scale_of(key.unit), None, 0.0
     if change is not None:
-        ratio = spec.unchanged == 1.0
-        shown = Scale(decimals=3) if ratio else spec.scale
+        unchanged = keys[change.name].unchanged
+        ratio = unchanged == 1.0
+        shown = Scale(decimals=3) if ratio else scale
         difference = ("x" if ratio else "") + interval_text(change, shown, difference=not ratio)
-    return Row(
-        label=spec.label,
-        meaning=key(spec.name).meaning,
-        n=_count(counted, spec.counted),
-        baseline=None if baseline is None else value_text(baseline, spec.scale),
-        variant=None if variant is None else value_text(variant, spec.scale),
+    return HeadlineRow(
+        label=key.label,
+        meaning=key.meaning,
+        n=_count(counted, key.counted),
+        baseline=None if baseline is None else value_text(baseline, scale),
+        variant=None if variant is None else value_text(variant, scale),
         difference=difference,
-        distinguishable=None if change is None else separates(change, spec.unchanged),
+        distinguishable=None if change is None else separates(change, unchanged),
     )
 
 
-def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Row]:
+def _baseline(key: MetricKey) -> str:
+    """Return the name of the baseline's value of a metric that each model has."""
+    return f"{key.name}_baseline"
+
+
+def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[HeadlineRow]:
     """Return what stands under the KL of the items: how few items it hangs on, and what a gate reads instead of it."""
     if only_generated(pooled):
         meaning = "KL compares the probabilities of given options."
-        return [Row(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")]
+        return [
+            HeadlineRow(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")
+        ]
     rows = []
     item, percent = pooled.get(_SHARE_OF_TOP_ITEM), pooled.get(_SHARE_OF_TOP_PERCENT)
     if item is not None and percent is not None:
         held = f"{value_text(item, PERCENT)} / {value_text(percent, PERCENT)} of the mean"
         meaning = "How much of the mean KL the item with the largest KL holds, and the largest percent of the items."
-        rows.append(Row(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held))
+        rows.append(
+            HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
+        )
     if kl_not_trusted(pooled, gates):
         for name, label, scale, meaning in _GATED_INSTEAD:
             result = pooled.get(name)
             if result is not None:
                 text = interval_text(result, scale, difference=False)
-                rows.append(Row(label=label, meaning=meaning, n=_count(result, "items"), difference=text))
+                rows.append(HeadlineRow(label=label, meaning=meaning, n=_count(result, "items"), difference=text))
     return rows
 
 
-def _size_rows(sizes: Sizes) -> list[Row]:
-    size = Row(
+def _size_rows(sizes: Sizes) -> list[HeadlineRow]:
+    size = HeadlineRow(
         label="Size",
         meaning="Bytes of the stored tensors.",
         baseline=bytes_text(sizes.base_size_bytes),
         variant=bytes_text(sizes.size_bytes),
         difference=ratio_text(sizes.size_ratio),
     )
-    zeros = Row(
+    zeros = HeadlineRow(
         label="Zeros in linear weights",
         meaning="Share of the linear layers' weights that are exactly 0.",
         variant=f"{100 * (sizes.sparsity or 0.0):.0f} %",
         difference="saved dense: no smaller on disk",
     )
-    bits = Row(
+    bits = HeadlineRow(
         label="Bits per weight",
         meaning="Stored bits per weight of the linear layers, scales and zero points included.",
         variant=f"{sizes.bits_per_weight:.2f}",
@@ -261,8 +203,12 @@ def _size_rows(sizes: Sizes) -> list[Row]:
     return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
 
 
-def headline_rows(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None) -> list[Row]:
-    """Return the headline table's rows in reading order, at most 20; a metric that was not computed has no row.
+def headline_rows(
+    pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None
+) -> list[HeadlineRow]:
+    """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
+
+    A metric that was not computed has no row.
 
     Parameters
     ----------
@@ -273,10 +219,12 @@ def headline_rows(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str
     gates : mapping of str to float, optional
         What a promotion reads of these results, by key ("gate/kl_upper"). It shows whether the KL's interval decides.
     """
-    rows: list[Row | None] = []
-    for spec in _ROWS:
-        rows.append(_distance_row(spec, pooled) if isinstance(spec, _Distance) else _compared_row(spec, pooled))
-        if spec.name == KL:
+    keys = all_keys()
+    rows: list[HeadlineRow | None] = []
+    for key in headline_keys():
+        both = _baseline(key) in keys
+        rows.append(_compared_row(key, pooled, keys) if both else _distance_row(key, pooled))
+        if key.name == KL:
             rows += _kl_rows(pooled, gates)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))
 

@@ -89,7 +89,8 @@ def log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: s
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, whole = _data_sets(outcome, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
-    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in run_names.HEADLINE)
+    read_first = run_names.leaderboard()
+    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in read_first)
     values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
     apart = {name for name in values if name.startswith(ITEMLESS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)

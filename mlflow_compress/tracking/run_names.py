@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlflow_compress.metrics.core.metric_registry import all_keys, leaderboard_keys
+
 STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote
 PARENT = "mlflow.parentRunId"  # MLflow's own: shows a run below another
 VARIANT = "variant"  # "awq-4bit-g128"
@@ -25,28 +27,14 @@ FAILED_STAGE = "failed_stage"  # of a main run that shows what the other stages 
 RECORDS, NOISE = "records", "noise"
 PARAMETERS = "parameters.json"  # of a main run: what `resume` goes on with
 
-# The order in which a person should read them; metrics that a run does not have are left out.
-HEADLINE = (
-    "distance/flips_pct",
-    "distance/kl_mean",
-    "distance/all_flips_pct",
-    "quality/accuracy",
-    "quality/accuracy_delta",
-    "quality/perplexity",
-    "robustness/shuffle_drop_pct",
-    "uncertainty/uacc",
-    "uncertainty/set_size",
-    "judge/similarity",
-    "judge/mt_bench",
-    "size/ratio",
-    "size/bits_per_weight",
-)
+_SIZES = ("size/ratio", "size/bits_per_weight")
 
-# What a task's own rows are logged for on the evaluate run; everything else by task and category is in metrics.json.
-BY_TASK = (
-    "quality/accuracy",
-    "quality/accuracy_delta",
-    "distance/flips_pct",
-    "distance/all_flips_pct",
-    "distance/kl_mean",
-)
+
+def leaderboard() -> tuple[str, ...]:
+    """Return the metrics that a person should read first, in their order: those that declare it, then the sizes."""
+    return (*(key.name for key in leaderboard_keys()), *_SIZES)
+
+
+def logged_by_task() -> frozenset[str]:
+    """Return the metrics that the evaluate run has for every task; those of other metrics are in metrics.json."""
+    return frozenset(name for name, key in all_keys().items() if key.by_task)

@@ -27,7 +27,7 @@ def _key(evaluation: str) -> str:
 
 def _view_state(evaluation: str) -> dict[str, object]:
     """Return the runs-table state: one evaluation's variants, headline columns first, smallest distance on top."""
-    columns = [f"metrics.`{name}`" for name in (*run_names.HEADLINE, run_names.ITEMS)]
+    columns = [f"metrics.`{name}`" for name in (*run_names.leaderboard(), run_names.ITEMS)]
     return {
         "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
         "orderByKey": "metrics.`distance/kl_mean`",

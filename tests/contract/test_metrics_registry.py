@@ -133,7 +133,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
 @pytest.mark.parametrize("name", METRICS.names())
 def test_declaration_is_complete(name):
     metric = METRICS.get(name)
-    assert metric.keys and metric.needs and metric.source
+    assert metric.keys and metric.requires and metric.source
     assert metric.function.__doc__
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")
@@ -141,6 +141,23 @@ def test_declaration_is_complete(name):
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
         assert key(declared.name) is declared
+
+
+def test_what_a_key_says_about_tables_and_gates_holds():
+    keys = all_keys()
+    rows = [k for k in keys.values() if k.headline is not None]
+    assert len({k.headline for k in rows}) == len(rows), "two metrics want the same place in the headline table"
+    gates = [k.gate.name for k in keys.values() if k.gate is not None]
+    assert len(set(gates)) == len(gates) and all(name.startswith("gate/") for name in gates)
+    shown = {k.name for k in rows} | {k.difference for k in rows}
+    for k in keys.values():
+        assert {k.difference, k.floor} - {None} <= set(keys), k.name
+        assert not k.leaderboard or k.name in shown, f"{k.name} is a column, but has no place among the rows"
+        if k.name in IDENTITY and k.headline is not None:
+            assert k.unchanged == IDENTITY[k.name], k.name
+        if k.difference is not None:
+            assert f"{k.name}_baseline" in keys, k.name
+            assert keys[k.difference].unchanged == IDENTITY[k.difference]
 
 
 def test_no_key_is_declared_twice():

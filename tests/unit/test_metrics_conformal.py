@@ -14,7 +14,7 @@ from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
-from mlflow_compress.metrics.conscompf import consistency, principal_components, similarity, similarity_matrix
+from mlflow_compress.metrics.conscompf import consistency, principal_components, similarity
 from mlflow_compress.metrics.stats.conformal import (
     conformal,
     conformal_quantile,
@@ -203,20 +203,13 @@ def test_equal_consistency_is_not_divided_by_zero():
     assert found.mean("reference") == found.mean("equation4") == pytest.approx(1.0)
 
 
-def test_matrix_and_components():
-    rng = np.random.default_rng(3)
-    near, far = rng.normal(size=(2, 6, 3, 8))
-    models = [near, near + 0.05 * rng.normal(size=near.shape), far]
-    matrix = similarity_matrix(models, "unweighted")
-    assert (matrix == matrix.T).all() and (np.diag(matrix) == 1).all()
-    assert matrix[0, 1] > 0.9 > matrix[0, 2]
+def test_components_keep_the_distances_of_three_models():
+    matrix = np.array([[1.0, 0.95, 0.2], [0.95, 1.0, 0.3], [0.2, 0.3, 1.0]])
     points = principal_components(matrix)
     assert points.shape == (3, 2)
     assert np.linalg.norm(points[0] - points[1]) < np.linalg.norm(points[0] - points[2])
     # All distances between rows survive, since three points span a plane.
     assert np.linalg.norm(points[0] - points[2]) == pytest.approx(np.linalg.norm(matrix[0] - matrix[2]))
-    with pytest.raises(DataError):
-        similarity_matrix([near])
     with pytest.raises(DataError):
         principal_components(matrix, 4)
 

@@ -1,4 +1,4 @@
-"""Noise floor, symmetry, planning, correlation, pairwise, buckets and text overlap."""
+"""Noise floor, log-likelihood differences, planning, correlation, buckets and text overlap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
 from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearman
 from mlflow_compress.metrics.stats.nll_difference import difference_shape
-from mlflow_compress.metrics.stats.pairwise_judging import pairwise
 from mlflow_compress.metrics.stats.sample_size import (
     items_for_accuracy_change,
     items_for_flips_gate,
@@ -97,7 +96,7 @@ def test_the_second_run_may_cover_fewer_items():
     assert found["noise/kl_mean"].value == pytest.approx(few.option_distances.where(permutation=0).column("kl").mean())
 
 
-# --- symmetry of the log-likelihood differences
+# --- log-likelihood differences
 
 
 def test_difference_shape_by_hand():
@@ -250,26 +249,6 @@ def test_similarity_against_scores_of_many_models():
     assert model_pair_correlation(np.ones((3, 3)), [1, 2, 3]) is None
     with pytest.raises(DataError, match="one score a model"):
         model_pair_correlation(np.ones((3, 3)), [1, 2])
-
-
-# --- pairwise judging
-
-
-def test_pairwise_by_hand():
-    #           win      loss      tie (orders disagree)  tie (one says tie)  tie    unread
-    first = ["first", "second", "first", "first", "tie", None]
-    second = ["second", "first", "first", "tie", "tie", "first"]
-    r = pairwise(first, second)
-    assert (r.wins, r.losses, r.ties, r.disagreements, r.n_unscored, r.n) == (1, 1, 3, 2, 1, 5)
-    assert r.win_rate == 0.5 and r.p_value == 1.0
-    low, high = r.interval()
-    assert low < 0.5 < high and low == pytest.approx(1 - high)
-    with pytest.raises(DataError):
-        pairwise([], [])
-    with pytest.raises(DataError):
-        pairwise([None], ["tie"])
-    with pytest.raises(DataError, match="Unknown verdict"):
-        pairwise(["A"], ["tie"])
 
 
 # --- buckets

@@ -13,7 +13,7 @@ from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items
 from mlflow_compress.report.figures import draw_all
-from mlflow_compress.report.plots.categories import MOST, Group, draw_categories
+from mlflow_compress.report.plots.categories import MOST, CategoryFlips, draw_categories
 from mlflow_compress.report.plots.divergence import draw_divergence
 from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.style import RC
@@ -122,9 +122,9 @@ def test_labels_do_not_overlap():
 
 def test_the_margin_finding_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
-    bins = share_by_bin([0.1, 0.2, 0.8, 0.9], [1, 0, 0, 0])
+    bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
     with matplotlib.rc_context(RC):
-        assert draw_margin(bins, level=0.95).title == (
+        assert draw_margin(bins, wrong, level=0.95).title == (
             "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
         )
 
@@ -138,7 +138,7 @@ def test_zeros_of_the_kl_are_counted():
 
 
 def test_many_categories_are_cut_and_counted():
-    groups = [Group(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
+    groups = [CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
     with matplotlib.rc_context(RC):
         drawing = draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")

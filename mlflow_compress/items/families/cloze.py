@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.task import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited, request
+from mlflow_compress.item_families import ItemFamily
+from mlflow_compress.items.task import Family, Row, Task, TaskSettings, item_row, limited, register_family, request
 from mlflow_compress.records import Items
 
 
@@ -42,4 +43,12 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     return [Task(name=name, family="cloze", items=Items.from_rows(items), requests=tuple(requests))]
 
 
-FAMILIES.register("cloze")(Family(fields={"context": str, "choices": list, "answer": int}, check=_check, build=_build))
+register_family(
+    "cloze",
+    Family(
+        fields={"context": str, "choices": list, "answer": int},
+        check=_check,
+        build=_build,
+        items={"cloze": ItemFamily(chooses=True, graded=True, headline=True)},
+    ),
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.task import FAMILIES, Answering, Family, Row, Task, TaskSettings, item_row, limited
+from mlflow_compress.item_families import ItemFamily
+from mlflow_compress.items.task import Answering, Family, Row, Task, TaskSettings, item_row, limited, register_family
 from mlflow_compress.records import Items
 
 
@@ -26,4 +27,12 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     return [Task(name=name, family="exact", items=Items.from_rows(items), answering=Answering())]
 
 
-FAMILIES.register("exact")(Family(fields={"prompt": str, "answers": list}, check=_check, build=_build))
+register_family(
+    "exact",
+    Family(
+        fields={"prompt": str, "answers": list},
+        check=_check,
+        build=_build,
+        items={"exact": ItemFamily(graded=True)},
+    ),
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.task import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited, request
+from mlflow_compress.item_families import ItemFamily
+from mlflow_compress.items.task import Family, Row, Task, TaskSettings, item_row, limited, register_family, request
 from mlflow_compress.records import Items
 
 
@@ -35,4 +36,12 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     return [Task(name=name, family="last_word", items=Items.from_rows(items), requests=requests)]
 
 
-FAMILIES.register("last_word")(Family(fields={"context": str, "target": str}, check=_check, build=_build))
+register_family(
+    "last_word",
+    Family(
+        fields={"context": str, "target": str},
+        check=_check,
+        build=_build,
+        items={"last_word": ItemFamily(graded=True)},
+    ),
+)

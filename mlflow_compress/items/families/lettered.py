@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.item_families import ItemFamily
 from mlflow_compress.items.answer_orders import every_order, identity, reordered, sampled, shuffled_orders
 from mlflow_compress.items.prompt_style import DEFAULT, LETTERS, PASSAGES, PromptStyle, kind_of, styles_of
-from mlflow_compress.items.task import FAMILIES, Family, Row, Task, TaskSettings, item_row, limited, request
+from mlflow_compress.items.task import Family, Row, Task, TaskSettings, item_row, limited, register_family, request
 from mlflow_compress.records import Items, Request
 
 UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
@@ -185,11 +186,17 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     return tasks
 
 
-FAMILIES.register("lettered")(
+register_family(
+    "lettered",
     Family(
         fields={"question": str, "choices": list, "answer": int},
         optional={"context": str, "kind": str, "split": str, "uncertain": list},
         check=_check,
         build=_build,
-    )
+        items={
+            "lettered": ItemFamily(chooses=True, graded=True, headline=True, by_category=True),
+            "lettered_six": ItemFamily(chooses=True),  # read by the conformal metrics alone
+            "lettered_orders": ItemFamily(chooses=True, every_order=True),
+        },
+    ),
 )

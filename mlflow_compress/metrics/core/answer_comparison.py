@@ -9,11 +9,10 @@ import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.answer_files import Answer, check_same_questions
-from mlflow_compress.metrics.core.item_table import ANSWERED
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.flips import Flips, count_flips
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import holm
+from mlflow_compress.metrics.stats.transitions import Flips, count_flips
 from mlflow_compress.records import RunRecords
 
 
@@ -82,25 +81,25 @@ def compare_records(baseline: RunRecords, variant: RunRecords, *, level: float =
     Where no task is multiple choice, the pooled values are over all answered items and without `w2w`. Every task also
     has `mcnemar_p_holm`, its p-value after Holm's correction for the number of tasks.
     """
-    evidence = MetricInputs(baseline, variant)
-    reason = evidence.missing("predictions")
+    inputs = MetricInputs(baseline, variant)
+    reason = inputs.missing("predictions")
     if reason is not None:
         raise DataError("The records cannot be compared", got=reason)
-    view = evidence.view
+    view = inputs.view
 
-    def part(rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any] | None:
-        both = rows[evidence.scored_by_both[rows]]
+    def counted(rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any] | None:
+        both = rows[inputs.scored_by_both[rows]]
         if not len(both):
             return None
-        b, q = evidence.baseline_predictions, evidence.variant_predictions
+        b, q = inputs.baseline_predictions, inputs.variant_predictions
         answers = (b.content[both, 0], q.content[both, 0]) if view.chooses[both].all() else (None, None)
         found = count_flips(b.correct[both, 0], q.correct[both, 0], *answers)
         return _summary(found, level=level, n_unscored=len(rows) - len(both))
 
-    whole = part(np.flatnonzero(np.isin(view.family, evidence.headline_families)))
+    whole = counted(np.flatnonzero(np.isin(view.family, inputs.headline_families)))
     if whole is None:
         raise DataError("No item has a prediction of both models")
-    tasks = {p.task: part(p.rows) for p in evidence.parts(ANSWERED, categories=())}
+    tasks = {s.task: counted(s.rows) for s in inputs.subsets(view.graded, categories=())}
     found = {task: summary for task, summary in tasks.items() if summary is not None}
     adjusted = holm([summary["mcnemar_p"] for summary in found.values()])
     for summary, p in zip(found.values(), adjusted, strict=True):

@@ -1,4 +1,4 @@
-"""Run every registered metric whose needs are met, and say why the others were not run."""
+"""Run every registered metric whose requirements are met, and say why the others were not run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.records import MetricResult
 
 
-def unmet(evidence: MetricInputs) -> dict[str, str]:
-    """Return the metrics that cannot be computed from the evidence, by name, with the first reason for each."""
+def unmet(inputs: MetricInputs) -> dict[str, str]:
+    """Return the metrics that cannot be computed from the inputs, by name, with the first reason for each."""
     reasons: dict[str, str] = {}
     for name, metric in METRICS.items():
-        for need in metric.needs:
-            reason = evidence.missing(need)
+        for requirement in metric.requires:
+            reason = inputs.missing(requirement)
             if reason is not None:
                 reasons[name] = reason
                 break
     return reasons
 
 
-def compute_all(evidence: MetricInputs) -> list[MetricResult]:
-    """Return the results of every registered metric whose needs are met, in the order of the metrics' names.
+def compute_all(inputs: MetricInputs) -> list[MetricResult]:
+    """Return the results of every registered metric whose requirements are met, in the order of the metrics' names.
 
     Headline values have neither task nor category; the same keys by task and by category follow them.
 
@@ -31,8 +31,8 @@ def compute_all(evidence: MetricInputs) -> list[MetricResult]:
     DataError
         When records hold NaN or infinite values or are incomplete.
     """
-    skipped = unmet(evidence)
-    return [result for name, metric in METRICS.items() if name not in skipped for result in metric.compute(evidence)]
+    skipped = unmet(inputs)
+    return [result for name, metric in METRICS.items() if name not in skipped for result in metric.compute(inputs)]
 
 
 def headline(results: list[MetricResult]) -> dict[str, MetricResult]:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.item_table import CHOICE
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
@@ -73,20 +72,20 @@ def mean_by_bin(
     return BinnedMean(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)
 
 
-def kl_by_confidence(evidence: MetricInputs) -> BinnedMean | None:
+def kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
     """Return the mean KL of choice items by bin of the baseline's top margin; None where there are none."""
-    margin, kl = evidence.baseline_predictions.margin[:, 0], evidence.distance("kl")
-    rows = np.isin(evidence.view.family, CHOICE) & np.isfinite(margin) & np.isfinite(kl)
-    s = evidence.settings
+    margin, kl = inputs.baseline_predictions.margin[:, 0], inputs.distance("kl")
+    rows = np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(margin) & np.isfinite(kl)
+    s = inputs.settings
     if not rows.any():
         return None
     return mean_by_bin(margin[rows], kl[rows], level=s.level, resamples=s.resamples, seed=s.seed)
 
 
-def token_kl_by_confidence(evidence: MetricInputs) -> BinnedMean | None:
+def token_kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
     """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
-    if evidence.missing("token_scores") is not None or evidence.missing("token_distances") is not None:
+    if inputs.missing("token_scores") is not None or inputs.missing("token_distances") is not None:
         return None
-    confidence, kl = corpus_confidence(evidence)
-    s = evidence.settings
+    confidence, kl = corpus_confidence(inputs)
+    s = inputs.settings
     return mean_by_bin(confidence, kl, level=s.level, resamples=s.resamples, seed=s.seed)

@@ -1,8 +1,8 @@
-"""The items as arrays, and the parts (pooled, by task, by category) that every metric reports."""
+"""The items as arrays, and the subsets (pooled, by task, by category) that every metric reports."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,19 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.metrics.stats.arrays import Bool, Int, Objects
 from mlflow_compress.records import Items, MetricResult, Records, align
 
-CHOICE = ("lettered", "cloze")
-"""Families whose permutation-0 items make up the pooled headline values."""
-
-ANSWERED = ("lettered", "cloze", "last_word", "exact")
-"""Families that have an accuracy; "lettered_six" serves the conformal metrics alone, `ALL_ORDERS` those of order."""
-
-ALL_ORDERS = "lettered_orders"
-"""Family of the items that are scored in every answer order."""
-
-_CHOOSING = (*CHOICE, "lettered_six", ALL_ORDERS)
 _JOIN = "\x1f"
 
 
@@ -35,7 +26,7 @@ def row_keys(records: Records) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class Part:
+class ItemSubset:
     """Rows of the items that one result is about; None means pooled."""
 
     task: str | None
@@ -52,7 +43,7 @@ class Part:
         level: float,
         n_unscored: int = 0,
     ) -> MetricResult:
-        """Return a `MetricResult` about this part."""
+        """Return a `MetricResult` about this subset."""
         low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
         return MetricResult(
             name=name,
@@ -125,17 +116,42 @@ class ItemTable:
 
     @cached_property
     def n_options(self) -> Int:
-        """Number of options that scoring scores: those of the item, 1 for a last word, 0 for an exact answer."""
+        """Number of options that scoring scores: those of the item, 1 for a greedy answer, 0 for a generated one."""
         lengths = pc.fill_null(pc.list_value_length(self.items.table.column("options")), 0).to_numpy()
         counts = np.asarray(lengths, dtype=np.int64).copy()
-        counts[self.family == "last_word"] = 1
-        counts[self.family == "exact"] = 0
+        counts[self.rule == "greedy"] = 1
+        counts[self.rule == "exact_match"] = 0
         return counts
 
     @cached_property
     def chooses(self) -> Bool:
         """Whether an item offers options to choose from, shape (n_items,)."""
-        return np.isin(self.family, _CHOOSING)
+        return np.isin(self.family, self.families(lambda family: family.chooses))
+
+    def families(self, wanted: Callable[[ItemFamily], bool]) -> tuple[str, ...]:
+        """Return the families of the items whose declared properties are as wanted, sorted.
+
+        Raises
+        ------
+        ConfigError
+            When a family of the items is not registered: the plug-in that made it is not installed.
+        """
+        return tuple(name for name in sorted(set(self.family)) if wanted(ITEM_FAMILIES.get(name)))
+
+    @cached_property
+    def graded(self) -> tuple[str, ...]:
+        """Families that have an accuracy."""
+        return self.families(lambda family: family.graded)
+
+    @cached_property
+    def choice(self) -> tuple[str, ...]:
+        """Families whose items at permutation 0 are pooled into the headline values."""
+        return self.families(lambda family: family.headline)
+
+    @cached_property
+    def scored(self) -> tuple[str, ...]:
+        """Graded families whose options are scored, so that they have option distances."""
+        return tuple(name for name in self.graded if (self.n_options[self.family == name] > 0).any())
 
     def __len__(self) -> int:
         return len(self.items)
@@ -158,10 +174,10 @@ class ItemTable:
             )
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def parts(
-        self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] = ("lettered",)
-    ) -> Iterator[Part]:
-        """Iterate over the pooled part, every task of the families, and every category of the families that have any.
+    def subsets(
+        self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] | None = None
+    ) -> Iterator[ItemSubset]:
+        """Iterate over the pooled subset, every task of the families, and every category of the families that have any.
 
         Parameters
         ----------
@@ -169,22 +185,24 @@ class ItemTable:
             Families whose tasks are reported.
         pooled : collection of str
             Families that the pooled value is taken over; empty for none.
-        categories : collection of str
-            Families whose tasks are split by category too.
+        categories : collection of str, optional
+            Families whose tasks are split by category too; by default those that declare it.
         """
+        if categories is None:
+            categories = self.families(lambda family: family.by_category)
         chosen = np.flatnonzero(np.isin(self.family, list(pooled)))
         if len(chosen):
-            yield Part(None, None, chosen)
+            yield ItemSubset(None, None, chosen)
         for task in sorted(set(self.task[np.isin(self.family, list(families))])):
             rows = np.flatnonzero((self.task == task) & np.isin(self.family, list(families)))
-            yield Part(task, None, rows)
+            yield ItemSubset(task, None, rows)
             split = rows[np.isin(self.family[rows], list(categories))]
             named = np.array([c is not None and c != "" for c in self.category[split]], dtype=bool)
             split = split[named]
             if len(split):
                 names, codes = np.unique(self.category[split].astype(str), return_inverse=True)
                 for code, category in enumerate(names):
-                    yield Part(task, str(category), split[codes == code])
+                    yield ItemSubset(task, str(category), split[codes == code])
 
 
 def check_same_items(baseline: Items, variant: Items) -> None:

@@ -10,7 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics.core.item_table import ALL_ORDERS, ANSWERED, CHOICE, ItemTable, Part, check_same_items
+from mlflow_compress.metrics.core.item_table import (
+    ItemSubset,
+    ItemTable,
+    check_same_items,
+)
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions, option_means, predict
 from mlflow_compress.metrics.core.requirements import missing
 from mlflow_compress.metrics.stats.arrays import Bool, Float
@@ -132,22 +136,23 @@ class MetricInputs:
     @cached_property
     def headline_families(self) -> tuple[str, ...]:
         """Families that the headline values are pooled over: multiple choice where there is any, else all answered."""
-        return CHOICE if np.isin(self.view.family, CHOICE).any() else ANSWERED
+        return self.view.choice or self.view.graded
 
-    def parts(
-        self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] = ("lettered",)
-    ) -> Iterator[Part]:
-        """Iterate over `ItemTable.parts`, pooled ones alone where the settings ask for pooled values only."""
-        for part in self.view.parts(families, pooled=pooled, categories=categories):
-            if not self.settings.pooled_only or (part.task is None and part.category is None):
-                yield part
+    def subsets(
+        self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] | None = None
+    ) -> Iterator[ItemSubset]:
+        """Iterate over `ItemTable.subsets`, pooled ones alone where the settings ask for pooled values only."""
+        for subset in self.view.subsets(families, pooled=pooled, categories=categories):
+            if not self.settings.pooled_only or (subset.task is None and subset.category is None):
+                yield subset
 
     def ordinary_scores(self, run: RunRecords) -> OptionScores | None:
-        """Return a run's option scores without the items that were scored in every answer order.
+        """Return a run's option scores without the items that are scored in every answer order.
 
         Their 24 orders would widen every array and are no shuffles; the metric `all_orders` reads them by itself.
         """
-        apart = sorted(set(self.view.task[self.view.family == ALL_ORDERS]))
+        every_order = self.view.families(lambda family: family.every_order)
+        apart = sorted(set(self.view.task[np.isin(self.view.family, every_order)]))
         return run.option_scores.without(task=apart) if apart and run.option_scores is not None else run.option_scores
 
     def _predict(self, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
@@ -216,6 +221,6 @@ class MetricInputs:
         """Items with a prediction of both models in the original order, shape (n_items,)."""
         return self.baseline_predictions.scored[:, 0] & self.variant_predictions.scored[:, 0]
 
-    def missing(self, need: str) -> str | None:
-        """Return why a need of a metric is not met, or None where it is; see `needs.missing`."""
-        return missing(self, need)
+    def missing(self, requirement: str) -> str | None:
+        """Return why a requirement of a metric is not met, or None where it is; see `requirements.missing`."""
+        return missing(self, requirement)

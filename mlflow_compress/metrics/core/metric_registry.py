@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.records import MetricResult
@@ -20,9 +20,36 @@ Direction = Literal["higher", "lower", "neither"]
 _ROUNDING = 1e-6
 
 
+Pooled = Mapping[str, MetricResult]
+
+TOO_LONG = "an option is longer than the model's context"
+"""Why an item has no prediction."""
+
+
+@dataclass(frozen=True)
+class GateValue:
+    """What a promotion gate reads of a metric.
+
+    Attributes
+    ----------
+    name : str
+        Under which it is published, "gate/<what>".
+    read : callable (result, pooled results by name) -> float or None
+        Takes it from the pooled result; None where there is nothing that a gate may trust.
+    """
+
+    name: str
+    read: Callable[[MetricResult, Pooled], float | None]
+
+
+def upper_end(result: MetricResult, pooled: Pooled) -> float | None:
+    """Return the upper end of the interval, which a gate with a limit reads; None without an interval."""
+    return result.high
+
+
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """One number that a metric returns, under its MLflow name.
+class MetricKey:
+    """One number that a metric returns, under its MLflow name, and how it is shown.
 
     Attributes
     ----------
@@ -33,10 +60,33 @@ class Key:
     low, high : float
         Bounds that the value cannot leave.
     unit : str
-        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "probability" or
+        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "probability", "cosine", "items" or
         "correlation".
     meaning : str
         One sentence for a reader of the table.
+    label : str
+        Short text for tables.
+    headline : int, optional
+        Place of its row in the headline table, counted upwards; without it there is no row.
+    leaderboard : bool
+        Whether it is a column of the leaderboard in MLflow. Its place there is that of the row.
+    by_task : bool
+        Whether MLflow shows the value of every task too.
+    by_category : bool
+        Whether there is a value for every category.
+    unchanged : float
+        Value for a variant that equals its baseline.
+    difference : str, optional
+        For a value that each model has (`<name>_baseline` is the baseline's): name of the variant's minus the
+        baseline's. Its row shows all three.
+    floor : str, optional
+        Name of its noise floor, where that is not `noise/<metric>`.
+    counted : str
+        What `n` counts: "items", "tokens", "answers" or "instructions".
+    unscored : str
+        Why something may have no value; without it no footnote counts what has none.
+    gate : GateValue, optional
+        What a promotion gate reads of it.
     """
 
     name: str
@@ -45,30 +95,60 @@ class Key:
     high: float
     unit: str
     meaning: str
+    label: str = ""
+    headline: int | None = None
+    leaderboard: bool = False
+    by_task: bool = False
+    by_category: bool = True
+    unchanged: float = 0.0
+    difference: str | None = None
+    floor: str | None = None
+    counted: str = "items"
+    unscored: str = ""
+    gate: GateValue | None = None
+
+    def __post_init__(self) -> None:
+        if self.headline is not None and not self.label:
+            raise ValueError(f"{self.name} has a row in the headline table and therefore needs a label")
+
+    @classmethod
+    def share(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
+        """Return the key of a share, at most 1."""
+        return cls(name=name, direction=direction, low=low, high=1.0, unit="share", meaning=meaning, **more)
+
+    @classmethod
+    def percent(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
+        """Return the key of a share in percent, at most 100."""
+        return cls(name=name, direction=direction, low=low, high=100.0, unit="percent", meaning=meaning, **more)
+
+    @classmethod
+    def probability(cls, name: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
+        """Return the key of a probability."""
+        return cls(name=name, direction=direction, low=0.0, high=1.0, unit="probability", meaning=meaning, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A registered metric: what it returns, what it needs, where its definition comes from, and the function.
+    """A registered metric: what it returns, what it requires, where its definition comes from, and the function.
 
     Attributes
     ----------
-    keys : tuple of Key
+    keys : tuple of MetricKey
         Every name that `compute` may return.
-    needs : tuple of str
-        Parts of the evidence that must be there; see `MetricInputs.missing`.
+    requires : tuple of str
+        Parts of the inputs that must be there; see `MetricInputs.missing`.
     source : str
         The paper or program that defines it, and any deviation from it.
     function : callable
-        From the evidence to results; pure.
+        From the inputs to results; pure.
     """
 
-    keys: tuple[Key, ...]
-    needs: tuple[str, ...]
+    keys: tuple[MetricKey, ...]
+    requires: tuple[str, ...]
     source: str
     function: Callable[[MetricInputs], list[MetricResult]]
 
-    def compute(self, evidence: MetricInputs) -> list[MetricResult]:
+    def compute(self, inputs: MetricInputs) -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
 
         Raises
@@ -77,7 +157,7 @@ class Metric:
             When a value is NaN, infinite or outside its bounds: the records are broken.
         """
         declared = {key.name: key for key in self.keys}
-        results = self.function(evidence)
+        results = self.function(inputs)
         for result in results:
             key = declared[result.name]
             for value in (result.value, result.low, result.high):
@@ -88,28 +168,41 @@ class Metric:
         return results
 
 
-METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics")
+METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group="mlflow_compress.metrics")
 
 
 def metric(
-    *, keys: tuple[Key, ...], needs: tuple[str, ...], source: str
+    *, keys: tuple[MetricKey, ...], requires: tuple[str, ...], source: str
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
-    """Return a decorator that turns a function of the evidence into a `Metric`."""
+    """Return a decorator that turns a function of the inputs into a `Metric`."""
 
     def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
-        return Metric(keys=keys, needs=needs, source=source, function=function)
+        return Metric(keys=keys, requires=requires, source=source, function=function)
 
     return decorate
 
 
-def all_keys() -> dict[str, Key]:
+def all_keys() -> dict[str, MetricKey]:
     """Return every declared key by name."""
     return {key.name: key for _, registered in METRICS.items() for key in registered.keys}
 
 
-def key(name: str) -> Key:
+def key(name: str) -> MetricKey:
     """Return the declaration of one MLflow metric key, or raise `ConfigError` naming those that exist."""
     found = all_keys()
     if name not in found:
         raise ConfigError("Unknown metric key", allowed=sorted(found), got=name)
     return found[name]
+
+
+def headline_keys() -> list[MetricKey]:
+    """Return the keys that have a row in the headline table, in its order."""
+    rows = [(found.headline, name, found) for name, found in all_keys().items() if found.headline is not None]
+    return [found for _, _, found in sorted(rows, key=lambda row: row[:2])]
+
+
+def leaderboard_keys() -> list[MetricKey]:
+    """Return the keys that are columns of the leaderboard, each followed by its difference where that is one too."""
+    every = all_keys()
+    ordered = [part for row in headline_keys() for part in (row, every.get(row.difference or ""))]
+    return [found for found in ordered if found is not None and found.leaderboard]

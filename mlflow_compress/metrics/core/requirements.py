@@ -1,4 +1,4 @@
-"""What a metric may need of the evidence, and why it is not there where it is not."""
+"""What a metric may require of its inputs, and the reason where a requirement is not met."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ if TYPE_CHECKING:
     from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 
 
-def missing(evidence: MetricInputs, need: str) -> str | None:
-    """Return why a need is not met, or None where it is.
+def missing(inputs: MetricInputs, requirement: str) -> str | None:
+    """Return why a requirement is not met, or None where it is.
 
-    Needs: "items", "variant", "noise", "embeddings", "bertscore_model", "family:<name>", "package:<name>", "shuffles",
-    "positive_kl" (the KL of some item is above 0), "item_distances" (option distances, where any item has options to
-    score), the single-model records "predictions", "option_scores", "token_scores", "judgments", "generations" (of the
-    baseline and, where there is one, of the variant), and the distances "option_distances", "token_distances" (of the
-    variant), "noise_option_distances", "noise_token_distances".
+    - "items", "variant", "noise", "embeddings", "bertscore_model": they are there.
+    - "family:<name>": the baseline has an item of that family. "package:<name>": the package is installed.
+    - "shuffles": every model was scored under shuffled answer orders. "positive_kl": the KL of some item is above 0.
+    - "predictions", "option_scores", "token_scores", "judgments", "generations": records of the baseline and, where
+      there is one, of the variant.
+    - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
+      options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
     """
-    if need.startswith("family:"):
-        family = need.removeprefix("family:")
-        items = evidence.baseline.items
-        found = items is not None and len(items) > 0 and bool((evidence.view.family == family).any())
+    if requirement.startswith("family:"):
+        family = requirement.removeprefix("family:")
+        items = inputs.baseline.items
+        found = items is not None and len(items) > 0 and bool((inputs.view.family == family).any())
         return None if found else f"no item of the family {family}"
-    if need.startswith("package:"):
-        package = need.removeprefix("package:")
+    if requirement.startswith("package:"):
+        package = requirement.removeprefix("package:")
         return None if find_spec(package) is not None else f"the package {package} is not installed"
-    return _CHECKS[need](evidence)
+    return _CHECKS[requirement](inputs)
 
 
 def _has(attribute: str) -> Callable[[MetricInputs], str | None]:
-    def check(evidence: MetricInputs) -> str | None:
-        for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
+    def check(inputs: MetricInputs) -> str | None:
+        for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
             if run is not None and not len(getattr(run, attribute) or ()):
                 return f"the {who} has no {attribute} records"
         return None
@@ -41,8 +43,8 @@ def _has(attribute: str) -> Callable[[MetricInputs], str | None]:
 
 
 def _distance(who: str, attribute: str) -> Callable[[MetricInputs], str | None]:
-    def check(evidence: MetricInputs) -> str | None:
-        run = evidence.variant if who == "variant" else evidence.noise
+    def check(inputs: MetricInputs) -> str | None:
+        run = inputs.variant if who == "variant" else inputs.noise
         if run is None:
             return "no variant" if who == "variant" else "no second run of the baseline"
         return None if len(getattr(run, attribute) or ()) else f"the {who} run has no {attribute} records"
@@ -50,33 +52,33 @@ def _distance(who: str, attribute: str) -> Callable[[MetricInputs], str | None]:
     return check
 
 
-def _predictions(evidence: MetricInputs) -> str | None:
-    if evidence.baseline.items is None or not len(evidence.baseline.items):
+def _predictions(inputs: MetricInputs) -> str | None:
+    if inputs.baseline.items is None or not len(inputs.baseline.items):
         return "the baseline has no items records"
-    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
+    for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
         if run is not None and not len(run.option_scores or ()) and not len(run.generations or ()):
             return f"the {who} has neither option scores nor generations"
     return None
 
 
-def _shuffles(evidence: MetricInputs) -> str | None:
-    for who, run in (("baseline", evidence.baseline), ("variant", evidence.variant)):
-        scores = evidence.ordinary_scores(run) if run is not None else None
+def _shuffles(inputs: MetricInputs) -> str | None:
+    for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
+        scores = inputs.ordinary_scores(run) if run is not None else None
         if run is not None and (scores is None or not (scores.column("permutation") > 0).any()):
             return f"the {who} was not scored under shuffled answer orders"
     return None
 
 
-def _positive_kl(evidence: MetricInputs) -> str | None:
-    found = evidence.variant.option_distances if evidence.variant is not None else None
+def _positive_kl(inputs: MetricInputs) -> str | None:
+    found = inputs.variant.option_distances if inputs.variant is not None else None
     moved = found is not None and bool((found.column("kl") > 0).any())
     return None if moved else "the KL of every item is 0: no item holds a share of it"
 
 
-def _item_distances(evidence: MetricInputs) -> str | None:
-    if not (evidence.view.n_options > 0).any():
+def _item_distances(inputs: MetricInputs) -> str | None:
+    if not (inputs.view.n_options > 0).any():
         return None
-    return _distance("variant", "option_distances")(evidence)
+    return _distance("variant", "option_distances")(inputs)
 
 
 _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {

@@ -24,7 +24,7 @@ _LABEL_CHARACTERS = 34
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class CategoryFlips:
     """Changed answers of one category or task, in percent of its `n` items; `w2w` is 0 where answers are not chosen."""
 
     name: str
@@ -43,7 +43,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _LABEL_CHARACTERS else name[: _LABEL_CHARACTERS - 1] + "…"
 
 
-def draw_categories(groups: Sequence[Group]) -> Drawing:
+def draw_categories(groups: Sequence[CategoryFlips]) -> Drawing:
     """Draw stacked bars, most changed first; of many groups the most changed `MOST` are shown and the rest counted."""
     ordered = sorted(groups, key=lambda g: (-g.total, g.name))
     shown, rest = ordered[:MOST], len(ordered) - MOST
@@ -83,7 +83,7 @@ def draw_categories(groups: Sequence[Group]) -> Drawing:
     return Drawing(canvas, title, f"{caption}; {rest} further categories are not drawn." if rest > 0 else f"{caption}.")
 
 
-def _finding(ordered: Sequence[Group]) -> str:
+def _finding(ordered: Sequence[CategoryFlips]) -> str:
     worst, best = ordered[0], ordered[-1]
     if worst.total == 0:
         return (

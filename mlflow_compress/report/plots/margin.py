@@ -1,4 +1,4 @@
-"""P(answer changes) against the baseline's top margin: whether a variant only moves answers that were unsure."""
+"""Share of changed answers, and of answers wrong before, by how sure the baseline was (its top margin)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def _finding(bins: BinnedShare) -> str:
     return f"{low}, {high.replace(' of answers with a margin', '').replace(' changed', '')}"
 
 
-def draw_margin(bins: BinnedShare, *, level: float) -> Drawing:
-    """Draw the share of changed answers in each margin bin with Wilson intervals and item counts.
+def draw_margin(bins: BinnedShare, wrong: BinnedShare, *, level: float) -> Drawing:
+    """Draw the share of changed answers in each margin bin, with Wilson intervals, and of answers wrong before.
 
     Parameters
     ----------
     bins : BinnedShare
-        `metrics.tables.change_by_margin(evidence)`.
+        `record_tables.change_by_margin(inputs)`.
+    wrong : BinnedShare
+        `record_tables.incorrect_by_margin(inputs)`: the same bins.
     level : float
         Confidence level of the intervals, for the caption.
     """
@@ -44,20 +46,22 @@ def draw_margin(bins: BinnedShare, *, level: float) -> Drawing:
     below, above = np.maximum(share - 100 * bins.low, 0), np.maximum(100 * bins.high - share, 0)
     axes.bar(centre, share, width=0.86 * (bins.right - bins.left), color=VARIANT, alpha=0.3, linewidth=0)
     axes.errorbar(centre, share, yerr=[below, above], fmt="o", color=VARIANT, markersize=5, elinewidth=1.6, capsize=0)
+    axes.plot(centre, 100 * wrong.share, color=MUTED, linewidth=1.4, marker=".", label="wrong answers of the baseline")
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
     for x, n in zip(centre, bins.n, strict=True):
         axes.annotate(
             f"{n:,}", (x, 0), xytext=(0, -5), textcoords="offset points", ha="center", va="top", fontsize=8, color=MUTED
         )
-    axes.set(xlim=(0, 1), ylim=(0, max(5.0, 1.06 * 100 * float(bins.high.max()))))
+    axes.set(xlim=(0, 1), ylim=(0, max(5.0, 1.06 * 100 * float(max(bins.high.max(), wrong.share.max())))))
     axes.set_xticks(np.linspace(0, 1, 11))
     axes.tick_params(axis="x", pad=13)
     axes.set_xlabel("Baseline's top margin: p(best option) - p(second best); small figures: items")
-    axes.set_ylabel("Answers that changed, %")
+    axes.set_ylabel("Answers that changed (bars), %")
     horizontal_grid(axes)
     title = _finding(bins)
     state(canvas, title)
     caption = (
         f"Share of the {int(bins.n.sum()):,} multiple-choice items whose answer changed, by how sure the baseline was; "
-        f"{100 * level:g} % Wilson intervals."
+        f"{100 * level:g} % Wilson intervals. The line is the share that the baseline has wrong."
     )
     return Drawing(canvas, title, caption)

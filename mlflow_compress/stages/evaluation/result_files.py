@@ -23,4 +23,5 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
 
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
     """Return what becomes MLflow metrics of an evaluation: every pooled value, and a few by task (under 100 in all)."""
-    return [r for r in results if r.category is None and (r.task is None or r.name in run_names.BY_TASK)]
+    by_task = run_names.logged_by_task()
+    return [r for r in results if r.category is None and (r.task is None or r.name in by_task)]

@@ -1,0 +1,166 @@
+"""Estimates that know their interval, and the loop that gives them for all items, every task and every category."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_registry import MetricKey
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import bootstrap
+from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.significance import mcnemar_exact
+from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.records import MetricResult
+
+Interval = tuple[float, float]
+
+
+class Estimate(Protocol):
+    """A number from `n` items, with its interval."""
+
+    @property
+    def n(self) -> int:
+        """Items that the number is from; 0 where it does not exist."""
+
+    @property
+    def n_unscored(self) -> int | None:
+        """Items without a value; None for those of the subset that are not `scored` (see `by_subset`)."""
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return value and interval; `factor` is 100 where a share is given in percent, else 1."""
+
+
+Estimates = Mapping[MetricKey, Estimate]
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """`count` of `n` items, with Wilson's score interval."""
+
+    count: int
+    n: int
+    n_unscored: int | None = None
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return ``count/n`` and its interval."""
+        low, high = wilson(self.count, self.n, level=settings.level)
+        return factor * self.count / self.n, (factor * low, factor * high)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Difference of two proportions of the same `n` items, with Tango's score interval.
+
+    Attributes
+    ----------
+    gained, lost : int
+        Items that only the second, and only the first model has.
+    n : int
+    """
+
+    gained: int
+    lost: int
+    n: int
+    n_unscored: int | None = None
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return ``(gained - lost)/n`` and its interval."""
+        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level)
+        return factor * (self.gained - self.lost) / self.n, (factor * low, factor * high)
+
+    @property
+    def p_value(self) -> Number:
+        """McNemar's exact p-value."""
+        return Number(mcnemar_exact(self.lost, self.gained), self.n)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value in the key's unit that has no interval."""
+
+    value: float
+    n: int
+    n_unscored: int | None = None
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return the value."""
+        return self.value, None
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """Mean of one value per item in the key's unit, with a bootstrap interval over items.
+
+    Attributes
+    ----------
+    values : numpy.ndarray, shape (n,)
+    skewed : bool
+        Whether the interval is the studentised bootstrap's, as for means of divergences.
+    """
+
+    values: Float
+    n_unscored: int | None = None
+    skewed: bool = False
+
+    @classmethod
+    def of_scored(cls, values: Float, *, skewed: bool = False) -> Mean:
+        """Return the mean of the values that are not NaN; the others count as unscored."""
+        scored = np.isfinite(values)
+        return cls(values[scored], int((~scored).sum()), skewed)
+
+    @property
+    def n(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return the mean and its interval; None for the latter where there are too few values."""
+        s = settings
+        if self.skewed:
+            interval = studentized_interval(self.values, resamples=s.resamples, level=s.level, seed=s.seed)
+        else:
+            interval = bootstrap(self.values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+        return float(self.values.mean()), interval
+
+
+def by_subset(
+    inputs: MetricInputs,
+    formula: Callable[[Int], Estimates],
+    *,
+    scored: Bool | None = None,
+    families: Collection[str] | None = None,
+) -> list[MetricResult]:
+    """Return a formula's results for the headline's items together, then for each task followed by its categories.
+
+    Parameters
+    ----------
+    inputs : MetricInputs
+        Whose items are split.
+    formula : callable (rows) -> mapping of MetricKey to Estimate
+        The metric: from row numbers of the items to estimates.
+    scored : numpy.ndarray of bool, shape (n_items,), optional
+        Items that have a value. Others do not reach the formula and are counted as unscored. Without it the formula
+        gets every item, and its estimates say how many have no value.
+    families : collection of str, optional
+        Families whose tasks are reported; by default all graded ones.
+    """
+    families = inputs.view.graded if families is None else families
+    pooled = [family for family in inputs.headline_families if family in families]
+    results = []
+    for subset in inputs.subsets(families, pooled=pooled):
+        rows = subset.rows if scored is None else subset.rows[scored[subset.rows]]
+        if not len(rows):
+            continue
+        for key, estimate in formula(rows).items():
+            if estimate.n == 0 or (subset.category is not None and not key.by_category):
+                continue
+            value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
+            left = len(subset.rows) - len(rows) if estimate.n_unscored is None else estimate.n_unscored
+            level = inputs.settings.level
+            results.append(subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=left))
+    return results

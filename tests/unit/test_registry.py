@@ -1,0 +1,78 @@
+"""Registries: the package's own modules, plug-ins by entry point, and errors that say whose they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress import registry
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.registry import Registry
+
+GROUP = "test_plugins.things"
+LOCAL = "from test_things import THINGS\nTHINGS.register('{name}')({value})\n"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> Callable[..., None]:
+    """Make a package of things importable, and install plug-ins for it; both are forgotten after the test."""
+    (tmp_path / "test_things").mkdir()
+    (tmp_path / "test_things" / "__init__.py").write_text(
+        f"from mlflow_compress.registry import Registry\nTHINGS = Registry('thing', 'test_things', group='{GROUP}')\n"
+    )
+    (tmp_path / "test_things" / "own.py").write_text(LOCAL.format(name="own", value=1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._broken_plugin.cache_clear()
+    before = set(sys.modules)
+
+    def install(package: str, code: str) -> None:
+        (tmp_path / f"{package}.py").write_text(code)
+        info = tmp_path / f"{package}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = {package}\n")
+
+    yield install
+    registry._broken_plugin.cache_clear()
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+def _things() -> Registry[int]:
+    from test_things import THINGS
+
+    return THINGS
+
+
+def test_without_plugins_there_are_the_packages_own_objects(installed):
+    assert _things().names() == ["own"]
+
+
+def test_the_modules_of_entry_points_are_imported_and_register_themselves(installed):
+    installed("thing_plugin", LOCAL.format(name="plugged", value=2))
+    assert dict(_things().items()) == {"own": 1, "plugged": 2}
+
+
+def test_a_broken_plugin_is_one_error_that_names_entry_point_and_package(installed):
+    installed("broken_plugin", "import no_such_module_anywhere\n")
+    for _ in range(2):  # the second look-up must not find half a plug-in
+        with pytest.raises(ConfigError) as raised:
+            _things().names()
+        message = str(raised.value)
+        assert "mine = broken_plugin of broken_plugin 1.2" in message and GROUP in message
+        assert "no_such_module_anywhere" in message
+
+
+def test_a_name_that_a_plugin_takes_again_is_refused_and_both_modules_are_named(installed):
+    installed("second_owner", LOCAL.format(name="own", value=3))
+    with pytest.raises(ConfigError, match=r"thing 'own' is registered twice: by test_things.own and by second_owner"):
+        _things().get("own")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(installed):
+    with pytest.raises(ConfigError, match="Did you mean 'own'"):
+        _things().get("pwn")
