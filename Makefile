@@ -19,7 +19,7 @@ test:  ## the fast tests
 slow:  ## the slow tests: real compressions, and extras where they are installed
 	python -m pytest -n 2 -m slow
 
-docs:  ## build the documentation into site/, a warning is an error (pip install -e '.[docs]')
+docs:  ## build the documentation into site/, a warning is an error (pip install -c requirements-extras.txt -e '.[docs]')
 	mkdocs build --strict
 
 generated:  ## write every generated file again

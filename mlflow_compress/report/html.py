@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.footnotes import failures, footnotes
-from mlflow_compress.report.page_style import CSS
-from mlflow_compress.report.page_tables import all_values, flips_section, headline_section, parts_section
-from mlflow_compress.report.rows import Sizes
+from mlflow_compress.report.page_tables import flip_rows, parts_table, value_rows
+from mlflow_compress.report.rows import Sizes, headline_rows, interval_percent
 
 if TYPE_CHECKING:  # the page needs a figure's path and words, not matplotlib
     from mlflow_compress.report.figures import Figure
 
-# Whatever is in the records, the page loads nothing and runs nothing.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# Every value is escaped, whatever the template's name ends with. A name that a template misspells is an error.
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
-def _figure(figure: Figure) -> str:
+def _embedded(figure: Figure) -> dict[str, str]:
+    """Return a figure's title and caption, and its PNG file as base64."""
     image = base64.b64encode(figure.path.read_bytes()).decode("ascii")
-    return (
-        f'<figure><img src="data:image/png;base64,{image}" alt="{escape(figure.title)}">'
-        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-    )
-
-
-def _figures(figures: Sequence[Figure]) -> str:
-    return "<h2>Figures</h2>" + "".join(map(_figure, figures)) if figures else ""
+    return {"base64": image, "title": figure.title, "caption": figure.caption}
 
 
 def _shown(value: Any) -> str:
@@ -56,23 +57,6 @@ def _pairs(pairs: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
                 yield words, "none"
         else:
             yield words, _shown(value)
-
-
-def _list(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = (
-        f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(value)}</code></td></tr>' for name, value in pairs
-    )
-    return f'<table class="pairs"><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _setup(setup: Mapping[str, Any]) -> str:
-    return f"<h2>Set-up</h2>{_list(_pairs(setup))}" if setup else ""
-
-
-def _gaps(not_computed: Mapping[str, str]) -> str:
-    if not not_computed:
-        return '<h2>Not computed</h2><p class="note">Every metric was computed.</p>'
-    return f"<h2>Not computed, and why</h2>{_list(not_computed.items())}"
 
 
 def render_report(
@@ -122,22 +106,19 @@ def render_report(
         When a figure's file cannot be read.
     """
     pooled = headline(list(results))
-    body = "".join(
-        (
-            f'<h1>{escape(title)}</h1><p class="verdict">{escape(verdict)}</p>',
-            *(f'<p class="failed">{escape(text)}</p>' for text in failures(failed_stages)),
-            headline_section(pooled, manifest, gates, footnotes(pooled, gates=gates, n_truncated=n_truncated)),
-            _figures(figures),
-            flips_section(flips, compared="distance/flips_pct" in pooled),
-            parts_section(results),
-            _setup(setup or {}),
-            _gaps(not_computed or {}),
-            all_values(pooled),
-        )
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CSS}</style></head>\n<body><main>{body}</main></body></html>\n"
+    return _TEMPLATES.get_template("report.html.j2").render(
+        title=title,
+        verdict=verdict,
+        failures=failures(failed_stages),
+        headline=headline_rows(pooled, manifest, gates),
+        interval=interval_percent(pooled),
+        notes=footnotes(pooled, gates=gates, n_truncated=n_truncated),
+        figures=[_embedded(figure) for figure in figures],
+        flips=flip_rows(flips),
+        n_flips=len(flips),
+        answers_compared="distance/flips_pct" in pooled,
+        parts=parts_table(results),
+        setup=list(_pairs(setup or {})),
+        not_computed=list((not_computed or {}).items()),
+        values=value_rows(pooled),
     )

@@ -18,6 +18,7 @@ import yaml
 from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "mlflow_compress" / "report" / "templates"
 STAGES = ("quantize", "evaluate", "judge")
 FEW = {"method": "none", "judge": "false", "shuffles": "0"}
 
@@ -69,10 +70,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_the_stages_and_what_they_refer_to(built: Path) -> None:
+def test_a_wheel_holds_the_stages_and_the_templates_of_the_report(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
+        templates = {f"mlflow_compress/report/templates/{file.name}" for file in TEMPLATES.iterdir()}
+        assert templates and templates <= names
         for stage in STAGES:
             folder = f"mlflow_compress/_projects/projects/{stage}"
             project = yaml.safe_load(opened.read(f"{folder}/MLproject"))
