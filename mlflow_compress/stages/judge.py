@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig, JudgeSettings
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home
-from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
-from mlflow_compress.judges.mt_bench import (
-    OTHER_TEMPERATURE,
-    TEMPERATURES,
-    MtBenchConfig,
-    MtBenchJudge,
-    Skipped,
-    judge_config_from_env,
-)
-from mlflow_compress.judges.similarity import answer_embeddings
+from mlflow_compress.judges import JUDGES, Judged, JudgeInputs
+from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -43,7 +37,6 @@ from mlflow_compress.tracking.views import how_to_open
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
-JUDGMENTS = "judgments.jsonl"  # grades that were paid for, below `home`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +159,34 @@ def _variant(
     return run_id, fresh, _read_answers(tracker, run_id)
 
 
-def _grades(
-    config: JudgeSettings, instructions: list[Instruction], answers: dict[str, Generations], cache: Path
-) -> tuple[dict[str, Judgments], str | None]:
-    """Return both models' MT-Bench grades, or none and the reason; grades already paid for are kept on disk."""
-    settings = judge_config_from_env(
-        os.environ, model=config.judge_model, base_url=config.judge_base_url, repeats=config.judge_repeats
-    )
-    if isinstance(settings, Skipped):
-        return {}, settings.reason
-    assert isinstance(settings, MtBenchConfig)
-    judge = MtBenchJudge(settings, cache=cache)
-    return {who: judge.judge(instructions, texts, label=f"judge {who}") for who, texts in answers.items()}, None
+def _open_judges(config: JudgeSettings, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
+    """Open every judge before any answer is generated: what a judge misses is said at once."""
+    with folder_or_hub("encoder", config.encoder):
+        return {name: judge.open(config, folder) for name, judge in JUDGES.items()}
+
+
+def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
+    """Return all judges' ratings of one model's answers; None where no judge rates."""
+    found = [one.judgments[who] for one in judged.values() if who in one.judgments]
+    return Judgments.concat(found) if found else None
+
+
+def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
+    """Return the embeddings that the similarity metrics compare; None where no judge embeds.
+
+    Raises
+    ------
+    ConfigError
+        When two judges give embeddings: one similarity cannot be of both.
+    """
+    found = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
+    if len(found) > 1:
+        raise ConfigError("Only one judge may give embeddings", got=", ".join(found), fix="Uninstall one of them")
+    if not found:
+        return None
+    [given] = found.values()
+    by_model = given.vectors
+    return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
 
 
 def _bertscore_model(name: str) -> tuple[str, int] | None:
@@ -189,9 +198,8 @@ def _bertscore_model(name: str) -> tuple[str, int] | None:
 
 
 def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker, run: TrackedRun) -> MetricInputs:
-    """Let the variant (and once the baseline) answer, embed, grade, and log what came of it."""
-    with folder_or_hub("encoder", config.encoder):
-        encoder = load_encoder(config.encoder, device=config.device)
+    """Let the variant (and once the baseline) answer, let every judge judge, and log what came of it."""
+    judges = _open_judges(config, home(tracker.uri))
     with folder_or_hub("bertscore", config.bertscore):
         settings = MetricSettings(seed=config.seed, bertscore_model=_bertscore_model(config.bertscore))
     with folder_or_hub("model", model_path(config.model)):
@@ -200,31 +208,28 @@ def judge(config: JudgeConfig, instructions: list[Instruction], tracker: Tracker
     check_same_tokenizer(*models)
     baseline_run, ours, again = _baseline(tracker, models[0], instructions, config)
     answers_run, fresh, theirs = _variant(tracker, run, models, instructions, config)
-    vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
-    answers = {"baseline": ours.graded, "variant": theirs.graded}
-    grades, reason = _grades(config, instructions, answers, home(tracker.uri) / JUDGMENTS)
+    answers = JudgeInputs(
+        instructions=instructions,
+        graded={"baseline": ours.graded, "variant": theirs.graded},
+        samples={"baseline": ours.samples, "again": again, "variant": theirs.samples},
+    )
+    judged = {name: opened(answers) for name, opened in judges.items()}
     found = MetricInputs(
-        baseline=RunRecords(generations=ours.graded, judgments=grades.get("baseline")),
-        variant=RunRecords(generations=theirs.graded, judgments=grades.get("variant")),
-        embeddings=AnswerEmbeddings(
-            vectors.task,
-            vectors.item_ids,
-            vectors.vectors["baseline"],
-            vectors.vectors["variant"],
-            vectors.vectors["again"],
-        ),
+        baseline=RunRecords(generations=ours.graded, judgments=_judgments(judged, "baseline")),
+        variant=RunRecords(generations=theirs.graded, judgments=_judgments(judged, "variant")),
+        embeddings=_embeddings(judged),
         settings=settings,
     )
     run.log_params(
         {
-            "encoder": encoder.name,
-            "judge_model": config.judge_model if grades else "none",
+            **{name: value for one in judged.values() for name, value in one.parameters.items()},
             "judge_max_tokens": _graded_tokens(config, models[1]),
             "device": models[1].device.type,
         }
     )
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
-    skipped = [*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
+    reasons = [one.skipped for one in judged.values() if one.skipped]
+    skipped = [*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])]
     if skipped:
         run.set_tags({run_names.SKIPPED: "; ".join(skipped)})
     with tempfile.TemporaryDirectory() as folder:
