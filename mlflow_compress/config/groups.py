@@ -106,6 +106,7 @@ class AnswerConfig(Group):
         "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore",
         path="folder",
     )
+    judges: Names = option("all", "judges of the answers, comma-separated; 'all' asks every installed one")
     judge_model: str = option("gpt-4", "model asked for MT-Bench grades (needs OPENAI_API_KEY)")
     judge_base_url: str = option(
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"

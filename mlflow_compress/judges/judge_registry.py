@@ -1,33 +1,136 @@
-"""What a judge is, and the registry that holds every one of them."""
+"""What a judge is, what it gets and gives, and the registry that holds every one of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.records import Generations, Judgments
 from mlflow_compress.registry import Registry
+
+
+class AskedInstruction(Protocol):
+    """Interface of an instruction, as far as judges use it (`items.sources.instructions.Instruction`)."""
+
+    @property
+    def item_id(self) -> str:
+        """Its id."""
+
+    @property
+    def category(self) -> str:
+        """Its category, such as MT-Bench's."""
+
+    @property
+    def turns(self) -> Sequence[str]:
+        """What the user says in each turn."""
+
+    @property
+    def reference(self) -> Sequence[str]:
+        """Reference answers by turn; empty where there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeInputs:
+    """Answers of both models to the same instructions.
+
+    Attributes
+    ----------
+    instructions : sequence of AskedInstruction
+    graded : mapping of str to Generations
+        One answer per turn of "baseline" and "variant", at MT-Bench's temperatures.
+    samples : mapping of str to Generations
+        Several sampled answers to each first turn, of "baseline", "variant" and "again": a second, independent sample
+        of the baseline.
+    """
+
+    instructions: Sequence[AskedInstruction]
+    graded: Mapping[str, Generations]
+    samples: Mapping[str, Generations]
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerVectors:
+    """Embedded answers of several models to the same instructions.
+
+    Attributes
+    ----------
+    task : str
+        Name of the instruction set.
+    item_ids : tuple of str, length n
+        The instructions, in the order of the first model's records.
+    vectors : dict of str to numpy.ndarray, shape (n, k, d)
+        By model, as in `JudgeInputs.samples`; sample s of instruction i is ``vectors[model][i, s]``.
+    encoder : str
+        What gave the vectors.
+    """
+
+    task: str
+    item_ids: tuple[str, ...]
+    vectors: dict[str, npt.NDArray[np.float32]]
+    encoder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a judge found. Metrics turn it into numbers: a judge computes none.
+
+    Attributes
+    ----------
+    judgments : mapping of str to Judgments
+        Ratings of the answers of "baseline" and "variant"; their column `task` is the judge's name, by which a metric
+        finds them (requirement "judgments:<name>").
+    vectors : AnswerVectors, optional
+        Embeddings of the sampled answers, for the similarity metrics.
+    skipped : str, optional
+        Why it could not judge, as a sentence.
+    parameters : mapping of str to str
+        What a reader needs to repeat it; logged as the run's parameters.
+    """
+
+    judgments: Mapping[str, Judgments] = field(default_factory=dict)
+    vectors: AnswerVectors | None = None
+    skipped: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A way to compare or grade generated answers, and what a person should know before trusting it.
+    """A way to compare or grade generated answers.
 
     Attributes
     ----------
-    config : type
-        Its frozen configuration class.
-    produces : {"embeddings", "judgments"}
-        Answer vectors for the similarity metrics, or `Judgments` records.
-    needs : str
+    open : callable (settings, folder) -> callable (JudgeInputs) -> Judged
+        Called before any answer is generated: it loads what the judge needs, and raises an error where that is
+        missing. What it returns judges the answers. `folder` is where a judge may keep what it paid for.
+    requires : str
         What must be there before it can run, in one sentence.
     source : str
         The paper or program that defines it, and any deviation from it.
     """
 
-    config: type
-    produces: Literal["embeddings", "judgments"]
-    needs: str
+    open: Callable[[JudgeConfig, Path], Callable[[JudgeInputs], Judged]]
+    requires: str
     source: str
 
 
 JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")
+
+
+def chosen_judges(asked: str) -> list[str]:
+    """Return the names of the judges that are asked for; a name that none has is a `ConfigError`.
+
+    Parameters
+    ----------
+    asked : str
+        Names separated by commas, or "all" for every installed one.
+    """
+    names = JUDGES.names() if asked == "all" else [name.strip() for name in asked.split(",")]
+    for name in names:
+        JUDGES.get(name)
+    return names

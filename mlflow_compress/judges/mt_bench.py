@@ -1,20 +1,16 @@
-"""MT-Bench single-answer grading by GPT-4, or by any model behind an OpenAI-compatible endpoint."""
+"""The MT-Bench judge: answers are graded by GPT-4, or by any model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.judges.endpoint import OPENAI_URL, Endpoint, EndpointConfig
-from mlflow_compress.judges.judge_registry import JUDGES, Judge
-from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
-from mlflow_compress.judges.parsing import parse_rating
-from mlflow_compress.judges.prompts import Prompt, grading_prompt, needs_reference
-from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.judges.endpoint import OPENAI_URL, EndpointConfig
+from mlflow_compress.judges.grading import MtBenchConfig, MtBenchJudge
+from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
@@ -32,61 +28,7 @@ TEMPERATURES: Mapping[str, float] = {
 """MT-Bench's generation temperature by category, for the answers that are to be graded."""
 OTHER_TEMPERATURE = 0.7
 """That of any other category (Vicuna-bench's among them), as FastChat has it."""
-
-
-class Instruction(Protocol):
-    """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
-
-    @property
-    def item_id(self) -> str:
-        """Its id."""
-
-    @property
-    def category(self) -> str:
-        """Its MT-Bench category."""
-
-    @property
-    def turns(self) -> Sequence[str]:
-        """What the user says."""
-
-    @property
-    def reference(self) -> Sequence[str]:
-        """Reference answers by turn; empty where there are none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MtBenchConfig:
-    """How answers are graded. Temperature 0, as in MT-Bench.
-
-    Attributes
-    ----------
-    endpoint : EndpointConfig
-        Where the judge is.
-    model : str
-        Which model is asked.
-    repeats : int
-        Gradings an answer: judges are not deterministic even at temperature 0.
-    asks : int
-        How often an answer is put to the judge before a rating that cannot be read counts as unscored.
-    max_tokens : int
-        Longest judgment.
-    concurrency : int
-        Requests at a time.
-    """
-
-    endpoint: EndpointConfig
-    model: str = "gpt-4"
-    repeats: int = 1
-    asks: int = 3
-    max_tokens: int = 2048
-    concurrency: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("repeats", "asks", "max_tokens", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
-        if not self.model.strip():
-            raise ConfigError("No judge model named", fix="Set judge_model, for example to gpt-4")
+JUDGMENTS = "judgments.jsonl"  # grades that were paid for
 
 
 @dataclass(frozen=True)
@@ -123,157 +65,33 @@ def judge_config_from_env(
     return MtBenchConfig(endpoint=endpoint, model=model, repeats=repeats, concurrency=concurrency)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """One grading to obtain."""
+def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+    """Read the key; without one every judgment is skipped, with the reason."""
+    config = judge_config_from_env(
+        os.environ,
+        model=settings.answers.judge_model,
+        base_url=settings.answers.judge_base_url,
+        repeats=settings.answers.judge_repeats,
+    )
+    if isinstance(config, Skipped):
+        skipped = Judged(skipped=config.reason, parameters={"judge_model": "none"})
+        return lambda inputs: skipped
+    grader = MtBenchJudge(config, cache=folder / JUDGMENTS)
 
-    item: Instruction
-    turn: int
-    repeat: int
-    prompt: Prompt
-    key: str
+    def judge(inputs: JudgeInputs) -> Judged:
+        grades = {
+            who: grader.judge(inputs.instructions, answers, label=f"judge {who}")
+            for who, answers in inputs.graded.items()
+        }
+        return Judged(judgments=grades, parameters={"judge_model": settings.answers.judge_model})
 
-
-class MtBenchJudge:
-    """Grades answers; what was graded before under the same content is taken from the cache.
-
-    Parameters
-    ----------
-    config : MtBenchConfig
-    cache : pathlib.Path, optional
-        JSONL file that keeps every judgment as soon as it is there, so that an interrupted run loses at most the
-        requests in flight. Unreadable ratings are not kept: a later run asks again.
-    """
-
-    def __init__(self, config: MtBenchConfig, *, cache: Path | None = None) -> None:
-        self.config = config
-        self._cache = JudgmentCache(cache)
-
-    def judge(
-        self, instructions: Sequence[Instruction], answers: Generations, *, task: str = "mt_bench", label: str = "judge"
-    ) -> Judgments:
-        """Grade sample 0 of every turn of every instruction.
-
-        Parameters
-        ----------
-        instructions : sequence of Instruction
-            Math, reasoning and coding need reference answers.
-        answers : Generations
-            All turns of every instruction.
-        task : str
-            Task name of the records.
-        label : str
-            Name of the progress bar.
-
-        Returns
-        -------
-        Judgments
-            One row an instruction, turn and repeat; `score` is null where no rating could be read.
-
-        Raises
-        ------
-        DataError
-            A reference answer is missing.
-        AlignmentError
-            An answer is missing.
-        JudgeError
-            The endpoint fails; what was graded until then is in the cache.
-        """
-        work = self._plan(instructions, answers)
-        graded = self._run(work, label)
-        rows = [
-            {
-                "task": task,
-                "item_id": unit.item.item_id,
-                "turn": unit.turn,
-                "repeat": unit.repeat,
-                "category": unit.item.category,
-                **graded[unit.key],
-            }
-            for unit in work
-        ]
-        return Judgments.from_rows(rows)
-
-    def _plan(self, instructions: Sequence[Instruction], answers: Generations) -> list[_Work]:
-        texts = _first_samples(answers)
-        work = []
-        for item in instructions:
-            turns = range(len(item.turns))
-            if missing := [turn for turn in turns if (item.item_id, turn) not in texts]:
-                raise AlignmentError("An instruction lacks an answer", got=f"{item.item_id}, turn {missing[0]}")
-            if needs_reference(item.category) and len(item.reference) < len(turns):
-                raise DataError(
-                    f"Instruction {item.item_id} ({item.category}) has no reference answers, and MT-Bench grades its "
-                    "category beside them",
-                    fix="Add 'reference' (a text for each turn) to the instruction file",
-                )
-            said = [texts[item.item_id, turn] for turn in turns]
-            for turn in turns:
-                prompt = grading_prompt(item.category, turn, item.turns, said, item.reference)
-                for repeat in range(self.config.repeats):
-                    work.append(_Work(item, turn, repeat, prompt, self._key(prompt, item.item_id, repeat)))
-        return work
-
-    def _key(self, prompt: Prompt, item_id: str, repeat: int) -> str:
-        return content_key(
-            base_url=self.config.endpoint.shown_url,
-            model=self.config.model,
-            messages=prompt.messages,
-            max_tokens=self.config.max_tokens,
-            item_id=item_id,
-            repeat=repeat,
-        )
-
-    def _run(self, work: Sequence[_Work], label: str) -> dict[str, dict[str, Any]]:
-        """Return a score and judgment for every key, asking the endpoint for those that are not cached."""
-        from tqdm import tqdm
-
-        graded = {unit.key: kept for unit in work if (kept := self._cache.get(unit.key)) is not None}
-        missing = {unit.key: unit for unit in work if unit.key not in graded}
-        if not missing:
-            return graded
-        with (
-            Endpoint(self.config.endpoint) as endpoint,
-            tqdm(total=len(missing), desc=label, unit="grade", disable=None, leave=False) as bar,
-            ThreadPoolExecutor(self.config.concurrency, thread_name_prefix="judge") as pool,
-        ):
-            futures: dict[Future[dict[str, Any]], str] = {}
-            for key, unit in missing.items():
-                future = pool.submit(self._grade, endpoint, unit)
-                future.add_done_callback(lambda _: bar.update())
-                futures[future] = key
-            try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
-                    graded[futures[future]] = future.result()
-            except BaseException:  # an error or Ctrl-C: nothing more is asked for
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return graded
-
-    def _grade(self, endpoint: Endpoint, unit: _Work) -> dict[str, Any]:
-        """Ask until a rating can be read, at most `asks` times."""
-        for _ in range(self.config.asks):
-            answer = endpoint.complete(unit.prompt.messages, model=self.config.model, max_tokens=self.config.max_tokens)
-            score = parse_rating(answer.text)
-            found = {"score": score, "judgment": answer.text, "judge": f"{answer.model} {unit.prompt.name}"}
-            if score is not None:
-                self._cache.put(unit.key, found)
-                break
-        return found
-
-
-def _first_samples(answers: Generations) -> dict[tuple[str, int], str]:
-    first = answers.where(sample=0)
-    columns = (first.column(name).tolist() for name in ("item_id", "turn", "text"))
-    return {(item_id, int(turn)): text for item_id, turn, text in zip(*columns, strict=True)}
+    return judge
 
 
 JUDGES.register("mt_bench")(
     Judge(
-        config=MtBenchConfig,
-        produces="judgments",
-        needs=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
+        open=_open,
+        requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
         source=(
             "FastChat llm_judge, single-answer grading with its prompts; ratings are read more strictly, and an "
             "unreadable one is asked for again, then counted as unscored"

@@ -1,55 +1,15 @@
-"""From sampled answers to the arrays that ConSCompF compares."""
+"""ConSCompF's judge: sampled answers become the arrays of embeddings that its similarity compares."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.judges.encoder import EMBEDDED, SentenceEncoder
-from mlflow_compress.judges.judge_registry import JUDGES, Judge
+from mlflow_compress.judges.encoder import SentenceEncoder, load_encoder
+from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.records import Generations
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimilarityConfig:
-    """How answers become vectors.
-
-    Attributes
-    ----------
-    encoder : str
-        "embedded", a folder or a hub name.
-    turn : int
-        Which turn's answers are compared; ConSCompF's instructions have one turn.
-    """
-
-    encoder: str = EMBEDDED
-    turn: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class AnswerVectors:
-    """Embedded answers of several models to the same instructions.
-
-    Attributes
-    ----------
-    task : str
-        Name of the instruction set.
-    item_ids : tuple of str, length n
-        The instructions, in the order of the first model's records.
-    vectors : dict of str to numpy.ndarray, shape (n, k, d)
-        By model; sample s of instruction i is ``vectors[model][i, s]``.
-    encoder : str
-        What gave the vectors.
-    """
-
-    task: str
-    item_ids: tuple[str, ...]
-    vectors: dict[str, npt.NDArray[np.float32]]
-    encoder: str
 
 
 def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncoder, *, turn: int = 0) -> AnswerVectors:
@@ -106,11 +66,20 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
     return found
 
 
+def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+    """Load the sentence encoder."""
+    encoder = load_encoder(settings.answers.encoder, device=settings.source.device)
+
+    def judge(inputs: JudgeInputs) -> Judged:
+        return Judged(vectors=answer_embeddings(inputs.samples, encoder), parameters={"encoder": encoder.name})
+
+    return judge
+
+
 JUDGES.register("similarity")(
     Judge(
-        config=SimilarityConfig,
-        produces="embeddings",
-        needs="A sentence encoder: the embedded one, or one that can be read from a folder or the hub.",
+        open=_open,
+        requires="A sentence encoder: the embedded one, or one that can be read from a folder or the hub.",
         source=(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "
             "so values are comparable only under the same encoder, which is logged"

@@ -14,6 +14,7 @@ from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult
 
+JUDGE = "mt_bench"
 TURNS = 2
 
 
@@ -125,7 +126,7 @@ def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any)
         _key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
         _key("mt_bench_delta", "higher", -9.0, "Variant minus baseline, on question turns that both have scores for."),
     ),
-    requires=("judgments",),
+    requires=(f"judgments:{JUDGE}",),
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
@@ -134,12 +135,12 @@ def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
 
     The difference is paired: over the answers that have a score of both models.
     """
-    assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None
-    subject = turn_scores(inputs.subject.judgments)
+    assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None  # required
+    subject = turn_scores(inputs.subject.judgments.where(task=JUDGE))
     results = _mean_scores(inputs, subject, "")
     if inputs.variant is None:
         return results
-    baseline = turn_scores(inputs.baseline.judgments)
+    baseline = turn_scores(inputs.baseline.judgments.where(task=JUDGE))
     if baseline.question != subject.question:
         raise AlignmentError(
             "Baseline and variant were judged on different questions",

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
-from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder, load_encoder
-from mlflow_compress.judges.mt_bench import (
-    OTHER_TEMPERATURE,
-    TEMPERATURES,
-    MtBenchConfig,
-    MtBenchJudge,
-    Skipped,
-    judge_config_from_env,
-)
-from mlflow_compress.judges.similarity import answer_embeddings
+from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
+from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -44,7 +38,6 @@ from mlflow_compress.tracking.tracker import Tracker
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
-JUDGMENTS = "judgments.jsonl"  # grades that were paid for, below `home`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,21 +167,34 @@ def _variant(
     return run_id, fresh, _read_answers(store, run_id)
 
 
-def _grades(
-    config: JudgeConfig, instructions: list[Instruction], answers: dict[str, Generations], cache: Path
-) -> tuple[dict[str, Judgments], str | None]:
-    """Return both models' MT-Bench grades, or none and the reason; grades already paid for are kept on disk."""
-    settings = judge_config_from_env(
-        os.environ,
-        model=config.answers.judge_model,
-        base_url=config.answers.judge_base_url,
-        repeats=config.answers.judge_repeats,
-    )
-    if isinstance(settings, Skipped):
-        return {}, settings.reason
-    assert isinstance(settings, MtBenchConfig)
-    judge = MtBenchJudge(settings, cache=cache)
-    return {who: judge.judge(instructions, texts, label=f"judge {who}") for who, texts in answers.items()}, None
+def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
+    """Open every judge before any answer is generated: what a judge misses is said at once."""
+    with folder_or_hub("encoder", config.answers.encoder):
+        return {name: JUDGES.get(name).open(config, folder) for name in chosen_judges(config.answers.judges)}
+
+
+def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
+    """Return all judges' ratings of one model's answers; None where no judge rates."""
+    found = [one.judgments[who] for one in judged.values() if who in one.judgments]
+    return Judgments.concat(found) if found else None
+
+
+def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
+    """Return the embeddings that the similarity metrics compare; None where no judge embeds.
+
+    Raises
+    ------
+    ConfigError
+        When two judges give embeddings: one similarity cannot be of both.
+    """
+    found = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
+    if len(found) > 1:
+        raise ConfigError("Only one judge may give embeddings", got=", ".join(found), fix="Uninstall one of them")
+    if not found:
+        return None
+    [given] = found.values()
+    by_model = given.vectors
+    return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
 
 
 def _bertscore_model(name: str | None) -> tuple[str, int] | None:
@@ -200,44 +206,39 @@ def _bertscore_model(name: str | None) -> tuple[str, int] | None:
 
 
 def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, run: OpenRun) -> tuple[MetricInputs, str]:
-    """Let the variant (and once the baseline) answer, embed and grade, and log it; return also what was left out."""
-    with folder_or_hub("encoder", config.answers.encoder):
-        encoder = load_encoder(config.answers.encoder, device=config.source.device)
+    """Let the variant (and once the baseline) answer, let every judge judge; return also what was left out."""
+    judges = _open_judges(config, home(store.uri))
     with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
-        settings = MetricSettings(
-            seed=config.source.seed, bertscore_model=_bertscore_model(config.answers.bertscore_model)
-        )
+        bertscore_model = _bertscore_model(config.answers.bertscore_model)
+    settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
     with folder_or_hub("model", model_path(config.source.model)):
         base = light(model_path(config.source.model), config.source, config.inference)
     models = base, light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(*models)
     baseline_run, ours, again = _baseline(store, models[0], instructions, config)
     answers_run, fresh, theirs = _variant(store, run, models, instructions, config)
-    vectors = answer_embeddings({"baseline": ours.samples, "again": again, "variant": theirs.samples}, encoder)
-    answers = {"baseline": ours.graded, "variant": theirs.graded}
-    grades, reason = _grades(config, instructions, answers, home(store.uri) / JUDGMENTS)
+    answers = JudgeInputs(
+        instructions=instructions,
+        graded={"baseline": ours.graded, "variant": theirs.graded},
+        samples={"baseline": ours.samples, "again": again, "variant": theirs.samples},
+    )
+    judged = {name: opened(answers) for name, opened in judges.items()}
     found = MetricInputs(
-        baseline=RunRecords(generations=ours.graded, judgments=grades.get("baseline")),
-        variant=RunRecords(generations=theirs.graded, judgments=grades.get("variant")),
-        embeddings=AnswerEmbeddings(
-            vectors.task,
-            vectors.item_ids,
-            vectors.vectors["baseline"],
-            vectors.vectors["variant"],
-            vectors.vectors["again"],
-        ),
+        baseline=RunRecords(generations=ours.graded, judgments=_judgments(judged, "baseline")),
+        variant=RunRecords(generations=theirs.graded, judgments=_judgments(judged, "variant")),
+        embeddings=_embeddings(judged),
         settings=settings,
     )
     run.log_params(
         {
-            "encoder": encoder.name,
-            "judge_model": config.answers.judge_model if grades else "none",
+            **{name: value for one in judged.values() for name, value in one.parameters.items()},
             "judge_max_tokens": _graded_tokens(config, models[1]),
             "device": models[1].device.type,
         }
     )
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
-    skipped = "; ".join([*([reason] if reason else []), *([] if fresh else [f"answers: found in run {answers_run}"])])
+    reasons = [one.skipped for one in judged.values() if one.skipped]
+    skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
     if skipped:
         run.set_tags({run_names.SKIPPED: skipped})
     with tempfile.TemporaryDirectory() as folder:
@@ -258,6 +259,7 @@ def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluati
         A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached.
     """
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
+    chosen_judges(config.answers.judges)
     store = store if store is not None else Tracker()
     label = model_label(config.source.model)
     with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
@@ -269,17 +271,17 @@ def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluati
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
-        evidence, skipped = judge(config, instructions, store, run)
-        results = compute_all(evidence)
+        inputs, skipped = judge(config, instructions, store, run)
+        results = compute_all(inputs)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        run.log_json(unmet(evidence), "not_computed.json")
+        run.log_json(unmet(inputs), "not_computed.json")
         values = "; ".join(f"{name} {result.value:.4f}" for name, result in headline(results).items())
         run.set_note(values + (f"\n\n{skipped}." if skipped else ""))
     return AnswerEvaluation(
         name=manifest.label,
         results=tuple(results),
-        not_computed=unmet(evidence),
+        not_computed=unmet(inputs),
         records_folder=store.fetch(run.run_id, RECORDS),
         run=store.link(run.run_id),
         baseline=label,

@@ -15,6 +15,7 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
+from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.model_names import model_label, read_manifest
@@ -50,6 +51,8 @@ def check(config: MainConfig) -> dict[str, object]:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         instructions_of(config.judge_config())
+        if config.answers.judges != "all":
+            chosen_judges(config.answers.judges)
     known = {
         **as_text(config),
         **resolved(compression, settings, calibration),

@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from mlflow_compress.cli import STAGES
+from mlflow_compress.config import parameters
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, blocks_of
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
@@ -101,11 +101,11 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 
 
 def test_every_parameter_that_a_page_names_exists() -> None:
-    known = {field.name for cls, _ in STAGES.values() for field in fields(cls)}
+    known = {name for cls in STAGES.values() for name in parameters(cls)} | {"config"}
     for page in PAGES:
         text = page.read_text()
         named = set(re.findall(r"-P (\w+)=", text))
         for verb, options in re.findall(r"mlflow-compress (main|quantize|evaluate|judge|promote) ([^\n`|]*)", text):
-            accepted = {field.name for field in fields(STAGES[verb][0])} | {"help"}
+            accepted = {*parameters(STAGES[verb]), "config", "help"}
             assert set(re.findall(r"--(\w+)", options)) <= accepted, f"{page.name}: {verb} {options}"
         assert named <= known, f"{page.name}: {named - known}"

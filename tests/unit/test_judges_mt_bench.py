@@ -16,8 +16,9 @@ import pytest
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES
 from mlflow_compress.judges.endpoint import EndpointConfig
+from mlflow_compress.judges.grading import MtBenchConfig, MtBenchJudge
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.mt_bench import MtBenchConfig, MtBenchJudge, Skipped, judge_config_from_env
+from mlflow_compress.judges.mt_bench import Skipped, judge_config_from_env
 from mlflow_compress.records import Generations
 from tests.judge_server import judge_server
 
@@ -265,9 +266,8 @@ def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
 def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
     assert JUDGES.names() == ["mt_bench", "similarity"]
     for _, judge in JUDGES.items():
-        assert judge.needs.endswith(".")
+        assert judge.requires.endswith(".")
         assert judge.source
-        assert judge.config.__dataclass_params__.frozen
 
 
 def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
     - "shuffles": every model was scored under shuffled answer orders. "positive_kl": the KL of some item is above 0.
     - "predictions", "option_scores", "token_scores", "judgments", "generations": records of the baseline and, where
       there is one, of the variant.
+    - "judgments:<judge>": ratings of that judge, of the same models.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
     """
@@ -29,7 +30,19 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
     if requirement.startswith("package:"):
         package = requirement.removeprefix("package:")
         return None if find_spec(package) is not None else f"the package {package} is not installed"
+    if requirement.startswith("judgments:"):
+        return _judged(inputs, requirement.removeprefix("judgments:"))
     return _CHECKS[requirement](inputs)
+
+
+def _judged(inputs: MetricInputs, judge: str) -> str | None:
+    reason = _CHECKS["judgments"](inputs)
+    if reason is not None:
+        return reason
+    for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
+        if run is not None and run.judgments is not None and not (run.judgments.column("task") == judge).any():
+            return f"the {who} has no judgments records of {judge}"
+    return None
 
 
 def _has(attribute: str) -> Callable[[MetricInputs], str | None]:
