@@ -1,11 +1,11 @@
-# `make check` is what CI runs after the README's commands. Activate the environment first: . .venv/bin/activate
+# CI runs the static checks after the README's commands. Activate the environment first: . .venv/bin/activate
 
-.PHONY: help check static test slow docs generated format
+.PHONY: help check static test slow docs generated format range-low range-high
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-check: static test  ## everything that CI runs: style, types, import contracts, tests
+check: static test  ## style, types, import contracts, tests (CI runs the documentation and some slow tests too)
 
 static:  ## style, types and import contracts
 	ruff check .
@@ -21,6 +21,12 @@ slow:  ## the slow tests: real compressions, and extras where they are installed
 
 docs:  ## build the documentation into site/, a warning is an error (pip install -c requirements-extras.txt -e '.[docs]')
 	mkdocs build --strict
+
+range-low:  ## test every direct dependency at its lower bound, in a fresh environment (several GB)
+	tools/test_dependency_range.sh low
+
+range-high:  ## test the newest dependencies that the ranges allow, in a fresh environment (several GB)
+	tools/test_dependency_range.sh high
 
 generated:  ## write every generated file again
 	python tools/write_mlprojects.py
