@@ -36,11 +36,11 @@ class Similarity:
 
     @property
     def consistency(self) -> Float:
-        """``(c_a + c_b)/2`` an instruction, shape (n,)."""
+        """``(c_a + c_b)/2`` per instruction, shape (n,)."""
         return (self.consistency_a + self.consistency_b) / 2.0
 
     def per_instruction(self, weighting: Weighting = "equation4") -> Float:
-        """Return the weighted similarity an instruction, shape (n,).
+        """Return the weighted similarity per instruction, shape (n,).
 
         "equation4": ``y c + 1 - c``, the paper's. "reference": the same with ``c' = (c - min c)/(max c - min c)``, what
         the authors' code computes and their tables hold; where all consistencies are equal that divides by zero, and
@@ -78,7 +78,7 @@ def consistency(embeddings: npt.ArrayLike) -> Float:
     x = finite("embeddings", embeddings, ndim=3)
     k = x.shape[1]
     if k < 2:
-        raise DataError("Consistency needs at least two answers an instruction", got=k)
+        raise DataError("Consistency needs at least two answers per instruction", got=k)
     total = (_unit("embeddings", x).sum(axis=1) ** 2).sum(axis=-1)
     return np.asarray((total - k) / (k * (k - 1)), dtype=np.float64)
 

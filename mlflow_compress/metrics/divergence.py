@@ -66,7 +66,7 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
 
     Divergences are skewed: their interval is the studentised bootstrap's.
 
-    Lettered options of one token share a context, so that the mean over them is one divergence a question.
+    Lettered options of one token share a context, so that the mean over them is one divergence per question.
     """
 
     def means(rows: Int) -> Estimates:

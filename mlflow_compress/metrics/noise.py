@@ -116,7 +116,7 @@ def _ends(result: MetricResult) -> tuple[float, float]:
 
 
 def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
-    """Return one row a pooled distance: its value, its floor, and whether it can be told from noise.
+    """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
     Parameters
     ----------

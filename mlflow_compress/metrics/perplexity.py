@@ -130,7 +130,7 @@ def stream_statistics(
     Parameters
     ----------
     batches : iterable of (baseline, variant, distances)
-        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes a token stay in
+        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes per token stay in
         memory, so that ten million tokens need well under a gigabyte.
     """
 

@@ -140,3 +140,21 @@ def test_the_judge_s_ratings_become_a_metric(installed: Path) -> None:
 @pytest.mark.slow
 def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_path: Path) -> None:
     assert ask(installed, COMPRESSED, str(tmp_path / "out")) == {"label": "grid", "method": "grid"}
+
+
+@pytest.mark.slow
+def test_the_main_job_shows_all_four(installed: Path, tmp_path: Path) -> None:
+    left_out = ("MLFLOW_", "OPENAI_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    few = ["--limit", "3", "--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflow_compress", "main", "--method", "grid", "--tasks", "sums", *few],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "\ngrid: " in done.stdout
+    assert {"Sure answers flipped", "Brevity"} <= {line.partition("  ")[0] for line in done.stdout.splitlines()}
