@@ -138,6 +138,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     keys=(CLIPPED, ABOVE_CLIP),
     requires=("items", "variant", "option_distances"),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
+    noise=True,
 )
 def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
