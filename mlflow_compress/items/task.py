@@ -24,13 +24,13 @@ class TaskSettings:
     shots : int
         Few-shot examples.
     shuffles : int
-        Answer orders an item is shown in besides the original one.
+        Answer orders that an item is shown in besides the original one.
     seed : int
         Of every draw.
     limit : int
-        Items a category; 0 takes all.
+        Items per category; 0 takes all.
     all_orders : int
-        Items a lettered task that are shown in every answer order too, as a task of their own; 0 for none.
+        Items per lettered task that are shown in every answer order too, as a task of their own; 0 for none.
     shuffle_examples : bool
         Whether a shuffle reorders the answers of the few-shot examples as well.
     prompt : str
@@ -137,7 +137,7 @@ class Task:
     name, family : str
         The task's name in records and its family (see `Items`).
     items : Items
-        One row an item.
+        One row per item.
     requests : tuple of Request
         What scoring is asked; empty for families whose answer is generated.
     answering : Answering or None

@@ -42,7 +42,7 @@ class SentenceEncoder:
     _model: Any
 
     def encode(self, texts: Sequence[str], *, batch_size: int = 64) -> npt.NDArray[np.float32]:
-        """Return one vector a text, shape (n, d).
+        """Return one vector per text, shape (n, d).
 
         Each distinct text is encoded once, so equal texts have equal vectors. A text longer than the encoder's limit
         (256 tokens for all-MiniLM-L6-v2, 128 for L12) is cut there, as in the reference; an empty text is encoded too.

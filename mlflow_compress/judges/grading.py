@@ -28,7 +28,7 @@ class MtBenchConfig:
     model : str
         Which model is asked.
     repeats : int
-        Gradings an answer: judges are not deterministic even at temperature 0.
+        Number of times each answer is graded: judges are not deterministic even at temperature 0.
     asks : int
         How often an answer is put to the judge before a rating that cannot be read counts as unscored.
     max_tokens : int
@@ -102,7 +102,7 @@ class MtBenchJudge:
         Returns
         -------
         Judgments
-            One row an instruction, turn and repeat; `score` is null where no rating could be read.
+            One row per instruction, turn and repeat; `score` is null where no rating could be read.
 
         Raises
         ------

@@ -6,19 +6,27 @@ A new metric is one new file with a function under `@METRICS.register(name)` and
 from __future__ import annotations
 
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
+from mlflow_compress.metrics.core.estimates import Mean, Number, PairedDifference, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
-from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, MetricKey, all_keys, key
+from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, MetricKey, all_keys, key, metric
 
 __all__ = [
     "METRICS",
     "AnswerEmbeddings",
+    "Mean",
     "Metric",
     "MetricInputs",
     "MetricKey",
     "MetricSettings",
+    "Number",
+    "PairedDifference",
+    "Proportion",
     "all_keys",
+    "by_subset",
     "compute_all",
     "headline",
     "key",
+    "metric",
+    "pooled",
     "unmet",
 ]

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.estimates import Mean, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.bootstrap import bootstrap
 from mlflow_compress.records import MetricResult
 
 Weighting = Literal["equation4", "reference", "unweighted"]
@@ -37,11 +36,11 @@ class Similarity:
 
     @property
     def consistency(self) -> Float:
-        """``(c_a + c_b)/2`` an instruction, shape (n,)."""
+        """``(c_a + c_b)/2`` per instruction, shape (n,)."""
         return (self.consistency_a + self.consistency_b) / 2.0
 
     def per_instruction(self, weighting: Weighting = "equation4") -> Float:
-        """Return the weighted similarity an instruction, shape (n,).
+        """Return the weighted similarity per instruction, shape (n,).
 
         "equation4": ``y c + 1 - c``, the paper's. "reference": the same with ``c' = (c - min c)/(max c - min c)``, what
         the authors' code computes and their tables hold; where all consistencies are equal that divides by zero, and
@@ -79,7 +78,7 @@ def consistency(embeddings: npt.ArrayLike) -> Float:
     x = finite("embeddings", embeddings, ndim=3)
     k = x.shape[1]
     if k < 2:
-        raise DataError("Consistency needs at least two answers an instruction", got=k)
+        raise DataError("Consistency needs at least two answers per instruction", got=k)
     total = (_unit("embeddings", x).sum(axis=1) ** 2).sum(axis=-1)
     return np.asarray((total - k) / (k * (k - 1)), dtype=np.float64)
 
@@ -133,43 +132,39 @@ def _key(name: str, direction: Direction, meaning: str, **more: Any) -> MetricKe
     )
 
 
+SIMILARITY = _key(
+    "similarity",
+    "higher",
+    "ConSCompF similarity of variant and baseline answers, equation 4.",
+    label="Similarity of answers",
+    headline=140,
+    leaderboard=True,
+    floor="judge/similarity_floor",
+)
+UNWEIGHTED = _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings.")
+FLOOR = _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value.")
+CONSISTENCY = _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction.")
+CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's consistency.")
+
+
 @METRICS.register("similarity")
 @metric(
-    keys=(
-        _key(
-            "similarity",
-            "higher",
-            "ConSCompF similarity of variant and baseline answers, equation 4.",
-            label="Similarity of answers",
-            headline=140,
-            leaderboard=True,
-            floor="judge/similarity_floor",
-        ),
-        _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings."),
-        _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value."),
-        _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction."),
-        _key("consistency_baseline", "neither", "The baseline's consistency."),
-    ),
+    keys=(SIMILARITY, UNWEIGHTED, FLOOR, CONSISTENCY, CONSISTENCY_BASELINE),
     requires=("variant", "embeddings"),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
 def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     """Similarity with its floor; bootstrap over instructions."""
-    given, s = inputs.embeddings, inputs.settings
+    given = inputs.embeddings
     if given is None or given.variant is None:
         return []
     found = similarity(given.baseline, given.variant)
     values = {
-        "similarity": found.per_instruction("equation4"),
-        "similarity_unweighted": found.cosine,
-        "consistency": found.consistency_b,
-        "consistency_baseline": found.consistency_a,
+        SIMILARITY: found.per_instruction("equation4"),
+        UNWEIGHTED: found.cosine,
+        CONSISTENCY: found.consistency_b,
+        CONSISTENCY_BASELINE: found.consistency_a,
     }
     if given.baseline_again is not None:
-        values["similarity_floor"] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
-    pooled = ItemSubset(None, None, np.arange(len(given.item_ids)))
-    results = []
-    for name, x in values.items():
-        interval = bootstrap(x, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-        results.append(pooled.result(f"judge/{name}", float(x.mean()), interval, n=len(x), level=s.level))
-    return results
+        values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
+    return pooled(inputs, {key: Mean(of_instruction) for key, of_instruction in values.items()})

@@ -35,6 +35,7 @@ KL = _nats(
     "KL(baseline || variant), eq. 1: items, then options, then tokens.",
     label="KL, items (nats)",
     headline=30,
+    floor="noise/kl_mean",
     leaderboard=True,
     by_task=True,
     unscored=TOO_LONG,
@@ -48,6 +49,7 @@ TOP1 = _agreement(
     "Share of tokens with the same most probable token.",
     label="Same top token, items",
     headline=40,
+    floor="noise/top1_agreement",
 )
 TOP10 = _agreement("distance/top10_agreement", "Share of the ten most probable tokens that both models have.")
 RBO10 = _agreement("distance/rbo10", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
@@ -60,13 +62,14 @@ _COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP1
     keys=(KL, KL_REVERSE, JS, ACCEPTANCE, TOP1, TOP10, RBO10),
     requires=("items", "variant", "option_distances"),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
+    noise=True,
 )
 def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
 
     Divergences are skewed: their interval is the studentised bootstrap's.
 
-    Lettered options of one token share a context, so that the mean over them is one divergence a question.
+    Lettered options of one token share a context, so that the mean over them is one divergence per question.
     """
 
     def means(rows: Int) -> Estimates:

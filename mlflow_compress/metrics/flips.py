@@ -15,6 +15,7 @@ FLIPS = MetricKey.percent(
     "Items whose correctness changed, either way; pooled over multiple choice, or all items where none is.",
     label="Answers flipped",
     headline=10,
+    floor="noise/flips_pct",
     leaderboard=True,
     by_task=True,
     unscored=TOO_LONG,
@@ -26,6 +27,7 @@ ALL_FLIPS = MetricKey.percent(
     "Multiple-choice items whose answer changed, between wrong answers too.",
     label="Answers changed at all",
     headline=20,
+    floor="noise/all_flips_pct",
     leaderboard=True,
     by_task=True,
 )
@@ -47,6 +49,7 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
     keys=(FLIPS, ALL_FLIPS, C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT),
     requires=("items", "variant", "predictions"),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
+    noise=True,
 )
 def flips(inputs: MetricInputs) -> list[MetricResult]:
     """All transitions in percent with Wilson intervals; `all_flips` and what needs answers only for multiple choice."""

@@ -20,7 +20,7 @@ TURNS = 2
 
 @dataclass(frozen=True)
 class TurnScores:
-    """A judge's scores, one row a question.
+    """A judge's scores, one row per question.
 
     Attributes
     ----------

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, Proportion, by_subset
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.stats.arrays import Float
@@ -139,6 +138,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     keys=(CLIPPED, ABOVE_CLIP),
     requires=("items", "variant", "option_distances"),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
+    noise=True,
 )
 def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
@@ -163,4 +163,4 @@ def kl_items(inputs: MetricInputs) -> list[MetricResult]:
         return []
     scored = np.isin(inputs.view.family[rows], inputs.view.scored)
     n = int(np.isfinite(inputs.distance("kl")[rows]).sum()) if scored.any() else 0
-    return [ItemSubset(None, None, rows).result("distance/kl_items", n, n=len(rows), level=inputs.settings.level)]
+    return pooled(inputs, {KL_ITEMS: Number(n, len(rows))})

@@ -6,53 +6,49 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, key, metric
-from mlflow_compress.metrics.divergence import divergence
-from mlflow_compress.metrics.flips import flips
-from mlflow_compress.metrics.kl_tail import kl_clipped
-from mlflow_compress.metrics.perplexity import corpus_distance
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
 
-# The floors that are metrics of their own; `noise_table` has that of every distance.
-_FLOORS: tuple[tuple[str, float, str], ...] = (
-    ("flips_pct", 100.0, "percent"),
-    ("all_flips_pct", 100.0, "percent"),
-    ("kl_mean", np.inf, "nats"),
-    ("top1_agreement", 1.0, "share"),
-    ("corpus_kl_mean", np.inf, "nats"),
-    ("corpus_top1_agreement", 1.0, "share"),
-    ("corpus_dp_rms_pct", 100.0, "percent"),
-)
+
+def _floors() -> list[MetricKey]:
+    """Return the distances that declare a noise floor, in the order of the headline table."""
+    every = [key for _, found in METRICS.items() if found.noise for key in found.keys]
+    floors = [key for key in every if key.floor is not None and key.floor.startswith("noise/")]
+    return sorted(floors, key=lambda key: (key.headline is None, key.headline or 0, key.name))
+
+
+def _floor_keys() -> tuple[MetricKey, ...]:
+    """Return the key of every noise floor."""
+    return tuple(
+        MetricKey(
+            name=str(key.floor),
+            direction="neither",
+            low=key.low,
+            high=key.high,
+            unit=key.unit,
+            meaning=f"{key.name} of the baseline's second run from its first.",
+        )
+        for key in _floors()
+    )
 
 
 @METRICS.register("noise_floor")
 @metric(
-    keys=tuple(
-        MetricKey(
-            name=f"noise/{name}",
-            direction="neither",
-            low=0.0,
-            high=high,
-            unit=unit,
-            meaning=f"distance/{name} of the baseline's second run from its first.",
-        )
-        for name, high, unit in _FLOORS
-    ),
+    keys=_floor_keys,
     requires=("noise",),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
-    wanted = {f"distance/{name}": f"noise/{name}" for name, *_ in _FLOORS}
-    return [replace(r, name=wanted[r.name]) for r in noise_distances(inputs) if r.name in wanted]
+    found = {result.name: result for result in noise_distances(inputs)}
+    return [replace(found[key.name], name=str(key.floor)) for key in _floors() if key.name in found]
 
 
 def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
@@ -64,8 +60,8 @@ def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
     itself = MetricInputs(first, replace(inputs.noise, items=None), settings=settings)
     return [
         result
-        for distance in (flips, divergence, kl_clipped, corpus_distance)
-        if all(itself.missing(requirement) is None for requirement in distance.requires)
+        for _, distance in METRICS.items()
+        if distance.noise and all(itself.missing(requirement) is None for requirement in distance.requires)
         for result in distance.compute(itself)
     ]
 
@@ -116,7 +112,7 @@ def _ends(result: MetricResult) -> tuple[float, float]:
 
 
 def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
-    """Return one row a pooled distance: its value, its floor, and whether it can be told from noise.
+    """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ def stream_statistics(
     Parameters
     ----------
     batches : iterable of (baseline, variant, distances)
-        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes a token stay in
+        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes per token stay in
         memory, so that ten million tokens need well under a gigabyte.
     """
 
@@ -201,6 +201,7 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
             "Mean KL(baseline || variant) per corpus token.",
             label="KL, corpus (nats)",
             headline=70,
+            floor="noise/corpus_kl_mean",
         ),
         _key("corpus_kl_p99", "lower", 0.0, np.inf, "nats", "99th percentile of the KL over corpus tokens."),
         _key("corpus_kl_max", "lower", 0.0, np.inf, "nats", "Largest KL of any corpus token."),
@@ -214,14 +215,24 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
             "Corpus tokens with the same most probable token.",
             label="Same top token, corpus",
             headline=80,
+            floor="noise/corpus_top1_agreement",
         ),
         _key("corpus_top10_agreement", "higher", 0.0, 1.0, "share", "Ten most probable corpus tokens that both have."),
         _key("corpus_rbo10", "higher", 0.0, 1.0, "share", "Rank-biased overlap of the ten most probable tokens."),
         _key("corpus_dp_mean_pct", "neither", -100.0, 100.0, "percent", "Mean change of the target's probability."),
-        _key("corpus_dp_rms_pct", "lower", 0.0, 100.0, "percent", "RMS change of the target's probability."),
+        _key(
+            "corpus_dp_rms_pct",
+            "lower",
+            0.0,
+            100.0,
+            "percent",
+            "RMS change of the target's probability.",
+            floor="noise/corpus_dp_rms_pct",
+        ),
     ),
     requires=("variant", "token_scores", "token_distances"),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
+    noise=True,
 )
 def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
     """Token-level distances pooled over all corpora's tokens and by corpus; `statistics` has every llama.cpp number."""

@@ -32,7 +32,7 @@ def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Corr
     """
     x, r = finite("similarity matrix", matrix, ndim=2), finite("scores", scores)
     if x.shape != (len(r), len(r)) or len(r) < 3:
-        raise DataError("Give one score a model and at least three models", got=f"{x.shape} and {len(r)} scores")
+        raise DataError("Give one score per model and at least three models", got=f"{x.shape} and {len(r)} scores")
     i, j = np.triu_indices(len(r), k=1)
     return pearson(x[i, j], np.abs(r[i] - r[j]), interval=False)
 

@@ -117,7 +117,7 @@ class AnswerPairs:
             yield ItemSubset(task, None, np.flatnonzero(self.task == task))
 
     def mean(self, name: str, scores: Float, inputs: MetricInputs) -> Iterator[MetricResult]:
-        """Yield the mean of a score an answer, for each subset, with an interval over instructions."""
+        """Yield the mean of a score per answer, for each subset, with an interval over instructions."""
         s = inputs.settings
         for subset in self.subsets():
             rows = subset.rows

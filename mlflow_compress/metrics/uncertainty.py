@@ -29,7 +29,7 @@ class _Model:
     answer: Int
 
     def columns(self) -> Float:
-        """Correct, then size and coverage by score, then E and F, one row a test item."""
+        """Correct, then size and coverage by score, then E and F, one row per test item."""
         first = [self.results[0].correct]
         per_score = [column for r in self.results for column in (r.size, r.covered)]
         rates = [self.answer == DONT_KNOW, self.answer == NONE_OF_THESE]

@@ -16,7 +16,7 @@ _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 
 
 class Items(Records):
-    """The questions: one row an item.
+    """The questions: one row per item.
 
     `family` is a name of `item_families.ITEM_FAMILIES`: "lettered", "lettered_six" (options E and F added),
     "lettered_orders" (scored in every answer order, lexicographically), "cloze", "last_word", "exact", "ungraded"
@@ -46,7 +46,7 @@ class Items(Records):
 
 
 class OptionScores(Records):
-    """One row an item, permutation and shown option.
+    """One row per item, permutation and shown option.
 
     `permutation` 0 is the original order, 1.. are shuffles; `option` is the shown position (letter index), `content`
     the original index of what stands there. `loglik` is the summed log-likelihood in nats, `greedy` whether every
@@ -97,7 +97,7 @@ class OptionDistances(Records):
 
 
 class TokenScores(Records):
-    """One row a scored token of a corpus: `item_id` is the window, `position` the token's index in it.
+    """One row per scored token of a corpus: `item_id` is the window, `position` the token's index in it.
 
     `nll` is in nats, `p_target` the target's probability, `argmax` the most probable token, `entropy` in nats.
     """
@@ -138,7 +138,7 @@ class TokenDistances(Records):
 
 
 class Generations(Records):
-    """Generated text: one row an item, conversation turn (0, 1) and sample; `text` is without the prompt.
+    """Generated text: one row per item, conversation turn (0, 1) and sample; `text` is without the prompt.
 
     `correct` is what the task's own metric says of an answer, null where the item's `answers` decide or nobody does.
     """

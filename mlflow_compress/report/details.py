@@ -33,7 +33,7 @@ LETTERS = "ABCDEF"
 
 
 def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
-    """Return one row a six-option task (prompt method), model and score; empty without such tasks.
+    """Return one row per six-option task (prompt method), model and score; empty without such tasks.
 
     Columns: `task, model, score, n, threshold` (None where it is infinite), `accuracy, set_size, coverage, uacc`,
     `coverage_by_class` (by the gold letter), `dont_know_pct, none_of_these_pct` (of the test items) on the seeded
@@ -91,7 +91,7 @@ def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_sp
 def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return every llama.cpp statistic of each corpus, and the shape of its log-likelihood differences.
 
-    One row a corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
+    One row per corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
     `DifferenceShape`; empty without corpus records of both models.
     """
     if inputs.missing("token_scores") or inputs.missing("token_distances") or inputs.variant is None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.differences import above_floor, noise_floor, separates
+from mlflow_compress.report.differences import above_floor, separates
 from mlflow_compress.report.numbers import (
     NATS,
     PERCENT,
@@ -116,7 +116,7 @@ def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
     result = pooled.get(key.name)
     if result is None:
         return None
-    floor = pooled.get(key.floor) if key.floor else noise_floor(pooled, key.name)
+    floor = pooled.get(key.floor) if key.floor else None
     scale = scale_of(key.unit)
     return HeadlineRow(
         label=key.label,

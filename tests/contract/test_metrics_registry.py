@@ -140,7 +140,7 @@ def test_declaration_is_complete(name):
         assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise"} and rest
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
-        assert key(declared.name) is declared
+        assert key(declared.name) == declared
 
 
 def test_what_a_key_says_about_tables_and_gates_holds():

@@ -20,7 +20,7 @@ def _check(row: Row) -> None:
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return one task with one request an option."""
+    """Return one task with one request per option."""
     kept = limited(name, rows, settings)
     items = [
         item_row(

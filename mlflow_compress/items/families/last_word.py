@@ -17,7 +17,7 @@ def _check(row: Row) -> None:
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return one task with one request an item."""
+    """Return one task with one request per item."""
     kept = limited(name, rows, settings)
     items = [
         item_row(

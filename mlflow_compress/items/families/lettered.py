@@ -90,7 +90,7 @@ def _headers(
 
 
 def _task(twin: _Twin, rows: Sequence[Row], examples: Mapping[str, Sequence[Row]], settings: TaskSettings) -> Task:
-    """Build one task: the items, and a request an order and letter."""
+    """Build one task: the items, and one request per order and letter."""
     header = _headers(examples, settings, twin)
     requests: list[Request] = []
     items = []

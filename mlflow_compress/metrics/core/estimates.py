@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
@@ -150,17 +151,33 @@ def by_subset(
         Families whose tasks are reported; by default all graded ones.
     """
     families = inputs.view.graded if families is None else families
-    pooled = [family for family in inputs.headline_families if family in families]
+    together = [family for family in inputs.headline_families if family in families]
     results = []
-    for subset in inputs.subsets(families, pooled=pooled):
+    for subset in inputs.subsets(families, pooled=together):
         rows = subset.rows if scored is None else subset.rows[scored[subset.rows]]
         if not len(rows):
             continue
         for key, estimate in formula(rows).items():
             if estimate.n == 0 or (subset.category is not None and not key.by_category):
                 continue
-            value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
             left = len(subset.rows) - len(rows) if estimate.n_unscored is None else estimate.n_unscored
-            level = inputs.settings.level
-            results.append(subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=left))
+            results.append(_result(inputs, subset, key, estimate, left))
     return results
+
+
+def pooled(inputs: MetricInputs, estimates: Estimates) -> list[MetricResult]:
+    """Return the results of estimates that are about everything at once, not about the items of a task."""
+    everything = ItemSubset(None, None, np.empty(0, dtype=np.int64))
+    return [
+        _result(inputs, everything, key, estimate, estimate.n_unscored or 0)
+        for key, estimate in estimates.items()
+        if estimate.n
+    ]
+
+
+def _result(
+    inputs: MetricInputs, subset: ItemSubset, key: MetricKey, estimate: Estimate, n_unscored: int
+) -> MetricResult:
+    value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
+    level = inputs.settings.level
+    return subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=n_unscored)

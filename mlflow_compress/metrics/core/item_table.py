@@ -19,7 +19,7 @@ _JOIN = "\x1f"
 
 
 def row_keys(records: Records) -> pa.Array:
-    """Return one string a row that identifies its (task, item_id)."""
+    """Return one string per row that identifies its (task, item_id)."""
     table = records.table
     keys = pc.binary_join_element_wise(table.column("task"), table.column("item_id"), _JOIN)
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
@@ -81,7 +81,7 @@ class ItemTable:
 
     @cached_property
     def keys(self) -> pa.Array:
-        """One string an item, unique."""
+        """One string per item, unique."""
         return row_keys(self.items)
 
     @cached_property

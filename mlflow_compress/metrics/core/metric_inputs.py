@@ -70,7 +70,7 @@ class MetricSettings:
 
 @dataclass(frozen=True, eq=False)
 class AnswerEmbeddings:
-    """Sentence embeddings of k sampled answers an instruction, row for row the same instructions.
+    """Sentence embeddings of k sampled answers per instruction, row for row the same instructions.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class MetricInputs:
         return grid
 
     def distance(self, column: str, *, noise: bool = False) -> Float:
-        """Return one distance an item (mean over its options at permutation 0), NaN where an item has none."""
+        """Return one distance per item (mean over its options at permutation 0), NaN where an item has none."""
         run = self.noise if noise else self.variant
         if run is None or run.option_distances is None:
             raise DataError("There are no option distances")

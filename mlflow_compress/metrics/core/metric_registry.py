@@ -80,7 +80,8 @@ class MetricKey:
         For a value that each model has (`<name>_baseline` is the baseline's): name of the variant's minus the
         baseline's. Its row shows all three.
     floor : str, optional
-        Name of its noise floor, where that is not `noise/<metric>`.
+        Name of its noise floor: the value that two equal models have. "noise/<metric>" is declared and computed by
+        itself, from the baseline's second run, for a metric with `noise=True`.
     counted : str
         What `n` counts: "items", "tokens", "answers" or "instructions".
     unscored : str
@@ -133,20 +134,28 @@ class Metric:
 
     Attributes
     ----------
-    keys : tuple of MetricKey
-        Every name that `compute` may return.
+    declares : tuple of MetricKey, or callable that returns it
+        Every name that `compute` may return; a callable where they follow from other metrics' keys.
     requires : tuple of str
         Parts of the inputs that must be there; see `MetricInputs.missing`.
     source : str
         The paper or program that defines it, and any deviation from it.
     function : callable
         From the inputs to results; pure.
+    noise : bool
+        Whether it is also computed for the baseline's second run, as the noise floor of its distances.
     """
 
-    keys: tuple[MetricKey, ...]
+    declares: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]]
     requires: tuple[str, ...]
     source: str
     function: Callable[[MetricInputs], list[MetricResult]]
+    noise: bool = False
+
+    @property
+    def keys(self) -> tuple[MetricKey, ...]:
+        """Every key that `compute` may return."""
+        return self.declares() if callable(self.declares) else self.declares
 
     def compute(self, inputs: MetricInputs) -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
@@ -172,12 +181,16 @@ METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group=
 
 
 def metric(
-    *, keys: tuple[MetricKey, ...], requires: tuple[str, ...], source: str
+    *,
+    keys: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]],
+    requires: tuple[str, ...],
+    source: str,
+    noise: bool = False,
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
-    """Return a decorator that turns a function of the inputs into a `Metric`."""
+    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
 
     def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
-        return Metric(keys=keys, requires=requires, source=source, function=function)
+        return Metric(declares=keys, requires=requires, source=source, function=function, noise=noise)
 
     return decorate
 

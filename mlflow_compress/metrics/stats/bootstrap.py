@@ -90,7 +90,7 @@ def bootstrap(
     Parameters
     ----------
     columns : array_like, shape (n_units,) or (n_units, n_columns)
-        One row a unit that is drawn with replacement: an item, or a cluster's sums.
+        One row per unit that is drawn with replacement: an item, or a cluster's sums.
     statistic : callable
         Maps means of shape (..., n_columns) to values of shape (...); it must accept a leading axis of resamples.
     resamples, seed : int
@@ -131,7 +131,7 @@ def stratified_bootstrap(
     Parameters
     ----------
     strata : sequence of array_like, each of shape (n_units,) or (n_units, n_columns)
-        One row a unit that is drawn with replacement within its stratum.
+        One row per unit that is drawn with replacement within its stratum.
     statistic, resamples, level, seed, method
         As in `bootstrap`; of a single stratum the interval is the same.
     """

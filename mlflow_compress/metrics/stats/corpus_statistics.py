@@ -203,7 +203,7 @@ class _Sums:
 def reduce_batches(batches: Iterable[TokenBatch]) -> CorpusStatistics:
     """Reduce token records, a batch at a time, to every statistic of llama.cpp's KL report.
 
-    Of all columns only the KL and the probability differences stay in memory, for the percentiles (16 bytes a token),
+    Of all columns only the KL and the probability differences stay in memory, for the percentiles (16 bytes per token),
     so that ten million tokens fit into well under a gigabyte.
 
     Raises

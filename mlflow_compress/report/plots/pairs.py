@@ -25,7 +25,7 @@ _PANELS = (
 
 
 def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing | None:
-    """Draw a small panel a metric that both models have; None where there is none."""
+    """Draw a small panel per metric that both models have; None where there is none."""
     found = [
         (pooled[f"{name}_baseline"], pooled[name], label, words)
         for name, label, words in _PANELS

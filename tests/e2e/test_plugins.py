@@ -1,0 +1,160 @@
+"""A package with one plug-in of each kind, the one that docs/how-to/plugins.md builds: installed, found and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.blocks import DOCS, ROOT, blocks_of
+
+LISTED = """
+import json
+from mlflow_compress.compression import METHODS
+from mlflow_compress.item_families import ITEM_FAMILIES
+from mlflow_compress.judges import JUDGES
+from mlflow_compress.metrics import METRICS
+from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.task import FAMILIES
+registries = {"methods": METHODS, "metrics": METRICS, "tasks": TASKS, "families": FAMILIES, "items": ITEM_FAMILIES,
+              "judges": JUDGES}
+print(json.dumps({name: registry.names() for name, registry in registries.items()}))
+"""
+
+# The baseline is right on all 20 statements; the variant answers "no" to each, so that the 10 true ones flip. On those the
+# baseline's margin is tanh(1) = 0.76, on the others tanh(0.1) = 0.1: the 10 sure answers are the ones that flip.
+USED = """
+import json
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
+from mlflow_compress.records import OptionScores, RunRecords
+from mlflow_compress.report.rows import headline_rows
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.tracking.run_names import leaderboard
+
+suite = load_suite("sums", model="any", settings=TaskSettings())
+
+def run(answer):
+    rows = []
+    for request in suite.requests:
+        item = int(request.item_id)
+        chosen, margin = answer(item)
+        value = margin if request.option == chosen else -margin
+        key = {name: getattr(request, name) for name in ("task", "item_id", "permutation", "option", "content")}
+        rows.append({**key, "loglik": value - 5, "n_tokens": 1, "n_chars": 3, "n_bytes": 3, "greedy": True})
+    return RunRecords(items=suite.items, option_scores=OptionScores.from_rows(rows))
+
+baseline = run(lambda item: (item % 2, 1.0 if item % 2 == 0 else 0.1))
+variant = run(lambda item: (1, 1.0))
+pooled = headline(compute_all(MetricInputs(baseline, variant)))
+rows = {row.label: (row.n, row.baseline, row.variant, row.difference) for row in headline_rows(pooled)}
+print(json.dumps({"rows": rows, "leaderboard": leaderboard()}))
+"""
+
+JUDGED = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from mlflow_compress.config import JudgeSettings
+from mlflow_compress.judges import JUDGES, JudgeInputs
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
+from mlflow_compress.records import Generations, RunRecords
+
+def answers(words):
+    rows = [{"task": "t", "item_id": f"i{i}", "turn": 0, "sample": 0, "prompt": "p", "text": "word " * n, "n_tokens": n}
+            for i, n in enumerate(words)]
+    return Generations.from_rows(rows)
+
+graded = {"baseline": answers([5, 5]), "variant": answers([25, 5])}
+judge = JUDGES.get("brevity").open(JudgeSettings(), Path())
+found = judge(JudgeInputs(instructions=[], graded=graded, samples={})).judgments
+runs = [RunRecords(generations=graded[who], judgments=found[who]) for who in ("baseline", "variant")]
+pooled = headline(compute_all(MetricInputs(*runs)))
+print(json.dumps({name: result.value for name, result in pooled.items() if name.startswith("judge/")}))
+"""
+
+COMPRESSED = """
+import json
+import sys
+from pathlib import Path
+from mlflow_compress import demo
+from mlflow_compress.compression import compress_model
+manifest = compress_model(str(demo.MODEL_DIR), "grid", None, [], Path(sys.argv[1]))
+print(json.dumps({"label": manifest.label, "method": manifest.method}))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the page's package is installed into."""
+    source, target = tmp_path_factory.mktemp("package"), tmp_path_factory.mktemp("installed")
+    for block in blocks_of(DOCS / "how-to" / "plugins.md"):
+        if "file" in block.marks:
+            (source / block.attributes["title"]).write_text(block.text)
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=300)
+    return target
+
+
+def ask(installed: Path, code: str, *arguments: str) -> Any:
+    """Return what a fresh process prints as JSON in its last line, with the package importable."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_registry_lists_the_plugins(installed: Path) -> None:
+    names = ask(installed, LISTED)
+    assert "grid" in names["methods"] and "sums" in names["tasks"]
+    assert "yes_no" in names["families"] and "yes_no" in names["items"]
+    assert {"sure_flips", "brevity"} <= set(names["metrics"]) and "brevity" in names["judges"]
+    assert "flips" in names["metrics"] and "rtn" in names["methods"]  # the package's own are still there
+
+
+def test_task_and_metric_work_and_have_their_row_and_column(installed: Path) -> None:
+    found = ask(installed, USED)
+    # Items of a plug-in's family have an accuracy, flip and count in the headline.
+    assert found["rows"]["Accuracy"][:3] == ["20", "100.0 %", "50.0 %"]
+    assert found["rows"]["Answers flipped"][3].startswith("50.0 %")
+    assert found["rows"]["Sure answers flipped"][0] == "10"
+    assert found["rows"]["Sure answers flipped"][3].startswith("100.0 %")
+    assert list(found["rows"])[:2] == ["Answers flipped", "Sure answers flipped"]
+    assert found["leaderboard"][:2] == ["distance/flips_pct", "distance/sure_flips_pct"]
+
+
+def test_the_judge_s_ratings_become_a_metric(installed: Path) -> None:
+    # 25 words: 10 - 2 points; 5 words: 10 points. MT-Bench has no number: its judge did not run.
+    found = ask(installed, JUDGED)
+    assert found["judge/brevity"] == 9.0 and found["judge/brevity_baseline"] == 10.0
+    assert "judge/mt_bench" not in found
+
+
+@pytest.mark.slow
+def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_path: Path) -> None:
+    assert ask(installed, COMPRESSED, str(tmp_path / "out")) == {"label": "grid", "method": "grid"}
+
+
+@pytest.mark.slow
+def test_the_main_job_shows_all_four(installed: Path, tmp_path: Path) -> None:
+    left_out = ("MLFLOW_", "OPENAI_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    few = ["--limit", "3", "--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflow_compress", "main", "--method", "grid", "--tasks", "sums", *few],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "\ngrid: " in done.stdout
+    assert {"Sure answers flipped", "Brevity"} <= {line.partition("  ")[0] for line in done.stdout.splitlines()}
