@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mlflow_compress.compress.base import METHODS
+from mlflow_compress.compress.method import METHODS
 from mlflow_compress.compress.method_settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_strings, subset
 from mlflow_compress.errors import StageError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import __version__
-from mlflow_compress.compress.base import METHODS, MethodConfig
-from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compress.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compress.method import METHODS, MethodConfig
 from mlflow_compress.compress.method_settings import AUTO, NONE, method_config, parse_pairs
 from mlflow_compress.compress.pipeline import compress_model
 from mlflow_compress.config import QuantizeConfig
@@ -70,7 +70,7 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: So
     return Path(config.out) / f"{label}-{variant_name(config)}-{digest}"
 
 
-def size_values(manifest: Manifest) -> dict[str, float]:
+def size_values(manifest: CheckpointManifest) -> dict[str, float]:
     """Return what a manifest says of size and cost, as metrics."""
     zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
     return {
@@ -86,7 +86,7 @@ def size_values(manifest: Manifest) -> dict[str, float]:
 
 def quantize(
     config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: TrackedRun
-) -> tuple[Manifest, Path]:
+) -> tuple[CheckpointManifest, Path]:
     """Compress the baseline into a folder of `config.out`, and log settings, size and cost.
 
     A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
@@ -102,7 +102,7 @@ def quantize(
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
     if folder.exists():
-        manifest = Manifest.read(folder)
+        manifest = CheckpointManifest.read(folder)
         run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
     else:
         manifest = compress_model(
@@ -127,7 +127,7 @@ def quantize(
     return manifest, folder
 
 
-def describe(manifest: Manifest) -> str:
+def describe(manifest: CheckpointManifest) -> str:
     """Return size and cost in plain words."""
     zeros = f", {100 * manifest.sparsity:.1f} % of them zero" if manifest.sparsity else ""
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from mlflow_compress.compress.base import METHODS
+from mlflow_compress.compress.method import METHODS
 from mlflow_compress.config import EvaluateSettings, JudgeSettings, QuantizeConfig
 from mlflow_compress.tasks.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.tasks.sources.instructions import Instruction, find_instructions

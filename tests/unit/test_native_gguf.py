@@ -163,7 +163,7 @@ def test_other_models_and_methods(make: Any, method: str, tmp_path: Path) -> Non
 def test_a_file_that_llama_cpp_reads_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_llama(tmp_path / "base")
     monkeypatch.setattr(gguf_model, "interleave_heads", lambda rows, heads: rows)
-    monkeypatch.setattr(gguf_model, "part_heads", lambda rows, heads: rows)
+    monkeypatch.setattr(gguf_model, "deinterleave_heads", lambda rows, heads: rows)
     with pytest.raises(ReloadMismatchError, match="something else than the values"):
         compress_model(str(base), "gguf", method_config("gguf", bits=8, native="true"), [], tmp_path / "out")
     assert not (tmp_path / "out").exists()

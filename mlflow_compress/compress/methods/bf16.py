@@ -1,6 +1,6 @@
 """bf16: float32's range with 8 bits of mantissa."""
 
-from mlflow_compress.compress.base import register
+from mlflow_compress.compress.method import register
 from mlflow_compress.compress.shared.casts import Cast
 
 

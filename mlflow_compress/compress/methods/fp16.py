@@ -1,6 +1,6 @@
 """fp16: IEEE half precision, 11 bits of mantissa and magnitudes up to 65,504."""
 
-from mlflow_compress.compress.base import register
+from mlflow_compress.compress.method import register
 from mlflow_compress.compress.shared.casts import Cast
 
 

@@ -23,10 +23,17 @@ from safetensors.torch import load_file
 from mlflow_compress.errors import StoreError
 from mlflow_compress.models.identity import KnownModel, tokenizer_hash
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.baseline_store.store_manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
+from mlflow_compress.scoring.baseline_store.store_manifest import (
+    FORMAT,
+    HEAD_FILE,
+    LOG_PROBS,
+    MANIFEST,
+    Keys,
+    StoreManifest,
+)
 from mlflow_compress.scoring.forward.head import Head, Logits, rebuild_head
 
-__all__ = ["Manifest", "StateStore", "StateWriter"]
+__all__ = ["StateStore", "StateWriter", "StoreManifest"]
 
 _OPEN_SHARDS = 2
 _PROBES = 16  # keys that are compared before a whole run of them
@@ -35,7 +42,7 @@ _PROBES = 16  # keys that are compared before a whole run of them
 class StateStore:
     """A finished store, opened for reading; every file is checked against its digest when it is first read."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self._open: OrderedDict[int, torch.Tensor] = OrderedDict()
@@ -63,7 +70,7 @@ class StateStore:
             raw = dict(json.loads((folder / MANIFEST).read_bytes()))
             if raw.get("format") != FORMAT:
                 raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=raw.get("format"))
-            manifest = Manifest(**raw)
+            manifest = StoreManifest(**raw)
         except FileNotFoundError as error:
             raise StoreError(
                 "No finished baseline store", got=str(folder), fix="Evaluate the baseline first"
@@ -189,7 +196,7 @@ def _find_run(every: Keys, keys: Keys) -> int | None:
     return next((s for s in starts.tolist() if np.array_equal(every[s : s + n], keys)), None)
 
 
-def _check_owner(manifest: Manifest, baseline: KnownModel) -> None:
+def _check_owner(manifest: StoreManifest, baseline: KnownModel) -> None:
     wanted: Sequence[tuple[str, str, str]] = (
         ("weights", manifest.weights, baseline.weights),
         ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),

@@ -24,7 +24,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import (
     MANIFEST,
     STATES,
     Keys,
-    Manifest,
+    StoreManifest,
     write_file,
 )
 from mlflow_compress.scoring.forward.head import rebuild_head
@@ -176,7 +176,7 @@ class StateWriter:
         dtypes, widths = {s["dtype"] for s in self.shards}, {s["width"] for s in self.shards}
         if len(dtypes) != 1 or len(widths) != 1:
             raise StoreError("A store holds rows of one dtype and width", got=f"{sorted(dtypes)}, {sorted(widths)}")
-        manifest = Manifest(
+        manifest = StoreManifest(
             format=FORMAT,
             kind=str(self._kind),
             reason=self._reason,

@@ -22,7 +22,7 @@ STATES, LOG_PROBS = "states", "log_probs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class StoreManifest:
     """What a store holds and whose it is.
 
     Attributes

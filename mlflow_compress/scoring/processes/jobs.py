@@ -76,7 +76,7 @@ class CaptureRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ScoringJob:
     """A share, and everything that `ScoringPass` takes.
 
     Attributes
@@ -119,7 +119,7 @@ class Workshop:
         self._models: dict[ModelRef, LoadedModel] = {}
         self._stores: dict[StoreRef, StateStore] = {}
 
-    def do(self, job: Job) -> Done:
+    def do(self, job: ScoringJob) -> Done:
         """Run one share.
 
         Raises

@@ -14,7 +14,7 @@ from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.units import Plan
 from mlflow_compress.scoring.processes import team
-from mlflow_compress.scoring.processes.jobs import CaptureRef, Done, Job, ModelRef, StoreRef
+from mlflow_compress.scoring.processes.jobs import CaptureRef, Done, ModelRef, ScoringJob, StoreRef
 from mlflow_compress.scoring.processes.shares import Share, shares
 from mlflow_compress.scoring.scoring_pass import ScoringPass, Targets
 
@@ -97,14 +97,14 @@ def _job(
     model: LoadedModel,
     baseline: StateStore | LoadedModel | None,
     journal: tuple[Path, dict[str, str]] | None,
-) -> Job:
+) -> ScoringJob:
     reference = ModelRef.of(model)
     assert reference is not None  # or the pass runs alone
     beside: StoreRef | ModelRef | None = None
     if baseline is not None:
         beside = StoreRef.of(baseline) if isinstance(baseline, StateStore) else ModelRef.of(baseline)
     capture = work.capture
-    return Job(
+    return ScoringJob(
         share=share,
         model=reference,
         baseline=beside,
