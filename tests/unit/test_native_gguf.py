@@ -115,7 +115,9 @@ def test_scores_are_those_of_a_naive_loop(folder: Path, loaded: LoadedModel, tmp
     assert scores.column("loglik").tolist() == pytest.approx(expected, abs=1e-4)
     report = scorer.report
     assert report is not None and report.path == "plain"
-    assert "keeps its caches itself" in str(report.reason) and "NativeGgufForCausalLM" in str(report.head)
+    assert "keeps its caches itself" in str(report.plain_reason) and "NativeGgufForCausalLM" in str(
+        report.whole_model_reason
+    )
 
 
 @needs_llama_cpp

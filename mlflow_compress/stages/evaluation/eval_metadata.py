@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow_compress import atomic
 from mlflow_compress.config import EvaluateSettings
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.models.identity import ReadsText, tokenizer_hash
+from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
 from mlflow_compress.tasks.suite import Suite
 from mlflow_compress.tasks.task import TaskSettings
 
@@ -19,7 +19,7 @@ IN_PROMPTS = ("prompt", "apply_chat_template", "fewshot_as_multiturn", "system_p
 EvalMetadata = dict[str, object]
 
 
-def about(model: ReadsText, config: EvaluateSettings, suite: Suite) -> EvalMetadata:
+def about(model: TokenizedModel, config: EvaluateSettings, suite: Suite) -> EvalMetadata:
     """Return what two evaluations must share to be comparable, beyond their items."""
     return {
         "tokenizer": tokenizer_hash(model.tokenizer),
