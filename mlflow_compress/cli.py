@@ -110,11 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if team.n_processes() == 1:
         return _command(argv)
-    from mlflow_compress.scoring.processes.jobs import Workshop
+    from mlflow_compress.scoring.processes.scoring_jobs import JobRunner
 
     try:
         if team.serves():
-            return team.serve(Workshop().do)
+            return team.serve(JobRunner().run)
         with team.leading():
             return _command(argv)
     except MlflowCompressError as error:

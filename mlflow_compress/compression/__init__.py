@@ -1,8 +1,16 @@
-"""Compression methods, one file each, and the one way to run them: check, compress, prove, publish."""
+"""Compression methods, one file each, and the pipeline that runs them: check, compress, reload to verify, publish."""
 
-from mlflow_compress.compression.base import METHODS, Job, Method, MethodConfig
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.method_settings import method_config
 from mlflow_compress.compression.pipeline import compress_model
 
-__all__ = ["METHODS", "Job", "Manifest", "Method", "MethodConfig", "compress_model", "method_config"]
+__all__ = [
+    "METHODS",
+    "CheckpointManifest",
+    "CompressionJob",
+    "Method",
+    "MethodConfig",
+    "compress_model",
+    "method_config",
+]

@@ -16,7 +16,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """Record of one compression; written last, so that a half-written folder has none."""
 
     method: str

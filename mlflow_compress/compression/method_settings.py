@@ -7,7 +7,7 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mlflow_compress.compression.base import METHODS, MethodConfig
+from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.errors import ConfigError
 
 AUTO = "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.compression.base import METHODS, Method
+from mlflow_compress.compression.method import METHODS, Method
 
 COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it does")
 

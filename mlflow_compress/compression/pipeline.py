@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress import atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
-from mlflow_compress.compression.base import METHODS, Job, Method, MethodConfig
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.memory import peak_memory
+from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
@@ -56,7 +56,7 @@ def compress_model(
     *,
     device: str = "auto",
     trust_remote_code: bool = False,
-) -> Manifest:
+) -> CheckpointManifest:
     """Compress a model into a new folder.
 
     The checkpoint is written to a hidden folder beside `out`, loaded again in a fresh process and compared with the
@@ -81,7 +81,7 @@ def compress_model(
 
     Returns
     -------
-    Manifest
+    CheckpointManifest
         Also written to ``out/compression.json``.
 
     Raises
@@ -112,7 +112,7 @@ def compress_model(
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
     with _staging(out) as folder:
-        job = Job(
+        job = CompressionJob(
             source=source,
             config=settings,
             calibration=tokens,
@@ -125,7 +125,7 @@ def compress_model(
     return manifest
 
 
-def _make(method: Method, job: Job) -> Manifest:
+def _make(method: Method, job: CompressionJob) -> CheckpointManifest:
     import torch
 
     start = time.perf_counter()
@@ -139,7 +139,7 @@ def _make(method: Method, job: Job) -> Manifest:
     tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
     linear_weights = sum(rows * columns for rows, columns in job.source.linear.values())
-    return Manifest(
+    return CheckpointManifest(
         method=method.name,
         label=method.label(job.config),
         settings=job.config.settings(),
@@ -166,7 +166,7 @@ def _make(method: Method, job: Job) -> Manifest:
     )
 
 
-def _require_compressed(method: Method, job: Job) -> None:
+def _require_compressed(method: Method, job: CompressionJob) -> None:
     """Refuse to publish a checkpoint with linear layers that a method of so many bits has passed over in silence."""
     if not method.supported_bits:
         return

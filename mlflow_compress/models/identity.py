@@ -13,7 +13,7 @@ from mlflow_compress.models import architectures
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
 
 
-class ReadsText(Protocol):
+class TokenizedModel(Protocol):
     """What decides which tokens a model reads, and how wide its logits are."""
 
     @property
@@ -25,7 +25,7 @@ class ReadsText(Protocol):
         """Width of the logits."""
 
 
-class KnownModel(ReadsText, Protocol):
+class IdentifiedModel(TokenizedModel, Protocol):
     """What evaluations must know of a model without running it: a `LoadedModel` or a `light.LightModel`."""
 
     @property
@@ -90,7 +90,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(_behaviour(tokenizer), sort_keys=True).encode()).hexdigest()
 
 
-def check_same_tokenizer(baseline: ReadsText, variant: ReadsText) -> None:
+def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> None:
     """Refuse to compare two models that read different tokens.
 
     Raises

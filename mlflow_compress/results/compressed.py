@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 
@@ -20,14 +20,14 @@ class CompressedModel(Tabular):
     ----------
     folder : Path
         The checkpoint: transformers, and engines that know its format, load it.
-    manifest : Manifest
+    manifest : CheckpointManifest
         How it was made, and what it weighs.
     run : RunLink
         The run that holds it.
     """
 
     folder: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
     run: RunLink
 
     @property

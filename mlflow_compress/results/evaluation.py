@@ -13,7 +13,7 @@ from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 
 if TYPE_CHECKING:
-    from mlflow_compress.compression.checkpoint_manifest import Manifest
+    from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
     from mlflow_compress.records import RunRecords
 
 
@@ -92,7 +92,7 @@ class Evaluation(Measurement):
         The baseline's short name; None where there is none to compare with.
     verdict : str
         What was found, in one sentence.
-    manifest : Manifest or None
+    manifest : CheckpointManifest or None
         The variant's manifest; None for a baseline.
     baseline_records_folder : Path or None
         The baseline's records.
@@ -106,7 +106,7 @@ class Evaluation(Measurement):
 
     baseline: str | None = None
     verdict: str = ""
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
     baseline_records_folder: Path | None = None
     baseline_run_id: str | None = None
     evaluation_id: str | None = None

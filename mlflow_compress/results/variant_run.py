@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.results.evaluation import Measurement
 
 
@@ -20,7 +20,7 @@ class VariantRun(Measurement):
         The baseline's short name.
     verdict : str
         What was found, in one sentence.
-    manifest : Manifest
+    manifest : CheckpointManifest
         How the checkpoint was made, and what it weighs.
     checkpoint : str
         Its folder.
@@ -34,7 +34,7 @@ class VariantRun(Measurement):
 
     baseline: str
     verdict: str
-    manifest: Manifest
+    manifest: CheckpointManifest
     checkpoint: str
     gates: Mapping[str, float]
     n_truncated: int = 0

@@ -1,6 +1,7 @@
-"""The scoring engine: many requests, one pass, every record that the metrics read.
+"""The scoring engine: scores all requests in one pass, and returns every record that the metrics read.
 
-`loading` opens a checkpoint, `requests` tokenizes as lm-evaluation-harness does, `trie` and `plan` share prefixes,
-`body` runs the model's body, `head` its head at the scored positions only, `divergence` compares two distributions,
-`store` keeps a baseline's head inputs, `engine` puts them together, `corpus` cuts llama.cpp's windows.
+`engine` is the entry point. `plan` encodes requests and packs them into batches that share prefixes. `forward` runs the
+model: its body, and its head at the scored positions. `kernels` reduce logits to statistics. `baseline_store` keeps a
+baseline's states on disk, `checkpointing` unfinished results. `processes` distributes a pass over several processes.
+`generation` generates text.
 """

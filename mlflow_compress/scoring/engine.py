@@ -1,4 +1,4 @@
-"""Score requests and corpora with one model: the records of one evaluation, and its distance from a stored baseline."""
+"""Scores requests and corpora with one model, and compares it with a baseline; returns records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.checkpointing.journal import Arrays
-from mlflow_compress.scoring.forward.body import check_can_pack, split_body_and_head
+from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_documents, cut_strided, cut_windows
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
-from mlflow_compress.scoring.processes.spread import Spread, run_spread
+from mlflow_compress.scoring.processes.distributed_pass import ProcessUse, run_distributed
 from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
 from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
@@ -31,11 +31,11 @@ __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
 logger = logging.getLogger(__name__)
 
-_HEAD_BYTES = 64 << 20  # of float32 logits a head product
+_HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
 
 
 class Scorer:
-    """Scores with one model.
+    """Scores requests and corpora with one model.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ class Scorer:
     Attributes
     ----------
     report : ScoringReport or None
-        About the last pass.
+        Describes the last pass; None before the first.
     """
 
     def __init__(self, loaded: LoadedModel, config: ScoringConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self.body, self.head, self._whole = split_body_and_head(loaded.model)
+        self.body, self.head, self._whole_model_reason = split_body_and_head(loaded.model)
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ScoringReport | None = None
 
@@ -68,25 +68,25 @@ class Scorer:
         Parameters
         ----------
         requests : sequence of Request
-            Of all tasks together: whatever they share is computed once.
+            The requests of all tasks together: shared prefixes are computed once.
         capture : StateWriter, optional
-            Stores this model's states, for later variants.
+            Stores this model's states, so that variants can be compared with it later.
         baseline : StateStore or LoadedModel, optional
-            States of the baseline on the same requests, or the baseline itself: it then runs beside this model on the
-            same batches, and nothing is stored.
+            Stored states of the baseline on the same requests, or the baseline model itself. The model runs on the same
+            batches as this one, and nothing is stored.
         resume : Path, optional
-            Folder of unfinished results: a killed run goes on from there. Delete it when the records are safe.
+            Folder of unfinished results, from which a killed run resumes. Delete it when the records are saved.
 
         Returns
         -------
         OptionScores, OptionDistances or None
-            One row a request, in the order given. `loglik`, `greedy` and the distances are null where the option alone
-            is longer than the model's context.
+            One row per request, in the order given. `loglik`, `greedy` and the distances are null where the option
+            alone is longer than the model's context.
 
         Raises
         ------
         AlignmentError
-            When the baseline read other tokens, or has another vocabulary.
+            When the baseline was scored on other tokens, or has another vocabulary.
         DataError
             When a continuation has no token of its own.
         StoreError
@@ -97,16 +97,16 @@ class Scorer:
         fits = [i for i, e in enumerate(encoded) if e.fits]
         sequences = [encoded[i].inputs for i in fits]
         counts = [len(encoded[i].targets) for i in fits]
-        limits, beside = self._limits(baseline), self._beside(baseline)
-        path, reason = self._path(max(map(len, sequences), default=0), beside)
-        make = plan_packs if path == "packed" else plan_batches
-        plan = make(sequences, counts, batch_tokens=limits["batch_tokens"])
+        limits, source = self._limits(baseline), self._baseline_source(baseline)
+        path, reason = self._path(max(map(len, sequences), default=0), source)
+        make_plan = plan_packs if path == "packed" else plan_batches
+        plan = make_plan(sequences, counts, batch_tokens=limits["batch_tokens"])
         rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
         tokens = np.concatenate([encoded[i].targets for i in fits]) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
-        job = self._job(limits, "options", capture, beside)
-        result, spread = self._run(job, plan, targets, limits, path, resume, baseline)
-        self._tell(job, plan, path, reason, began, sum(map(len, sequences)), encoded, spread)
+        scoring = self._new_pass(limits, "options", capture, source)
+        result, processes = self._run(scoring, plan, targets, limits, path, resume, baseline)
+        self._record_report(scoring, plan, path, reason, began, sum(map(len, sequences)), encoded, processes)
         scores = option_scores(requests, encoded, targets, place, result)
         return scores, option_distances(requests, encoded, targets, place, result)
 
@@ -122,13 +122,11 @@ class Scorer:
         baseline: StateStore | LoadedModel | None = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Score running text, or documents.
+        """Score each token of a running text, or of several documents.
 
-        Without a `stride` in llama.cpp's windows: they are independent, the tail is dropped, BOS replaces a window's
-        first token where the tokenizer adds one, and positions ``window/2 + 1 .. window - 1`` are scored; of a
-        long text the first `max_tokens` are taken. With a
-        `stride` windows overlap and every token but the first is scored once (see `corpus.cut_strided`). Several
-        documents are scored in lm-evaluation-harness's rolling windows, each token once (see `corpus.cut_documents`).
+        A text without a `stride` is cut into llama.cpp's independent windows (see `corpus_windows.cut_windows`). With a
+        `stride` the windows overlap, and every token but the first is scored once (see `corpus_windows.cut_strided`).
+        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`).
 
         Raises
         ------
@@ -146,32 +144,34 @@ class Scorer:
             windows = cut_strided(self.encoder, text, window, stride)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
-        job = self._job(limits, task, capture, self._beside(baseline), entropy=True)
-        result, spread = self._run(job, plan, targets, limits, "plain", resume, baseline)
-        self._tell(job, plan, "plain", "corpus windows share nothing", began, plan.n_tokens, (), spread)
+        scoring = self._new_pass(limits, task, capture, self._baseline_source(baseline), entropy=True)
+        result, processes = self._run(scoring, plan, targets, limits, "plain", resume, baseline)
+        reason = "corpus windows share no prefixes"
+        self._record_report(scoring, plan, "plain", reason, began, plan.n_tokens, (), processes)
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
-    def _beside(self, baseline: StateStore | LoadedModel | None) -> StateStore | ModelRunner | None:
+    def _baseline_source(self, baseline: StateStore | LoadedModel | None) -> StateStore | ModelRunner | None:
+        """Return where the baseline's states come from: its store, or the running model."""
         if isinstance(baseline, LoadedModel):
             check_same_tokenizer(baseline, self.loaded)
             body, head, _ = split_body_and_head(baseline.model)
             return ModelRunner(body, head)
         return baseline
 
-    def _job(
+    def _new_pass(
         self,
         limits: dict[str, int],
         label: str,
         capture: StateWriter | None,
-        beside: StateStore | ModelRunner | None,
+        source: StateStore | ModelRunner | None,
         *,
         entropy: bool = False,
     ) -> ScoringPass:
         return ScoringPass(
-            lane=ModelRunner(self.body, self.head),
+            runner=ModelRunner(self.body, self.head),
             head_rows=limits["head_rows"],
             capture=capture,
-            baseline=beside,
+            baseline=source,
             seconds=self.config.shard_seconds,
             progress=self.config.progress,
             label=label,
@@ -180,33 +180,33 @@ class Scorer:
 
     def _run(
         self,
-        job: ScoringPass,
+        scoring: ScoringPass,
         plan: Plan,
         targets: Targets,
         limits: dict[str, int],
         path: str,
         resume: Path | None,
         baseline: StateStore | LoadedModel | None,
-    ) -> tuple[Arrays, Spread]:
+    ) -> tuple[Arrays, ProcessUse]:
         digest, unfinished = plan.digest, None
-        if job.capture is not None:
-            job.capture.begin(limits, label=job.label, path=path, plan=digest)
+        if scoring.capture is not None:
+            scoring.capture.begin(limits, label=scoring.label, path=path, plan=digest)
         if resume is not None:
-            wanted = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
+            target_digest = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
             identity = {
                 "weights": self.loaded.weights,
                 "dtype": str(self.loaded.dtype),
                 "plan": digest,
-                "targets": wanted,
+                "targets": target_digest,
                 "limits": json.dumps(limits),
-                "baseline": _identity(job.baseline),
-                "capture": str(job.capture is not None),
+                "baseline": _baseline_identity(scoring.baseline),
+                "capture": str(scoring.capture is not None),
             }
-            unfinished = Path(resume) / job.label, identity
-        return run_spread(job, plan, targets, model=self.loaded, baseline=baseline, resume=unfinished)
+            unfinished = Path(resume) / scoring.label, identity
+        return run_distributed(scoring, plan, targets, model=self.loaded, baseline=baseline, resume=unfinished)
 
     def _limits(self, baseline: StateStore | LoadedModel | None) -> dict[str, int]:
-        """Return what fixes how work is cut: from the configuration, the baseline, or device and vocabulary."""
+        """Return the sizes of batches and head products: from the configuration, the baseline's, or the defaults."""
         stored: dict[str, int] = {}
         if isinstance(baseline, StateStore):
             self._check_baseline(baseline)
@@ -218,18 +218,18 @@ class Scorer:
             "head_rows": self.config.head_rows or stored.get("head_rows") or rows,
         }
 
-    def _path(self, max_length: int, beside: StateStore | ModelRunner | None) -> tuple[str, str | None]:
-        """Return "packed" or "plain", and why not packed."""
+    def _path(self, max_length: int, source: StateStore | ModelRunner | None) -> tuple[str, str | None]:
+        """Return "packed" or "plain", and the reason for "plain"."""
         if self.config.path == "plain":
-            return "plain", "asked for"
-        if self.config.path == "auto" and isinstance(beside, StateStore):
-            paths = {p["path"] for p in beside.manifest.passes if p["label"] == "options"}
+            return "plain", "the configuration asks for it"
+        if self.config.path == "auto" and isinstance(source, StateStore):
+            paths = {p["path"] for p in source.manifest.passes if p["label"] == "options"}
             if paths == {"plain"}:
-                return "plain", "as the baseline"
-        bodies = [self.body, *([beside.body] if isinstance(beside, ModelRunner) else [])]
-        reason = next((r for r in (check_can_pack(b, max_length) for b in bodies) if r is not None), None)
+                return "plain", "the baseline was scored this way"
+        bodies = [self.body, *([source.body] if isinstance(source, ModelRunner) else [])]
+        reason = next((r for r in (reason_not_to_pack(b, max_length) for b in bodies) if r is not None), None)
         if reason is not None and self.config.path == "packed":
-            raise ConfigError(f"This model cannot be scored in packs: {reason}", fix="Use path 'auto'")
+            raise ConfigError(f"This model cannot be scored in packed batches: {reason}", fix="Use path 'auto'")
         return "packed" if reason is None else "plain", reason
 
     def _check_baseline(self, baseline: StateStore) -> None:
@@ -245,51 +245,53 @@ class Scorer:
         if manifest.tokenizer != tokenizer_hash(self.loaded.tokenizer):
             raise AlignmentError("The baseline store was written with another tokenizer", fix=fix)
 
-    def _tell(
+    def _record_report(
         self,
-        job: ScoringPass,
+        scoring: ScoringPass,
         plan: Plan,
         path: str,
         reason: str | None,
         began: float,
-        naive: int,
+        n_tokens_naive: int,
         encoded: Sequence[Encoded],
-        spread: Spread,
+        processes: ProcessUse,
     ) -> None:
         digest = plan.digest
-        same = same_rounding = None
-        if isinstance(job.baseline, StateStore):
-            same_rounding = job.baseline.manifest.rounding == rounding_identity(self.loaded.device)
-            same = digest in {p["plan"] for p in job.baseline.manifest.passes}
-        elif job.baseline is not None:
-            same = job.n_splits == 0
+        same_plan = same_rounding = None
+        if isinstance(scoring.baseline, StateStore):
+            same_rounding = scoring.baseline.manifest.rounding == rounding_identity(self.loaded.device)
+            same_plan = digest in {p["plan"] for p in scoring.baseline.manifest.passes}
+        elif scoring.baseline is not None:
+            same_plan = scoring.n_splits == 0
         self.report = ScoringReport(
             path=path,
-            reason=reason,
+            plain_reason=reason,
             n_requests=len(encoded),
             n_unscored=sum(not e.fits for e in encoded),
             n_truncated=sum(e.truncated for e in encoded),
             n_tokens=plan.n_tokens,
-            n_tokens_naive=naive,
+            n_tokens_naive=n_tokens_naive,
             n_rows=len(plan.keys),
             plan=digest,
-            same_plan_as_baseline=same,
+            same_plan_as_baseline=same_plan,
             same_rounding_as_baseline=same_rounding,
-            n_splits=job.n_splits,
-            head=self._whole,
+            n_splits=scoring.n_splits,
+            whole_model_reason=self._whole_model_reason,
             seconds=time.monotonic() - began,
-            n_processes=spread.n_processes,
-            alone=spread.alone,
+            n_processes=processes.n_processes,
+            single_process_reason=processes.single_process_reason,
         )
         logger.info("scored: %s", self.report)
         if same_rounding is False:
-            logger.warning("The baseline was computed with other threads or another processor: it differs by rounding")
+            logger.warning(
+                "The baseline was computed with other threads or another processor: results differ by rounding"
+            )
         if self.report.n_unscored:
-            logger.warning("%d options are longer than the model's context and stay unscored", self.report.n_unscored)
+            logger.warning("%d options are longer than the model's context and are not scored", self.report.n_unscored)
 
 
-def _identity(baseline: StateStore | ModelRunner | None) -> str:
-    """Return what a journal has to know about the baseline."""
+def _baseline_identity(baseline: StateStore | ModelRunner | None) -> str:
+    """Return what identifies the baseline in a journal."""
     if baseline is None:
         return "none"
     if isinstance(baseline, ModelRunner):

@@ -1,4 +1,4 @@
-"""What decides a model's numbers besides its weights, its tokenizer and the questions: our code, and the libraries."""
+"""Identity of the scoring engine: our code and the library versions, which decide a model's numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCES = ("items", "models", "records", "scoring")
 """Sub-packages whose code decides which tokens a model reads, what is computed, and what is written down."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")
-"""Distributions that compute, or say what is asked, for every model."""
+"""Distributions that compute, or define tasks, for every model."""
 
 FORMAT_PACKAGES = {
     "awq": "gptqmodel",
@@ -27,9 +27,9 @@ FORMAT_PACKAGES = {
 
 
 def engine_identity(folder: Path) -> dict[str, str]:
-    """Return what decides the numbers of the model in a folder, besides its weights and the questions.
+    """Return what decides the numbers of the model in a folder, apart from its weights and the tasks.
 
-    Two evaluations with equal identities, on machines of one kind, may share their results.
+    Two evaluations with equal identities, on machines of the same kind, may share their results.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ def engine_identity(folder: Path) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        ``source``: SHA-256 of our code (see `source_hash`); the version of each library by its distribution's name,
-        "not installed" where it is missing; ``attention``: the kernel asked for, "auto" where transformers chooses by
-        the configuration; ``model code``: SHA-256 of the Python files in the folder, where it has any.
+        ``source``: SHA-256 of our code (see `source_hash`). One entry per library: its version, or "not installed".
+        ``attention``: the requested implementation, or "auto" where transformers chooses. ``model code``: SHA-256 of
+        the Python files in the folder, if there are any.
     """
     folder = Path(folder)
     packages = {*PACKAGES}
@@ -60,7 +60,7 @@ def engine_identity(folder: Path) -> dict[str, str]:
 def source_hash() -> str:
     """Return the SHA-256 of the Python files in `SOURCES` (64 hexadecimal digits).
 
-    Paths within the package and contents are hashed, so an installed wheel and a checkout of the same code agree.
+    The paths inside the package and the contents are hashed, so a wheel and a checkout of the same code agree.
     """
     root = Path(__file__).resolve().parents[1]
     return _hash([file for name in SOURCES for file in (root / name).rglob("*.py")], root)

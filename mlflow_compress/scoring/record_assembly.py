@@ -1,4 +1,4 @@
-"""From rows of a pass to records: one row a request, or one row a corpus token."""
+"""Makes records from the results of a pass: one row per request, or one row per corpus token."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ def option_scores(
     place: npt.NDArray[np.int64],
     result: Arrays,
 ) -> OptionScores:
-    """Sum the log-probabilities of each request's targets; `place` says which targets, request by request."""
+    """Return one row per request: its targets' summed log-probability, and whether all are the most probable token.
+
+    `place` holds the indices of the targets, request by request.
+    """
     logprob = result["logprob"][place]
-    hit = result["argmax"][targets.row[place]] == targets.token[place]
+    is_argmax = result["argmax"][targets.row[place]] == targets.token[place]
     starts = _starts(encoded)
     fits = np.asarray([e.fits for e in encoded], dtype=bool)
     loglik: list[float | None] = [None] * len(requests)
     greedy: list[bool | None] = [None] * len(requests)
     if len(starts):
-        sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(hit, starts)
+        sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(is_argmax, starts)
         for i, total, every in zip(np.flatnonzero(fits).tolist(), sums.tolist(), hits.tolist(), strict=True):
             loglik[i], greedy[i] = total, every
     return OptionScores.from_columns(
@@ -53,7 +56,7 @@ def option_distances(
     place: npt.NDArray[np.int64],
     result: Arrays,
 ) -> OptionDistances | None:
-    """Average the distances over each request's tokens; None without a baseline."""
+    """Return one row per request: the distances, averaged over its tokens. None without a baseline."""
     if "kl" not in result:
         return None
     rows, starts = targets.row[place], _starts(encoded)
@@ -67,7 +70,7 @@ def option_distances(
 
 
 def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
-    """One row a scored corpus token, window by window."""
+    """Return one row per scored corpus token, window by window."""
     return TokenScores.from_columns(
         {
             **_token_keys(task, windows),
@@ -81,7 +84,7 @@ def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
 
 
 def token_distances(task: str, windows: Windows, result: Arrays) -> TokenDistances | None:
-    """Distances of each scored corpus token; None without a baseline."""
+    """Return the distances of each scored corpus token; None without a baseline."""
     if "kl" not in result:
         return None
     return TokenDistances.from_columns({**_token_keys(task, windows), **{k: result[k] for k in DISTANCES}})
@@ -102,6 +105,6 @@ def _token_keys(task: str, windows: Windows) -> dict[str, Any]:
 
 
 def _starts(encoded: Sequence[Encoded]) -> npt.NDArray[np.int64]:
-    """Return where the targets of each request that fits begin."""
+    """Return the index of the first target of each request that fits into the context."""
     lengths = [len(e.targets) for e in encoded if e.fits]
     return np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0, np.int64)

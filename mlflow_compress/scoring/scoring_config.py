@@ -1,4 +1,4 @@
-"""How a pass is cut, and what it reports about itself."""
+"""Settings of a scoring pass, and the report on one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ PATHS = ("auto", "packed", "plain")
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringConfig:
-    """How work is cut; any setting gives the same results within rounding.
+    """Sizes of batches and head products. Every setting gives the same results within rounding.
 
     Attributes
     ----------
     batch_tokens : int or None
-        Tokens a forward pass. None: what the baseline was scored with, or 1024 on a CPU (where small batches stay in
-        cache) and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
+        Tokens per forward pass. None: as the baseline; without one 1024 on a CPU (where small batches stay in cache)
+        and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
     head_rows : int or None
-        Most rows a head product. None: the baseline's, or what makes 64 MB of logits, at most 1024.
+        Most rows per product with the head. None: as the baseline; without one as many as make 64 MB of logits, at
+        most 1024.
     path : str
-        "packed" (shared prefixes once), "plain" (length-sorted batches), or "auto": packed where the model can.
+        "packed" (shared prefixes are computed once), "plain" (padded batches, sorted by length), or "auto": packed if
+        the model supports it.
     progress : bool
         Show a progress bar on a terminal.
     shard_seconds : float
-        How often a pass with a `resume` folder writes down what it has.
+        How often a pass with a `resume` folder writes its results.
     """
 
     batch_tokens: int | None = None
@@ -45,38 +47,38 @@ class ScoringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringReport:
-    """What a pass did.
+    """Report on one scoring pass.
 
     Attributes
     ----------
     path : str
         "packed" or "plain".
-    reason : str or None
-        Why not packed.
+    plain_reason : str or None
+        Why it was not packed; None where it was.
     n_requests, n_unscored, n_truncated : int
-        Requests; those whose continuation exceeds the context (their `loglik` is null); those cut on the left.
+        Requests; those whose continuation is longer than the context (their `loglik` is null); those cut on the left.
     n_tokens, n_tokens_naive, n_rows : int
-        Tokens computed; tokens that one request at a time would compute; head products.
+        Tokens computed; tokens that would be computed without shared prefixes; scored positions.
     plan : str
         Digest of the batches: passes with equal digests and weights give equal bits.
     same_plan_as_baseline : bool or None
-        Whether the batches were cut as the baseline's; None without a baseline.
+        Whether the batches are those of the baseline; None without a baseline.
     same_rounding_as_baseline : bool or None
         Whether a stored baseline was computed on the same kind of processor with as many threads; if not, results
         differ by rounding. None without a stored baseline.
     n_splits : int
-        How often memory ran out and the rest went on in smaller batches, which moves results within rounding.
-    head : str or None
-        Why the whole model had to run instead of its body and, at scored positions, its head; None where it had not.
+        How often memory ran out, after which smaller batches were used. It changes results within rounding.
+    whole_model_reason : str or None
+        Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed.
     seconds : float
     n_processes : int
-        Processes that had a share.
-    alone : str or None
-        Why it is one process although more were started; None where it is not.
+        Processes that took part.
+    single_process_reason : str or None
+        Why only one process took part although more were started; None otherwise.
     """
 
     path: str
-    reason: str | None
+    plain_reason: str | None
     n_requests: int
     n_unscored: int
     n_truncated: int
@@ -87,7 +89,7 @@ class ScoringReport:
     same_plan_as_baseline: bool | None
     same_rounding_as_baseline: bool | None
     n_splits: int
-    head: str | None
+    whole_model_reason: str | None
     seconds: float
     n_processes: int
-    alone: str | None
+    single_process_reason: str | None

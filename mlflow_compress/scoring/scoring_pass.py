@@ -1,4 +1,4 @@
-"""Carry out a plan: body by units, head by groups of rows, and what each row and each target yields."""
+"""One scoring pass: the body runs unit by unit, the head group by group; results are statistics per row and target."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ from mlflow_compress.errors import AlignmentError, UnsupportedError
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
 from mlflow_compress.scoring.forward.body import Body
-from mlflow_compress.scoring.forward.head import Logits
-from mlflow_compress.scoring.kernels.logit_stats import sweep
-from mlflow_compress.scoring.kernels.row_divergence import KINDS
+from mlflow_compress.scoring.forward.head import LanguageModelHead
+from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
+from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
+from mlflow_compress.scoring.kernels.row_divergence import DIVERGENCES
 from mlflow_compress.scoring.plan.units import (
     NO_PREFIX,
-    Group,
     PackedBatch,
     PaddedBatch,
     Plan,
-    groups,
+    UnitGroup,
+    group_units,
     last_uses,
-    split,
+    split_unit,
 )
 
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
-DISTANCES = (*KINDS, "same_top", "top10", "rbo10")
+DISTANCES = (*DIVERGENCES, "same_top", "top10", "rbo10")
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Tokens whose log-probability is wanted: `token[i]` after row `row[i]`; rows never fall, every row occurs."""
+    """Tokens whose log-probability is computed: `token[i]`, predicted at row `row[i]`.
+
+    `row` is sorted, and every row of the plan occurs in it.
+    """
 
     row: Ints
     token: Ints
 
     @classmethod
     def of(cls, row: Ints, token: Ints) -> tuple[Targets, Ints]:
-        """Return the distinct pairs in order of rows, and for each pair given its place among them."""
+        """Return the distinct (row, token) pairs sorted by row, and the index of each given pair among them."""
         pairs, place = np.unique(np.stack([row, token]), axis=1, return_inverse=True)
         return cls(pairs[0], pairs[1]), place.reshape(-1).astype(np.int64)
 
@@ -58,37 +62,38 @@ class Targets:
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """A model that runs: its body and its head."""
+    """Runs one model: its body and its head."""
 
     body: Body
-    head: Logits
+    head: LanguageModelHead
 
 
 @dataclass
 class ScoringPass:
-    """One pass over one plan. Its results are named arrays in the plan's row order.
+    """One pass over one plan. Its results are arrays by name, in the plan's row order.
 
-    ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, the
-    lowest id of equals. With `entropy` also ``entropy`` (n_rows,) in nats; with a baseline what `DISTANCES` names, each
-    (n_rows,), see `sweep.Sweep`.
+    ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, at a
+    tie the lowest id. With `entropy` also ``entropy`` (n_rows,) in nats. With a baseline also the arrays that
+    `DISTANCES` names, each (n_rows,), see `logit_stats.LogitStats`.
 
     Attributes
     ----------
-    lane : ModelRunner
+    runner : ModelRunner
         The model that is scored.
     head_rows : int
-        Most rows a head product. Fixed by the settings, never by free memory: equal states then give equal bits.
+        Most rows per product with the head. It depends on the settings, never on free memory, so that equal states give
+        equal bits.
     capture : StateWriter or None
         Receives the head's inputs.
     baseline : StateStore, ModelRunner or None
-        A store, or a model that runs beside this one on the same batches.
+        A store, or a model that runs on the same batches as this one.
     journal : Journal or None
-        Where results go every `seconds`, and come from when a run was killed.
+        Where results are written every `seconds`, and from where a killed run resumes.
     entropy : bool
-        Whether each row's entropy is wanted.
+        Whether to compute the entropy of each row.
     """
 
-    lane: ModelRunner
+    runner: ModelRunner
     head_rows: int
     capture: StateWriter | None = None
     baseline: StateStore | ModelRunner | None = None
@@ -102,31 +107,33 @@ class ScoringPass:
     _spare: int = field(default=0, init=False)  # prefixes of split units are numbered downwards from -1
 
     def run(self, plan: Plan, targets: Targets) -> Arrays:
-        """Run every unit that an earlier run has not done, and return all results."""
-        found = self._find(plan)
+        """Run every unit that an interrupted run has not finished, and return all results."""
+        baseline_rows = self._baseline_rows(plan)
         first = targets.first_tokens()
-        cut = groups(plan, self.head_rows)
+        cut = group_units(plan, self.head_rows)
         parts, n_done = self._resume()
-        finished = last_uses(plan.units)
-        keepers = {u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX}
+        last_use = last_uses(plan.units)
+        prefix_units = {
+            u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX
+        }
         fresh: list[Arrays] = []
         written = time.monotonic()
         bar = tqdm(
             total=plan.n_tokens, desc=self.label, unit="tok", unit_scale=True, disable=None if self.progress else True
         )
-        with bar:
+        with bar, install_tree_attention() as attention:
             bar.update(sum(g.n_tokens for g in cut[:n_done]))
             for number, group in enumerate(cut[n_done:], start=n_done):
-                fresh.append(self._group(plan, group, keepers, finished, targets, found, first))
+                fresh.append(self._group(plan, group, attention, prefix_units, last_use, targets, baseline_rows, first))
                 bar.update(group.n_tokens)
-                last = number == len(cut) - 1
-                if self.journal is not None and (last or time.monotonic() - written >= self.seconds):
+                is_last = number == len(cut) - 1
+                if self.journal is not None and (is_last or time.monotonic() - written >= self.seconds):
                     note = self.capture.progress() if self.capture is not None else {}
                     self.journal.append(number + 1, _joined(fresh), note)
                     parts += fresh
                     fresh, written = [], time.monotonic()
-        for lane in self._lanes():
-            lane.body.clear()
+        for runner in self._runners():
+            runner.body.clear()
         if not cut:
             names = ["logprob", "argmax", *(["entropy"] if self.entropy else [])]
             return {name: np.zeros(0) for name in (*names, *(DISTANCES if self.baseline is not None else ()))}
@@ -135,74 +142,80 @@ class ScoringPass:
     def _resume(self) -> tuple[list[Arrays], int]:
         if self.journal is None:
             return [], 0
-        known = self.journal.load()
-        if known and self.capture is not None:
-            self.capture.restore(**known[-1][2])
-        if known:
-            logger.info("%s goes on after group %d of an interrupted run", self.label, known[-1][0])
-        return [arrays for _, arrays, _ in known], known[-1][0] if known else 0
+        parts = self.journal.load()
+        if parts and self.capture is not None:
+            self.capture.restore(**parts[-1][2])
+        if parts:
+            logger.info("%s resumes after group %d of an interrupted run", self.label, parts[-1][0])
+        return [arrays for _, arrays, _ in parts], parts[-1][0] if parts else 0
 
-    def _lanes(self) -> list[ModelRunner]:
-        return [self.lane, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
+    def _runners(self) -> list[ModelRunner]:
+        return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
 
-    def _find(self, plan: Plan) -> Ints | None:
+    def _baseline_rows(self, plan: Plan) -> Ints | None:
+        """Return the store's row of each row of the plan, or None without a store."""
         if not isinstance(self.baseline, StateStore):
             return None
-        found = self.baseline.find(plan.keys)
-        if (found < 0).any():
+        rows = self.baseline.find(plan.keys)
+        if (rows < 0).any():
             raise AlignmentError(
-                f"The baseline store lacks {int((found < 0).sum())} of the {len(found)} scored positions",
+                f"The baseline store lacks {int((rows < 0).sum())} of the {len(rows)} scored positions",
                 fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
             )
-        return found
+        return rows
 
     def _group(
         self,
         plan: Plan,
-        group: Group,
-        keepers: dict[int, PackedBatch],
-        finished: dict[int, list[int]],
+        group: UnitGroup,
+        attention: TreeAttention,
+        prefix_units: dict[int, PackedBatch],
+        last_use: dict[int, list[int]],
         targets: Targets,
-        found: Ints | None,
+        baseline_rows: Ints | None,
         first: npt.NDArray[np.int32],
     ) -> Arrays:
-        per_lane: list[list[torch.Tensor]] = [[] for _ in self._lanes()]
+        per_runner: list[list[torch.Tensor]] = [[] for _ in self._runners()]
         for number in range(group.units.start, group.units.stop):
             unit = plan.units[number]
-            for states, lane in zip(per_lane, self._lanes(), strict=True):
-                states += self._states(lane.body, unit, keepers)
-                for prefix in finished.get(number, ()):
-                    lane.body.forget(prefix)
-        ready = [torch.cat(states) for states in per_lane]
+            for states, runner in zip(per_runner, self._runners(), strict=True):
+                states += self._states(runner.body, unit, attention, prefix_units)
+                for prefix in last_use.get(number, ()):
+                    runner.body.forget(prefix)
+        all_states = [torch.cat(states) for states in per_runner]
         parts = []
-        for begin in range(0, len(ready[0]), self.head_rows):
-            # Tensors of their own: a product's rounding may depend on how its input lies in memory.
-            chunk = [states[begin : begin + self.head_rows].clone() for states in ready]
+        for begin in range(0, len(all_states[0]), self.head_rows):
+            # Cloned, because a product's rounding may depend on where its input is in memory.
+            chunk = [states[begin : begin + self.head_rows].clone() for states in all_states]
             rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
-            logits = self.lane.head.logits(chunk[0])
+            logits = self.runner.head.logits(chunk[0])
             if self.capture is not None:
                 self.capture.append(chunk[0], logits, plan.keys[rows], first[rows])
-            swept = sweep(logits, self._baseline(chunk, rows, found, logits.device))
+            stats = compute_logit_stats(logits, self._baseline_logits(chunk, rows, baseline_rows, logits.device))
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
             row, token = (
                 torch.from_numpy(x) for x in (targets.row[start:stop] - rows.start, targets.token[start:stop])
             )
             chosen = logits[row.to(logits.device), token.to(logits.device)].double().cpu()
-            results = {"logprob": chosen - swept.log_normaliser[row], "argmax": swept.argmax, **swept.distances}
+            results = {"logprob": chosen - stats.log_normaliser[row], "argmax": stats.argmax, **stats.distances}
             if self.entropy:
-                results["entropy"] = swept.entropy
+                results["entropy"] = stats.entropy
             parts.append({name: values.numpy() for name, values in results.items()})
         return _joined(parts)
 
     def _states(
-        self, body: Body, unit: PackedBatch | PaddedBatch, keepers: dict[int, PackedBatch]
+        self,
+        body: Body,
+        unit: PackedBatch | PaddedBatch,
+        attention: TreeAttention,
+        prefix_units: dict[int, PackedBatch],
     ) -> list[torch.Tensor]:
-        """Run a unit, its prefixes first where a resumed run lacks them; split it when memory runs out."""
+        """Run a unit, after its prefix if a resumed run does not have it; split the unit when memory runs out."""
         if isinstance(unit, PackedBatch) and not body.has(unit.prefix):
-            self._states(body, keepers[unit.prefix], keepers)
+            self._states(body, prefix_units[unit.prefix], attention, prefix_units)
         if self._most_tokens is None or unit.n_tokens <= self._most_tokens or not _can_split(unit):
             try:
-                return [body.run(unit)]
+                return [body.run(unit, attention)]
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -219,18 +232,18 @@ class ScoringPass:
         self._spare -= 1
         spare = self._spare
         states = []
-        for part in split(unit, spare):
-            states += self._states(body, part, keepers)
+        for part in split_unit(unit, spare):
+            states += self._states(body, part, attention, prefix_units)
         body.forget(spare)
         return states
 
-    def _baseline(
-        self, chunk: list[torch.Tensor], rows: slice, found: Ints | None, device: torch.device
+    def _baseline_logits(
+        self, chunk: list[torch.Tensor], rows: slice, baseline_rows: Ints | None, device: torch.device
     ) -> torch.Tensor | None:
         if isinstance(self.baseline, ModelRunner):
             return self.baseline.head.logits(chunk[1]).to(device)
-        if self.baseline is not None and found is not None:
-            return self.baseline.logits(found[rows], device)
+        if self.baseline is not None and baseline_rows is not None:
+            return self.baseline.logits(baseline_rows[rows], device)
         return None
 
 
@@ -243,5 +256,5 @@ def _can_split(unit: PackedBatch | PaddedBatch) -> bool:
 
 
 def _is_out_of_memory(error: Any) -> bool:
-    """The CPU's allocator raises a plain RuntimeError."""
+    """Whether an error means that memory ran out; on a CPU that is a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

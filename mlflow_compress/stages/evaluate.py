@@ -13,7 +13,7 @@ from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.models.identity import ReadsText, check_same_tokenizer
+from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.details import details
 from mlflow_compress.report.record_tables import flips_table
@@ -38,7 +38,7 @@ from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
 
-def as_read_by(model: ReadsText, suite: Suite, system: str = "") -> Suite:
+def as_read_by(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
     """Return the suite with chat messages, after a system prompt, in the chat template.
 
     It is the baseline's, which both models read the same text in.

@@ -18,7 +18,7 @@ from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
-from mlflow_compress.models.identity import KnownModel, check_same_tokenizer
+from mlflow_compress.models.identity import IdentifiedModel, check_same_tokenizer
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel, resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
@@ -48,7 +48,7 @@ class Answers:
     samples: Generations
 
 
-def _graded_tokens(config: JudgeConfig, loaded: KnownModel) -> int:
+def _graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
     """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
     if config.answers.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
@@ -93,7 +93,7 @@ def _answers(
 
 
 def _fingerprint(
-    model: KnownModel, template: object, instructions: list[Instruction], config: JudgeConfig
+    model: IdentifiedModel, template: object, instructions: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return what a model's answers depend on."""
     return {

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.metrics.core.compute import compute_all, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -85,7 +85,7 @@ def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
         return {}
 
 
-def _manifest(run: StoredRun) -> Manifest | None:
+def _manifest(run: StoredRun) -> CheckpointManifest | None:
     """Return the checkpoint's manifest, where the checkpoint is still there."""
     folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
-    return Manifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None
+    return CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlflow_compress.compression.base import METHODS
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.method_settings import AUTO
 from mlflow_compress.config import EMBEDDED, MainConfig, as_text
 from mlflow_compress.errors import StageError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlflow_compress import demo
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoder import EMBEDDED as EMBEDDED_ENCODER
@@ -24,13 +24,13 @@ def model_label(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
 
 
-def read_manifest(checkpoint: str | None) -> Manifest:
+def read_manifest(checkpoint: str | None) -> CheckpointManifest:
     """Return the manifest of a compressed checkpoint; a folder without a whole one is refused."""
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
     if not Path(checkpoint).is_dir():
         raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
-    return Manifest.read(Path(checkpoint))
+    return CheckpointManifest.read(Path(checkpoint))
 
 
 @contextmanager

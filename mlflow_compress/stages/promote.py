@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from mlflow_compress.compression.base import METHODS
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.decide.promotion import (
     GATE_DROP,

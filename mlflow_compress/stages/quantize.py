@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compression.base import METHODS, MethodConfig
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
 from mlflow_compress.compression.pipeline import compress_model
 from mlflow_compress.config import QuantizeConfig, as_text
@@ -78,7 +78,7 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: So
     return Path(config.compression.output_dir) / f"{label}-{variant_name(config)}-{digest}"
 
 
-def size_values(manifest: Manifest) -> dict[str, float]:
+def size_values(manifest: CheckpointManifest) -> dict[str, float]:
     """Return what a manifest says of size and cost, as metrics."""
     zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
     return {
@@ -94,7 +94,7 @@ def size_values(manifest: Manifest) -> dict[str, float]:
 
 def quantize(
     config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
-) -> tuple[Manifest, Path]:
+) -> tuple[CheckpointManifest, Path]:
     """Compress the baseline into a folder of `output_dir`, and log settings, size and cost.
 
     A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
@@ -110,7 +110,7 @@ def quantize(
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
     if folder.exists():
-        manifest = Manifest.read(folder)
+        manifest = CheckpointManifest.read(folder)
         run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
     else:
         manifest = compress_model(

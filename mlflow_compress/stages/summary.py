@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.decide.promotion import KL
 from mlflow_compress.metrics.core.compute import unmet
@@ -39,7 +39,7 @@ class Outcome:
         The baseline's and the variant's short names.
     checkpoint : str
         The compressed checkpoint's folder.
-    manifest : Manifest
+    manifest : CheckpointManifest
         Its manifest.
     pooled, results : mapping, sequence
         The headline results by name, and all results.
@@ -60,7 +60,7 @@ class Outcome:
     label: str
     variant: str
     checkpoint: str
-    manifest: Manifest
+    manifest: CheckpointManifest
     pooled: Mapping[str, MetricResult]
     results: Sequence[MetricResult]
     children: Mapping[str, str]

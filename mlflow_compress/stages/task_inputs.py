@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.compression.base import METHODS
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions

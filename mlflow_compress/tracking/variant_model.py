@@ -23,7 +23,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: PythonModelContext) -> None:
         """Check the checkpoint against its recorded hashes and load it."""
-        from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
+        from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
         from mlflow_compress.errors import CheckpointError
         from mlflow_compress.models.loading import LoadConfig, load_model
 
@@ -37,7 +37,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
                 got=str(folder),
                 fix="Copy the folder here, or run the main job again with -P log_weights=true",
             )
-        manifest = Manifest.read(folder)
+        manifest = CheckpointManifest.read(folder)
         if manifest.weight_files != variant["weight_files"]:
             raise CheckpointError("The checkpoint was made anew since it was registered", got=str(folder))
         self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compression import METHODS, Manifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.stored_weights import hash_weights
@@ -39,7 +39,7 @@ DENSE = ("none", *CASTS, "magnitude", "wanda", "sparsegpt", "gaussian-noise", "k
 NEED_WIDE, WIDE = ("gguf-k", "gguf-imatrix"), {"hidden_size": 256, "intermediate_size": 256}
 """Methods with blocks of 256, and a base for them."""
 
-Compress = Callable[..., tuple[Manifest, Path]]
+Compress = Callable[..., tuple[CheckpointManifest, Path]]
 
 
 def small_config(name: str, **settings: Any) -> Any:
@@ -102,7 +102,7 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     assert capsys.readouterr() == ("", "")  # libraries are kept quiet
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # and leave nothing in the working directory
     assert torch.equal(torch.get_rng_state(), random_state)  # nor touch the caller's random numbers
-    assert Manifest.read(out) == manifest
+    assert CheckpointManifest.read(out) == manifest
     assert (manifest.calibration is not None) == method.needs_calibration
     assert AutoTokenizer.from_pretrained(out)("a goose") == AutoTokenizer.from_pretrained(base)("a goose")
     assert method.label(settings) == manifest.label and "/" not in manifest.label
@@ -147,7 +147,7 @@ def test_another_architecture_works_or_is_refused_with_a_reason(
         assert model in str(error)
         assert not out.exists()
         return
-    assert Manifest.read(out).method == name  # published, so its reload check agreed
+    assert CheckpointManifest.read(out).method == name  # published, so its reload check agreed
     ids = token_rows(base, TEXT[0], rows=4, length=64)
     before, after = (load_model(LoadConfig(path=str(f), device="cpu", dtype="float32")).model for f in (base, out))
     with torch.inference_mode():
@@ -228,15 +228,15 @@ def _seed(name: str, seed: int) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def on_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[float, Manifest]]:
+def on_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[float, CheckpointManifest]]:
     """Compress the demonstration model and return the KL to it on held-out text, with the manifest."""
     folder = tmp_path_factory.mktemp("demo")
     calibration = [(demo.DATA_DIR / "calibration.txt").read_text()]
     ids = token_rows(demo.MODEL_DIR, (demo.DATA_DIR / "corpus.txt").read_text(), rows=16, length=256)
     baseline = logits(demo.MODEL_DIR, ids)
-    done: dict[tuple[Any, ...], tuple[float, Manifest]] = {}
+    done: dict[tuple[Any, ...], tuple[float, CheckpointManifest]] = {}
 
-    def compress(name: str, **settings: Any) -> tuple[float, Manifest]:
+    def compress(name: str, **settings: Any) -> tuple[float, CheckpointManifest]:
         key = (name, *sorted(settings.items()))
         if key not in done:
             out = folder / str(len(done))
@@ -249,7 +249,9 @@ def on_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if len(method.supported_bits) > 1])
-def test_fewer_bits_lie_farther_from_the_baseline(name: str, on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+def test_fewer_bits_lie_farther_from_the_baseline(
+    name: str, on_demo: Callable[..., tuple[float, CheckpointManifest]]
+) -> None:
     need_extra(name)
     results = [on_demo(name, bits=bits) for bits in METHODS.get(name).supported_bits]
     distances = [kl for kl, _ in results]
@@ -259,7 +261,7 @@ def test_fewer_bits_lie_farther_from_the_baseline(name: str, on_demo: Callable[.
 
 
 @pytest.mark.slow
-def test_methods_rank_as_the_papers_say(on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+def test_methods_rank_as_the_papers_say(on_demo: Callable[..., tuple[float, CheckpointManifest]]) -> None:
     assert on_demo("none")[0] == 0.0
     assert on_demo("gptq", bits=4)[0] < on_demo("rtn", bits=4)[0]
     assert on_demo("awq", bits=3)[0] < on_demo("rtn", bits=3, symmetric="false")[0]
@@ -269,7 +271,7 @@ def test_methods_rank_as_the_papers_say(on_demo: Callable[..., tuple[float, Mani
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bnb-nf4", "bnb-fp4"])
 def test_double_quantization_saves_bits_and_costs_little(
-    name: str, on_demo: Callable[..., tuple[float, Manifest]]
+    name: str, on_demo: Callable[..., tuple[float, CheckpointManifest]]
 ) -> None:
     (plain, large), (double, small) = on_demo(name), on_demo(name, double_quant="true")
     # 0.37 bits a weight by the paper, less each layer's table of 1 KiB, which counts in layers as small as these.
@@ -281,7 +283,9 @@ def test_double_quantization_saves_bits_and_costs_little(
 @pytest.mark.parametrize(
     "name", [name for name, method in METHODS.items() if "sparsity" in method.Config.__dataclass_fields__]
 )
-def test_more_zeros_lie_farther_from_the_baseline(name: str, on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+def test_more_zeros_lie_farther_from_the_baseline(
+    name: str, on_demo: Callable[..., tuple[float, CheckpointManifest]]
+) -> None:
     ratios = [0.25, 0.5, 0.75]
     results = [on_demo(name, sparsity=ratio) for ratio in ratios]
     distances = [kl for kl, _ in results]
@@ -294,7 +298,7 @@ def test_more_zeros_lie_farther_from_the_baseline(name: str, on_demo: Callable[.
 
 
 @pytest.mark.slow
-def test_repairing_the_errors_of_pruning_pays(on_demo: Callable[..., tuple[float, Manifest]]) -> None:
+def test_repairing_the_errors_of_pruning_pays(on_demo: Callable[..., tuple[float, CheckpointManifest]]) -> None:
     # Magnitude and Wanda change places on the demo: it has none of the loud channels that Wanda is made for.
     for settings in ({"sparsity": 0.5}, {"sparsity": 0.75}, {"pattern": "2:4"}):
         sparsegpt = on_demo("sparsegpt", **settings)[0]

@@ -65,7 +65,7 @@ def test_an_interrupted_baseline_goes_on(
     [left] = left_behind(tracker)
     with caplog.at_level(logging.INFO):
         resumed = evaluate(config, tracker)
-    assert "options goes on after group" in caplog.text
+    assert "options resumes after group" in caplog.text
     assert not left.exists()
 
     monkeypatch.setattr(Scorer, "score_corpus", whole)
@@ -101,7 +101,7 @@ def test_answers_that_were_generated_are_not_generated_again(
     grown += [0]  # no further interruption
     with caplog.at_level(logging.INFO):
         resumed = evaluate(config, tracker)
-    assert "3 of 3 answers were there already" in caplog.text
+    assert "3 of 3 answers were already finished" in caplog.text
     assert grown[2:] == [3]
 
     [run] = tracker.find_finished("baseline")

@@ -22,7 +22,7 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.processes import team
-from mlflow_compress.scoring.processes.jobs import Workshop
+from mlflow_compress.scoring.processes.scoring_jobs import JobRunner
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8)
@@ -73,11 +73,11 @@ def with_itself(folder: Path, store: Path) -> RunRecords:
 def alone(folder: Path) -> None:
     """What one process leaves. It is this process, because a rounding may depend on the threads it was started with."""
     reports = evaluate(folder, folder / "one")
-    assert {(r.n_processes, r.alone) for r in reports} == {(1, None)}
+    assert {(r.n_processes, r.single_process_reason) for r in reports} == {(1, None)}
     Scorer(opened(folder / "base"), CONFIG).score(mixed_requests(), resume=folder / "begun_by_one")
 
 
-def fail(unit: object) -> torch.Tensor:
+def fail(unit: object, attention: object) -> torch.Tensor:
     place = "an open group, which libraries would use" if torch.distributed.is_initialized() else "its own share"
     raise DataError(f"The leader failed in {place}")
 
@@ -90,7 +90,7 @@ def together(folder: Path) -> dict[str, Any]:
     memory, little = Scorer(replace(base, config=None), CONFIG), Scorer(base, CONFIG)
     memory.score(mixed_requests())
     little.score(mixed_requests()[:1])
-    found["alone"] = [[s.report.n_processes, s.report.alone] for s in (memory, little) if s.report]
+    found["alone"] = [[s.report.n_processes, s.report.single_process_reason] for s in (memory, little) if s.report]
     shutil.copytree(folder / "model", folder / "broken")
     broken = opened(folder / "broken")
     assert broken.weights  # which is read from the file
@@ -113,7 +113,7 @@ def together(folder: Path) -> dict[str, Any]:
 def main(mode: str, folder: Path) -> int:
     torch.set_num_threads(1)
     if team.serves():
-        return team.serve(Workshop().do)
+        return team.serve(JobRunner().run)
     if mode == "killed":
         with team.leading():
             config = replace(CONFIG, shard_seconds=0.0)  # every group is written down

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlflow_compress.compression import Manifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import CheckpointManifest, compress_model, method_config, pipeline
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
@@ -42,7 +42,7 @@ def config(checkpoint: Path) -> Any:
     return method_config("checkpoint", checkpoint=str(checkpoint))
 
 
-def take(base: Path, checkpoint: Path, out: Path) -> Manifest:
+def take(base: Path, checkpoint: Path, out: Path) -> CheckpointManifest:
     return compress_model(str(base), "checkpoint", config(checkpoint), [], out)
 
 

@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.gguf.gguf_model import interleave_heads, part_heads
+from mlflow_compress.compression.gguf.gguf_model import deinterleave_heads, interleave_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
@@ -153,7 +153,7 @@ def test_a_file_of_an_architecture_that_gguf_does_not_know_is_refused(tmp_path: 
 def test_rows_translate() -> None:
     assert interleave_heads(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     rows = np.arange(24).reshape(12, 2)
-    assert np.array_equal(part_heads(interleave_heads(rows, 2), 2), rows)
+    assert np.array_equal(deinterleave_heads(interleave_heads(rows, 2), 2), rows)
 
 
 def test_the_frequencies_of_llama_3_are_in_the_file(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
-from mlflow_compress.compression import METHODS, Manifest, compress_model, method_config, pipeline, reload_check
+from mlflow_compress.compression import (
+    METHODS,
+    CheckpointManifest,
+    compress_model,
+    method_config,
+    pipeline,
+    reload_check,
+)
 from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
@@ -184,7 +191,7 @@ def test_another_architecture_works_or_is_refused_with_a_reason(name: str, tmp_p
     except UnsupportedError as error:
         assert "GPTNeoXForCausalLM" in str(error) and not out.exists()
         return
-    assert Manifest.read(out).method == name
+    assert CheckpointManifest.read(out).method == name
 
 
 @needs_extra
@@ -221,6 +228,6 @@ def test_the_same_settings_give_the_same_bytes(name: str, tmp_path: Path) -> Non
     base = make_llama(tmp_path / "base", num_key_value_heads=4)
     for turn in ("first", "second"):
         compress_model(str(base), name, method_config(name, **SMALL), TEXT, tmp_path / turn)
-    first, second = (Manifest.read(tmp_path / turn) for turn in ("first", "second"))
+    first, second = (CheckpointManifest.read(tmp_path / turn) for turn in ("first", "second"))
     assert first.weight_files == second.weight_files
     assert dataclasses.asdict(first)["calibration"] == dataclasses.asdict(second)["calibration"]

@@ -11,7 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compression import METHODS, Job, Manifest, Method, MethodConfig, compress_model, method_config
+from mlflow_compress.compression import (
+    METHODS,
+    CheckpointManifest,
+    CompressionJob,
+    Method,
+    MethodConfig,
+    compress_model,
+    method_config,
+)
 from mlflow_compress.compression.reload_check import main as reload_check
 from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
@@ -59,7 +67,7 @@ class Saver(Method):
     description = reference = format = "test"
     Config = Config
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         model = job.source.load(job.device)
         model.save_pretrained(job.folder)
         job.source.tokenizer().save_pretrained(job.folder)
@@ -110,7 +118,7 @@ def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
 ) -> None:
     out = tmp_path / "out"
     manifest = compress_model(str(base), "none", None, [], out)
-    assert manifest == Manifest.read(out)
+    assert manifest == CheckpointManifest.read(out)
     assert manifest.reload["max_abs_diff"] == 0.0 and manifest.reload["kl_max"] == 0.0
     assert manifest.size_ratio == 1.0 and manifest.bits_per_weight == manifest.bits_per_weight_model == 16.0
     assert manifest.seconds > 0 and manifest.peak_memory_bytes > 2**20
@@ -120,7 +128,7 @@ def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
     change_one_weight(out)
     assert reload_check([str(out)]) == 1
     with pytest.raises(CheckpointError, match="has changed"):
-        Manifest.read(out)
+        CheckpointManifest.read(out)
     (out / "model.safetensors").write_bytes(b"")
     assert reload_check([str(out)]) == 2
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Manifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import stored_weights
 
@@ -128,8 +128,8 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def manifest(checkpoint: Path) -> Manifest:
-    manifest = Manifest(
+def manifest(checkpoint: Path) -> CheckpointManifest:
+    manifest = CheckpointManifest(
         method="rtn",
         label="rtn-4bit-g128",
         settings={"bits": 4},
@@ -158,37 +158,37 @@ def manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def test_a_manifest_comes_back_as_it_was_written(checkpoint: Path, manifest: Manifest) -> None:
-    assert Manifest.read(checkpoint) == manifest
-    assert asdict(Manifest.read(checkpoint, verify=False)) == asdict(manifest)
+def test_a_manifest_comes_back_as_it_was_written(checkpoint: Path, manifest: CheckpointManifest) -> None:
+    assert CheckpointManifest.read(checkpoint) == manifest
+    assert asdict(CheckpointManifest.read(checkpoint, verify=False)) == asdict(manifest)
     assert not list(checkpoint.glob("*.partial"))
 
 
 def test_a_missing_manifest_means_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a finished compressed checkpoint"):
-        Manifest.read(tmp_path)
+        CheckpointManifest.read(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', "version"])
-def test_a_broken_manifest_is_refused(checkpoint: Path, manifest: Manifest, damage: str) -> None:
+def test_a_broken_manifest_is_refused(checkpoint: Path, manifest: CheckpointManifest, damage: str) -> None:
     path = checkpoint / MANIFEST_FILE
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "version": 99}) if damage == "version" else damage)
     with pytest.raises(CheckpointError, match="manifest"):
-        Manifest.read(checkpoint)
+        CheckpointManifest.read(checkpoint)
 
 
-def test_one_changed_byte_of_a_weight_file_is_found(checkpoint: Path, manifest: Manifest) -> None:
+def test_one_changed_byte_of_a_weight_file_is_found(checkpoint: Path, manifest: CheckpointManifest) -> None:
     path = checkpoint / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="has changed"):
-        Manifest.read(checkpoint)
-    assert Manifest.read(checkpoint, verify=False) == manifest
+        CheckpointManifest.read(checkpoint)
+    assert CheckpointManifest.read(checkpoint, verify=False) == manifest
 
 
-def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest: Manifest) -> None:
+def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest: CheckpointManifest) -> None:
     save_file({"x": torch.zeros(1)}, checkpoint / "extra.safetensors")
     with pytest.raises(CheckpointError, match=r"not those of its manifest.*extra\.safetensors"):
-        Manifest.read(checkpoint)
+        CheckpointManifest.read(checkpoint)

@@ -175,7 +175,7 @@ def test_one_turn_may_stand_beside_two_and_a_system_prompt_before_both(demo: Loa
     )
     demo.tokenizer.chat_template, kept = "{{ messages[-1]['content'] }}", demo.tokenizer.chat_template
     try:
-        with pytest.raises(CheckpointError, match="leaves the system prompt out"):
+        with pytest.raises(CheckpointError, match="omits the system prompt"):
             chat_format(demo.tokenizer).prompt(["Who?"], system="Be short.")
     finally:
         demo.tokenizer.chat_template = kept

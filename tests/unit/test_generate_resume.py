@@ -15,7 +15,7 @@ from mlflow_compress.errors import StoreError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation import decoding
-from mlflow_compress.scoring.generation.decoding import Row
+from mlflow_compress.scoring.generation.decoding import GenerationRow
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random
@@ -63,11 +63,11 @@ class Batches:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._grow: Callable[..., None] = decoding._grow
-        self.rows: list[Row] = []
+        self.rows: list[GenerationRow] = []
         self.calls, self.fail_at = 0, -1
         monkeypatch.setattr(decoding, "_grow", self)
 
-    def __call__(self, loaded: Any, batch: Sequence[Row], *rest: Any) -> None:
+    def __call__(self, loaded: Any, batch: Sequence[GenerationRow], *rest: Any) -> None:
         if self.calls == self.fail_at:
             raise KeyboardInterrupt
         self.calls += 1

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlflow_compress.compression import compress_model, method_config
-from mlflow_compress.compression.checkpoint_manifest import Manifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values
@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(checkpoint: Path, *, name: str = "rtn-4bit-g32", log_weights: str = "auto") -> VariantEntry:
-    manifest = Manifest.read(checkpoint)
+    manifest = CheckpointManifest.read(checkpoint)
     return VariantEntry(
         name=name,
         checkpoint=checkpoint,

@@ -115,7 +115,9 @@ def test_scores_are_those_of_a_naive_loop(folder: Path, loaded: LoadedModel, tmp
     assert scores.column("loglik").tolist() == pytest.approx(expected, abs=1e-4)
     report = scorer.report
     assert report is not None and report.path == "plain"
-    assert "keeps its caches itself" in str(report.reason) and "NativeGgufForCausalLM" in str(report.head)
+    assert "keeps its caches itself" in str(report.plain_reason) and "NativeGgufForCausalLM" in str(
+        report.whole_model_reason
+    )
 
 
 @needs_llama_cpp
@@ -163,7 +165,7 @@ def test_other_models_and_methods(make: Any, method: str, tmp_path: Path) -> Non
 def test_a_file_that_llama_cpp_reads_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_llama(tmp_path / "base")
     monkeypatch.setattr(gguf_model, "interleave_heads", lambda rows, heads: rows)
-    monkeypatch.setattr(gguf_model, "part_heads", lambda rows, heads: rows)
+    monkeypatch.setattr(gguf_model, "deinterleave_heads", lambda rows, heads: rows)
     with pytest.raises(ReloadMismatchError, match="something else than the values"):
         compress_model(str(base), "gguf", method_config("gguf", bits=8, native="true"), [], tmp_path / "out")
     assert not (tmp_path / "out").exists()

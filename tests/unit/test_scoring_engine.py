@@ -39,7 +39,7 @@ def test_every_architecture_equals_the_naive_forward(name: str) -> None:
         scores, distances = scorer.score(requests)
         assert distances is None
         assert scorer.report is not None
-        assert scorer.report.path == ("plain" if config.path == "plain" else "packed"), scorer.report.reason
+        assert scorer.report.path == ("plain" if config.path == "plain" else "packed"), scorer.report.plain_reason
         n_tokens = scores.column("n_tokens")
         assert np.abs((scores.column("loglik") - wanted) / n_tokens).max() < NAT_PER_TOKEN
         assert scores.key_rows() == [(r.task, r.item_id, r.permutation, r.option) for r in requests]
@@ -128,7 +128,7 @@ def test_a_path_the_model_cannot_take_is_refused_and_auto_falls_back_with_a_reas
     scores, _ = scorer.score(requests)
     assert scorer.report is not None
     assert scorer.report.path == "plain"
-    assert "sliding_window 8" in str(scorer.report.reason)
+    assert "sliding_window 8" in str(scorer.report.plain_reason)
     wanted = naive_logliks(narrow, requests)
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < NAT_PER_TOKEN
     with pytest.raises(ConfigError, match="sliding_window 8"):
@@ -212,7 +212,7 @@ def test_a_model_whose_head_reads_more_than_the_states_runs_whole() -> None:
     scorer = Scorer(skipping, quiet())
     scores, _ = scorer.score(requests)
     assert scorer.report is not None
-    assert "differs from the model's" in str(scorer.report.head)
+    assert "differs from the model's" in str(scorer.report.whole_model_reason)
     wanted = naive_logliks(skipping, requests)
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < NAT_PER_TOKEN
     assert np.abs(wanted - naive_logliks(loaded, requests)).min() > 1e-3

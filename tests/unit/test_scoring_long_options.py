@@ -76,7 +76,7 @@ def test_they_are_left_out_and_counted_everywhere(
     with StateWriter(tmp_path / "store", models["base"]) as writer:
         base = measure(first, suite, capture=writer, resume=tmp_path / "work").records
     assert first.report is not None and first.report.n_unscored == len(LONG)
-    assert "2 options are longer than the model's context and stay unscored" in caplog.text
+    assert "2 options are longer than the model's context and are not scored" in caplog.text
     store = StateStore.open(tmp_path / "store", baseline=models["base"])
     variant = measure(Scorer(models["variant"], config), suite, baseline=store).records
     noise = measure(

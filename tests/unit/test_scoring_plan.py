@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.trie import build_trie
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, groups, last_uses, rows_of, split
+from mlflow_compress.scoring.plan.units import (
+    NO_PREFIX,
+    PackedBatch,
+    PaddedBatch,
+    group_units,
+    last_uses,
+    n_scored_rows,
+    split_unit,
+)
 
 Ids = np.ndarray
 sequence = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -91,8 +99,8 @@ def test_split_units_yield_the_same_rows(
                 halved.append(unit)
                 continue
             spare -= 1
-            parts = split(unit, spare)
-            assert sum(rows_of(p) for p in parts) == rows_of(unit)
+            parts = split_unit(unit, spare)
+            assert sum(n_scored_rows(p) for p in parts) == n_scored_rows(unit)
             halved += parts
         units = halved
     assert spelled(units) == spelled(plan.units)
@@ -104,7 +112,7 @@ def test_groups_cover_units_and_rows_in_order(
     trie: tuple[list[Ids], list[int]], batch_tokens: int, head_rows: int
 ) -> None:
     plan = plan_packs(*trie, batch_tokens=batch_tokens)
-    cut = groups(plan, head_rows)
+    cut = group_units(plan, head_rows)
     units = [n for g in cut for n in range(g.units.start, g.units.stop)]
     rows = [n for g in cut for n in range(g.rows.start, g.rows.stop)]
     assert units == list(range(len(plan.units)))

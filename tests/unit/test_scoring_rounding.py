@@ -17,7 +17,7 @@ from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter, _find_run
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter, _find_sequence
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.stages.evaluation import baseline
 from mlflow_compress.stages.get_or_create import digest
@@ -88,11 +88,11 @@ def test_a_model_from_a_file_is_aligned(dtype: str, tmp_path: Path) -> None:
 def test_a_run_of_keys_is_found_where_it_stands_whole() -> None:
     every = np.zeros((60, 16), np.uint8)
     every[:, 0] = [*range(20), *range(20), *range(5, 25)]
-    assert _find_run(every, every[3:9]) == 3
-    assert _find_run(every, every[41:60]) == 41  # its beginning stands at 6 and 26 too
-    assert _find_run(every, every[[4, 3]]) is None
-    assert _find_run(every[:3], every) is None
-    assert _find_run(every, every[:0]) is None
+    assert _find_sequence(every, every[3:9]) == 3
+    assert _find_sequence(every, every[41:60]) == 41  # its beginning stands at 6 and 26 too
+    assert _find_sequence(every, every[[4, 3]]) is None
+    assert _find_sequence(every[:3], every) is None
+    assert _find_sequence(every, every[:0]) is None
 
 
 def test_documents_that_begin_alike_meet_their_own_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,15 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.forward import tree_attention as branches_module
+from mlflow_compress.scoring.forward import tree_attention as tree_module
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
-from mlflow_compress.scoring.forward.tree_attention import Branch, branches
+from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches
 from mlflow_compress.scoring.plan.units import PaddedBatch
 from tests.unit.scoring_models import CONFIGS, load_random, mixed_requests, naive_logliks
 
 
 def tree(*ends: int) -> Branch:
-    return branches(np.asarray(ends, dtype=np.int32))
+    return build_branches(np.asarray(ends, dtype=np.int32))
 
 
 def leaf(begin: int, stop: int) -> Branch:
@@ -29,31 +29,31 @@ def test_branches_are_cut_where_nothing_is_seen_of_what_came_before(monkeypatch:
     # A stem of two with leaves of one and one; a leaf of three; two leaves of one.
     ends = [4, 4, 3, 4, 7, 7, 7, 8, 9]
     assert tree(*ends) == leaf(0, 9)  # too small to be worth a call each
-    monkeypatch.setattr(branches_module, "_SMALLEST", 1)
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 1)
     two = Branch(0, 2, 4, [leaf(2, 3), leaf(3, 4)])
     assert tree(*ends) == Branch(0, 0, 9, [two, leaf(4, 7), leaf(7, 8), leaf(8, 9)])
     # The same under one token that all of them see.
     under = tree(10, *(e + 1 for e in ends))
     assert (under.begin, under.stem, under.stop) == (0, 1, 10)
-    assert under.parts[0] == Branch(1, 3, 5, [leaf(3, 4), leaf(4, 5)])
+    assert under.children[0] == Branch(1, 3, 5, [leaf(3, 4), leaf(4, 5)])
     assert tree(3, 3, 3) == leaf(0, 3)
-    monkeypatch.setattr(branches_module, "_SMALLEST", 4)
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
     assert tree(*ends) == Branch(0, 0, 9, [leaf(0, 4), leaf(4, 8), leaf(8, 9)])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("batch_tokens", [200, 2000])
 def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches_module, "_SMALLEST", 4)
-    calls = {"_by_branches": 0, "_at_rows": 0}
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
+    calls = {"_attend_per_branch": 0, "_attend_at_rows": 0}
     for function in calls:
-        original = getattr(branches_module, function)
+        original = getattr(tree_module, function)
 
         def counted(*args: Any, function: str = function, original: Any = original) -> Any:
             calls[function] += 1
             return original(*args)
 
-        monkeypatch.setattr(branches_module, function, counted)
+        monkeypatch.setattr(tree_module, function, counted)
     loaded, requests = load_random(name), mixed_requests()
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     scores, _ = Scorer(loaded, ScoringConfig(progress=False, batch_tokens=batch_tokens)).score(requests)
@@ -61,8 +61,8 @@ def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, mo
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < 1e-5
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     uses_sdpa = name != "gemma2"  # whose soft caps only its own attention knows
-    assert (calls["_by_branches"] > 0) == uses_sdpa
-    assert (calls["_at_rows"] > 0) == uses_sdpa
+    assert (calls["_attend_per_branch"] > 0) == uses_sdpa
+    assert (calls["_attend_at_rows"] > 0) == uses_sdpa
 
 
 def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:

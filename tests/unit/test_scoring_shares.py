@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mlflow_compress.scoring.forward.body import split_body_and_head
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, groups
-from mlflow_compress.scoring.processes.shares import Share, shares
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, group_units
+from mlflow_compress.scoring.processes.shares import Share, cut_into_shares
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 from tests.unit.scoring_models import VOCAB, load_random
 from tests.unit.test_scoring_plan import tries
@@ -36,12 +36,12 @@ def test_shares_are_the_plan_in_order_and_whole_in_themselves(
         if packed
         else plan_batches(sequences, counts, batch_tokens=batch_tokens)
     )
-    targets, cut = targets_of(plan), groups(plan, head_rows)
-    parts = shares(plan, targets, head_rows, n)
+    targets, cut = targets_of(plan), group_units(plan, head_rows)
+    parts = cut_into_shares(plan, targets, head_rows, n)
     assert len(parts) == min(n, len(cut))
     assert [id(u) for part in parts for u in part.plan.units] == [id(u) for u in plan.units]
     assert np.array_equal(np.concatenate([part.plan.keys for part in parts]), plan.keys)
-    assert [g.n_tokens for part in parts for g in groups(part.plan, head_rows)] == [g.n_tokens for g in cut]
+    assert [g.n_tokens for part in parts for g in group_units(part.plan, head_rows)] == [g.n_tokens for g in cut]
     starts = np.cumsum([0, *(len(part.plan.keys) for part in parts)])[:-1]
     for name in ("row", "token"):
         shift = starts if name == "row" else np.zeros(len(parts), int)
@@ -71,7 +71,7 @@ def subjects(n_headers: int) -> tuple[list[np.ndarray], list[int]]:
 
 def test_cuts_lie_between_subjects_where_that_is_hardly_uneven() -> None:
     plan = plan_packs(*subjects(3), batch_tokens=30, min_shared=8)
-    first, second = shares(plan, targets_of(plan), 1, 2)
+    first, second = cut_into_shares(plan, targets_of(plan), 1, 2)
     # Half of three headers is in the middle of the second; there its header would be computed twice.
     assert first.plan.before == [] and second.plan.before == []
     assert abs(first.plan.n_tokens - second.plan.n_tokens) == plan.n_tokens / 3
@@ -79,13 +79,13 @@ def test_cuts_lie_between_subjects_where_that_is_hardly_uneven() -> None:
 
 def test_one_subject_is_divided_all_the_same() -> None:
     plan = plan_packs(*subjects(1), batch_tokens=30, min_shared=8)
-    parts = shares(plan, targets_of(plan), 1, 2)
+    parts = cut_into_shares(plan, targets_of(plan), 1, 2)
     assert [pack.n_tokens for pack in parts[1].plan.before] == [40]
 
 
 def test_a_plan_without_work_is_one_share() -> None:
     plan = plan_packs([], [], batch_tokens=30)
-    assert len(shares(plan, targets_of(plan), 4, 3)) == 1
+    assert len(cut_into_shares(plan, targets_of(plan), 4, 3)) == 1
 
 
 @pytest.mark.parametrize("n", [2, 5])
@@ -96,12 +96,12 @@ def test_a_share_that_was_sent_away_gives_the_same_bits(n: int) -> None:
     targets = targets_of(plan)
 
     def run(part: Share) -> dict[str, np.ndarray]:
-        return ScoringPass(lane=ModelRunner(body, head), head_rows=4, progress=False, entropy=True).run(
+        return ScoringPass(runner=ModelRunner(body, head), head_rows=4, progress=False, entropy=True).run(
             part.plan, part.targets
         )
 
     whole = run(Share(plan, targets))
-    parts: Sequence[Share] = pickle.loads(pickle.dumps(shares(plan, targets, 4, n)))  # noqa: S301 - our own bytes
+    parts: Sequence[Share] = pickle.loads(pickle.dumps(cut_into_shares(plan, targets, 4, n)))  # noqa: S301 - our own bytes
     assert len(parts) == n and any(part.plan.before for part in parts)
     results = [run(part) for part in reversed(parts)][::-1]
     for name, values in whole.items():

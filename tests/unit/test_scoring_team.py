@@ -106,13 +106,13 @@ def test_the_baseline_has_not_moved_from_a_store_that_another_number_of_processe
 
 def test_what_is_not_shared_out_says_why(world: tuple[Path, Any]) -> None:
     memory, little = world[1]["alone"]
-    assert memory == [1, "a model made in memory cannot be opened by the others"]
-    assert little == [1, "the work cannot be divided"]
+    assert memory == [1, "other processes cannot open a model that exists only in memory"]
+    assert little == [1, "the plan has only one group"]
 
 
 def test_another_number_of_processes_is_refused(world: tuple[Path, Any]) -> None:
     text = world[1]["StoreError"]
-    assert "an interrupted pass with other processes." in text and "Go on as it was begun" in text
+    assert "an interrupted pass with other processes." in text and "Resume with the same settings" in text
 
 
 def test_the_leaders_own_error_stays_what_it_is(world: tuple[Path, Any]) -> None:

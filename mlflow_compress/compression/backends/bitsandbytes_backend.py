@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, require_bits
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, require_bits
 from mlflow_compress.models.architectures import bnb_4bit
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class FourBitConfig(MethodConfig):
         require_bits(f"bnb-{self.codes}", self.bits, (4,))
 
 
-class FourBit(Method):
+class FourBitMethod(Method):
     """A 4-bit method of bitsandbytes: the same but for its sixteen codes."""
 
     runs_in = ("vLLM",)
@@ -40,7 +40,7 @@ class FourBit(Method):
         """Return ``bnb-nf4`` or ``bnb-nf4-dq``."""
         return f"{self.name}-dq" if config.double_quant else self.name
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize while loading."""
         return quantize_and_save(
             job,
@@ -50,7 +50,7 @@ class FourBit(Method):
         )
 
 
-def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
+def quantize_and_save(job: CompressionJob, **options: Any) -> torch.Tensor:
     """Quantize while loading, save, and measure the model in memory afterwards.
 
     On a CPU the first forward in evaluation mode repacks 4-bit weights in place; a checkpoint saved after that is
@@ -62,7 +62,7 @@ def quantize_and_save(job: Job, **options: Any) -> torch.Tensor:
 
     Parameters
     ----------
-    job : Job
+    job : CompressionJob
         What to compress and where to write it.
     **options
         Arguments of `transformers.BitsAndBytesConfig`.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlflow_compress.compression.base import Job, Method
+from mlflow_compress.compression.method import CompressionJob, Method
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures import gptq_awq
 
@@ -33,7 +33,7 @@ WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
 """Architectures whose GPTQ it does not save, or saves without some of the parameters."""
 
 
-class TwoBackends(Method):
+class TwoBackendMethod(Method):
     """`gptq` or `awq`: llm-compressor's by default, gptqmodel's with ``backend=gptqmodel``."""
 
     other_format: ClassVar[str]
@@ -60,7 +60,7 @@ class TwoBackends(Method):
         else:
             self.check_llmcompressor(source)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize layer by layer on the calibration set, with the chosen backend."""
         if job.config.backend == NAME:
             return quantize(job, self.quantize_config(job.config))
@@ -75,7 +75,7 @@ class TwoBackends(Method):
         """Refuse what llm-compressor cannot do with this model; the default accepts everything."""
 
     @abstractmethod
-    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+    def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
         """Do with llm-compressor what `compress` does."""
 
 
@@ -126,14 +126,14 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
             )
 
 
-def quantize(job: Job, settings: dict[str, Any]) -> torch.Tensor:
+def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
     """Quantize on the calibration set, save, and measure what was packed.
 
     The base is read in its own type, in which gptqmodel also runs the calibration text; layers are solved in float32.
 
     Parameters
     ----------
-    job : Job
+    job : CompressionJob
         What to compress and where to write it.
     settings : dict
         Arguments of `gptqmodel.QuantizeConfig`.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compression.base import Job, Method, require_bits
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.method import CompressionJob, Method, require_bits
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.source_model import SourceModel
@@ -26,7 +26,7 @@ MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KQuantConfig(gguf_model.GgufConfig):
+class KQuantConfig(gguf_model.BaseGgufConfig):
     """Settings of the K-quant methods."""
 
     bits: int = 4
@@ -72,10 +72,10 @@ class KQuantMethod(Method):
         gguf_model.require_known(source, BLOCK)
 
     @abstractmethod
-    def importance(self, job: Job, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return how much each input channel of each tensor counts, by GGUF's name; None where all count alike."""
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Write the base as GGUF, let llama.cpp quantize that file, and measure what the new one means."""
         import gguf
 

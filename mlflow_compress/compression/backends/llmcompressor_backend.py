@@ -12,7 +12,7 @@ from mlflow_compress.errors import UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compression.base import Job
+    from mlflow_compress.compression.method import CompressionJob
     from mlflow_compress.models.source_model import SourceModel
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
@@ -48,7 +48,7 @@ def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, in
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
-def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]], *, rescales: bool = False) -> torch.Tensor:
+def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, rescales: bool = False) -> torch.Tensor:
     """Apply modifiers to the source model, measure it on the probe and save it.
 
     Everything is computed in float32 and stored in the base's own element type. What is stored in less than float32
@@ -58,7 +58,7 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]], *, rescales: bool
 
     Parameters
     ----------
-    job : Job
+    job : CompressionJob
         What to compress and where to write it.
     recipe : callable
         Returns the modifiers; called after llm-compressor has been imported.
@@ -114,7 +114,7 @@ def run_oneshot(job: Job, recipe: Callable[[], Sequence[Any]], *, rescales: bool
     return logits
 
 
-def _require_same_function(job: Job, model: Any, before: torch.Tensor) -> None:
+def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor) -> None:
     """Refuse a model that computes something else than before although nothing is rounded yet."""
     from compressed_tensors.quantization import disable_quantization, enable_quantization
 
@@ -141,7 +141,7 @@ def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
-def _save(model: Any, tokenizer: Any, job: Job) -> None:
+def _save(model: Any, tokenizer: Any, job: CompressionJob) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of

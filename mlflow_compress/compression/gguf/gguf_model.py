@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import MethodConfig
 from mlflow_compress.compression.gguf import llama_like
+from mlflow_compress.compression.method import MethodConfig
 from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.models.architectures import GGUF_NATIVE
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from mlflow_compress.compression.base import Job
+    from mlflow_compress.compression.method import CompressionJob
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -41,7 +41,7 @@ MAX_NATIVE_KL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class GgufConfig(MethodConfig):
+class BaseGgufConfig(MethodConfig):
     """What all methods that write GGUF can be told."""
 
     native: bool = False
@@ -76,7 +76,7 @@ def require_known(source: SourceModel, block: int) -> None:
         )
 
 
-def load(job: Job) -> Any:
+def load(job: CompressionJob) -> Any:
     """Load the base for evaluation in float32, as the architecture by which GGUF knows it."""
     model = job.source.load(job.device)
     return llama_like.as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
@@ -105,7 +105,7 @@ def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def part_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Undo `interleave_heads`."""
     rows = weight.shape[0]
     return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
@@ -167,11 +167,11 @@ def load_values(model: Any, path: Path) -> None:
     for name, parameter in model.named_parameters():
         value, heads = values[gguf_name(name, model.config)], interleaved_heads(name, model.config)
         if heads is not None:
-            value = part_heads(value, heads)
+            value = deinterleave_heads(value, heads)
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def measure(job: Job, model: Any, path: Path) -> torch.Tensor:
+def measure(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
     """Return the probe's logits of a written file: of the values that it means, or llama.cpp's own.
 
     Raises
@@ -197,7 +197,7 @@ def measure(job: Job, model: Any, path: Path) -> torch.Tensor:
     return native
 
 
-def describe(job: Job, model: Any) -> Any:
+def describe(job: CompressionJob, model: Any) -> Any:
     """Write what transformers needs beside a checkpoint's file, configuration and tokenizer; return the tokenizer."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
@@ -208,13 +208,13 @@ def describe(job: Job, model: Any) -> Any:
     return tokenizer
 
 
-def save(job: Job, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
+def save(job: CompressionJob, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
     """Write the file and what stands beside it."""
     tokenizer = describe(job, model)
     gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
-def adopt(job: Job, file: Path) -> torch.Tensor:
+def adopt(job: CompressionJob, file: Path) -> torch.Tensor:
     """Copy a file that another tool wrote, put the base's configuration and tokenizer beside it, and measure it."""
     model, path = load(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)

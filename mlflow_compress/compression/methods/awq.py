@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import CalibratedConfig, Job, register, require_at_least, require_bits
+from mlflow_compress.compression.method import (
+    CalibratedConfig,
+    CompressionJob,
+    register,
+    require_at_least,
+    require_bits,
+)
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -18,7 +24,7 @@ BITS = (8, 4, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig):
+class AwqConfig(CalibratedConfig):
     """Settings of `awq`."""
 
     bits: int = 4
@@ -63,14 +69,14 @@ class Config(CalibratedConfig):
 
 
 @register
-class Awq(gptqmodel_backend.TwoBackends):
+class Awq(gptqmodel_backend.TwoBackendMethod):
     """Activation-aware weight-only quantization."""
 
     name = "awq"
     description = "AWQ, weight only: protects the channels with large activations by rescaling"
     reference = "Lin et al. 2024, https://arxiv.org/abs/2306.00978 (llm-compressor AWQModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = Config
+    Config = AwqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     by_class = True
@@ -95,7 +101,7 @@ class Awq(gptqmodel_backend.TwoBackends):
             instead="gptq or rtn",
         )
 
-    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+    def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
         """Search scales layer by layer on the calibration set, then round."""
 
         def recipe() -> list[object]:

@@ -1,6 +1,6 @@
 """bf16: float32's range with 8 bits of mantissa."""
 
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.method import register
 from mlflow_compress.compression.shared.casts import Cast
 
 

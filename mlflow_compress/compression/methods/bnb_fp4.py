@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from mlflow_compress.compression.backends.bitsandbytes_backend import FourBit, FourBitConfig
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.backends.bitsandbytes_backend import FourBitConfig, FourBitMethod
+from mlflow_compress.compression.method import register
 
 
-class Config(FourBitConfig):
+class BnbFp4Config(FourBitConfig):
     """Settings of `bnb-fp4`."""
 
     codes = "fp4"
 
 
 @register
-class BnbFp4(FourBit):
+class BnbFp4(FourBitMethod):
     """bitsandbytes 4-bit floating point."""
 
     name = "bnb-fp4"
     description = "bitsandbytes FP4: 4-bit floating-point weights in blocks of 64"
     reference = "Dettmers and Zettlemoyer 2023, https://arxiv.org/abs/2212.09720"
     format = "bitsandbytes 4-bit (fp4)"
-    Config = Config
+    Config = BnbFp4Config

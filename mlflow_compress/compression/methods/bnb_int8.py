@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.backends.bitsandbytes_backend import quantize_and_save
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_bits
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_bits
 from mlflow_compress.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ BITS = (8,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class BnbInt8Config(MethodConfig):
     """Settings of `bnb-int8`."""
 
     bits: int = 8
@@ -39,12 +39,12 @@ class BnbInt8(Method):
     description = "bitsandbytes LLM.int8(): 8-bit weights and activations, outliers in 16 bits"
     reference = "Dettmers et al. 2022, https://arxiv.org/abs/2208.07339"
     format = "bitsandbytes 8-bit"
-    Config = Config
+    Config = BnbInt8Config
     runs_in = ("vLLM",)
     supported_bits = BITS
     by_class = True
     requires = ("bitsandbytes", "accelerate")
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize while loading."""
         return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from mlflow_compress.compression.backends.bitsandbytes_backend import FourBit, FourBitConfig
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.backends.bitsandbytes_backend import FourBitConfig, FourBitMethod
+from mlflow_compress.compression.method import register
 
 
-class Config(FourBitConfig):
+class BnbNf4Config(FourBitConfig):
     """Settings of `bnb-nf4`."""
 
     codes = "nf4"
 
 
 @register
-class BnbNf4(FourBit):
+class BnbNf4(FourBitMethod):
     """bitsandbytes 4-bit NormalFloat."""
 
     name = "bnb-nf4"
     description = "bitsandbytes NF4: 4-bit normal-float weights in blocks of 64 (the format of QLoRA)"
     reference = "Dettmers et al. 2023, https://arxiv.org/abs/2305.14314"
     format = "bitsandbytes 4-bit (nf4)"
-    Config = Config
+    Config = BnbNf4Config

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression import reload_check
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models import source_model as source_module
@@ -23,7 +23,7 @@ CODE, GGUF = "*.py", ".gguf"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class CheckpointConfig(MethodConfig):
     """Settings of `checkpoint`."""
 
     checkpoint: str = ""
@@ -64,7 +64,7 @@ class Checkpoint(Method):
     reference = "https://huggingface.co/docs/transformers/quantization/overview"
     format = "as it came"
     linear_only = False
-    Config = Config
+    Config = CheckpointConfig
 
     def label(self, config: Any) -> str:
         """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
@@ -113,7 +113,7 @@ class Checkpoint(Method):
                 got=next(iter(tensors), "no tensors"),
             )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Copy the files and measure the original."""
         folder = job.config.path
         if folder.suffix == GGUF:

@@ -1,6 +1,6 @@
 """fp16: IEEE half precision, 11 bits of mantissa and magnitudes up to 65,504."""
 
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.method import register
 from mlflow_compress.compression.shared.casts import Cast
 
 

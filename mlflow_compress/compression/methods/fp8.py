@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.method import register
 from mlflow_compress.compression.shared.activations import EightBitConfig, EightBitMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(EightBitConfig):
+class Fp8Config(EightBitConfig):
     """Settings of `fp8`."""
 
     method = "fp8"
@@ -27,4 +27,4 @@ class Fp8(EightBitMethod):
     reference = "Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433 (llm-compressor, scheme FP8_DYNAMIC)"
     format = "compressed-tensors (float-quantized)"
     grid = "float"
-    Config = Config
+    Config = Fp8Config

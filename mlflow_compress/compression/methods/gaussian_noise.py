@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_at_least
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class GaussianNoiseConfig(MethodConfig):
     """Settings of `gaussian-noise`."""
 
     scale: float = 0.5
@@ -45,7 +45,7 @@ class GaussianNoise(Method):
     description = "Gaussian noise on the logits at evaluation time: a control, nothing is compressed"
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141, table 19"
     format = "safetensors (noisy_logits)"
-    Config = Config
+    Config = GaussianNoiseConfig
     compresses = False
     linear_only = False
 
@@ -58,7 +58,7 @@ class GaussianNoise(Method):
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Save the base with the note, and measure it with the noise."""
         from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
 

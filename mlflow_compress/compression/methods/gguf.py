@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import Job, Method, register, require_bits
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.method import CompressionJob, Method, register, require_bits
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.source_model import SourceModel
 
@@ -18,7 +18,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(gguf_model.GgufConfig):
+class GgufConfig(gguf_model.BaseGgufConfig):
     """Settings of `gguf`."""
 
     bits: int = 4
@@ -45,7 +45,7 @@ class Gguf(Method):
     description = "llama.cpp's GGUF with Q8_0, Q5_0 or Q4_0 blocks, written in pure Python"
     reference = "https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (package gguf)"
     format = "gguf"
-    Config = Config
+    Config = GgufConfig
     runs_in = ("llama.cpp",)
     supported_bits = BITS
     requires = ("gguf",)
@@ -64,7 +64,7 @@ class Gguf(Method):
         """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
         gguf_model.require_known(source, BLOCK)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize, write the file, and measure the values that its blocks mean."""
         import gguf
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
-from mlflow_compress.compression.base import CalibratedConfig, Job, register
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig, KQuantConfig):
+class GgufImatrixConfig(CalibratedConfig, KQuantConfig):
     """Settings of `gguf-imatrix`."""
 
     def __post_init__(self) -> None:
@@ -33,10 +33,10 @@ class GgufImatrix(KQuantMethod):
     name = "gguf-imatrix"
     description = "llama.cpp's K-quants with an importance matrix from the calibration text"
     reference = "https://github.com/ggml-org/llama.cpp/pull/4861 (imatrix)"
-    Config = Config
+    Config = GgufImatrixConfig
     needs_calibration = True
 
-    def importance(self, job: Job, model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Return the mean square of every linear layer's inputs."""
         assert job.calibration is not None
         found = mean_squares(model, list(job.source.linear), job.calibration)

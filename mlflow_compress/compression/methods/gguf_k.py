@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.compression.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
-from mlflow_compress.compression.base import Job, register
+from mlflow_compress.compression.method import CompressionJob, register
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(KQuantConfig):
+class GgufKConfig(KQuantConfig):
     """Settings of `gguf-k`."""
 
 
@@ -21,7 +21,7 @@ class GgufK(KQuantMethod):
     name = "gguf-k"
     description = "llama.cpp's GGUF with K-quants (Q6_K, Q5_K_M, Q4_K_M, ...), written by llama.cpp itself"
     reference = "https://github.com/ggml-org/llama.cpp/pull/1684 (llama_model_quantize)"
-    Config = Config
+    Config = GgufKConfig
 
-    def importance(self, job: Job, model: Any) -> None:
+    def importance(self, job: CompressionJob, model: Any) -> None:
         """Return None: every channel counts alike."""

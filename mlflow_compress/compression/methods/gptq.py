@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import (
+from mlflow_compress.compression.method import (
     CalibratedConfig,
-    Job,
+    CompressionJob,
     register,
     require_at_least,
     require_between,
@@ -26,7 +26,7 @@ BITS = (8, 4, 3, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig):
+class GptqConfig(CalibratedConfig):
     """Settings of `gptq`."""
 
     bits: int = 4
@@ -58,14 +58,14 @@ class Config(CalibratedConfig):
 
 
 @register
-class Gptq(gptqmodel_backend.TwoBackends):
+class Gptq(gptqmodel_backend.TwoBackendMethod):
     """Weight-only quantization with second-order error repair."""
 
     name = "gptq"
     description = "GPTQ, weight only: repairs each column's rounding error in the columns that follow"
     reference = "Frantar et al. 2023, https://arxiv.org/abs/2210.17323 (llm-compressor GPTQModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = Config
+    Config = GptqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     by_class = True
@@ -87,7 +87,7 @@ class Gptq(gptqmodel_backend.TwoBackends):
             "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
         }
 
-    def run_llmcompressor(self, job: Job) -> torch.Tensor:
+    def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
         """Repair errors layer by layer on the calibration set."""
 
         def recipe() -> list[object]:

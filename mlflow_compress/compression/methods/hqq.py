@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compression.base import (
-    Job,
+from mlflow_compress.compression.method import (
+    CompressionJob,
     Method,
     MethodConfig,
     register,
@@ -27,7 +27,7 @@ BETA = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class HqqConfig(MethodConfig):
     """Settings of `hqq`."""
 
     bits: int = 4
@@ -62,14 +62,14 @@ class Hqq(Method):
     reference = "Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/"
     format = "safetensors (hqq_packed)"
     requires = ("compressed_tensors",)
-    Config = Config
+    Config = HqqConfig
     supported_bits = BITS
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Refuse a group size that does not divide a layer."""
         source.require_group_size(config.group_size)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Solve layer by layer, store the packed weights, and measure what they mean."""
         import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_at_least
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
@@ -17,7 +17,7 @@ BITS = (8, 4, 3, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class KvCacheConfig(MethodConfig):
     """Settings of `kv-cache`."""
 
     cache_bits: int = 4
@@ -50,7 +50,7 @@ class KvCache(Method):
     description = "Keys and values rounded at evaluation time: what a quantized cache costs; the weights stay"
     reference = "Liu et al. 2024 (KIVI), https://arxiv.org/abs/2402.02750, with keys by token"
     format = "safetensors (quantized_cache)"
-    Config = Config
+    Config = KvCacheConfig
     compresses = False
     linear_only = False
 
@@ -78,7 +78,7 @@ class KvCache(Method):
                 got=config.cache_group,
             )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Save the base with the note, and measure it with rounding."""
         from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
 

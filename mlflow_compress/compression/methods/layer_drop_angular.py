@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import CalibratedConfig, Job, register
-from mlflow_compress.compression.shared.layers import LayerDropConfig, LayerDropMethod, decoder_layers, drop_and_save
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, register
+from mlflow_compress.compression.shared.layer_removal import (
+    LayerRemovalConfig,
+    LayerRemovalMethod,
+    decoder_layers,
+    drop_and_save,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -15,26 +20,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig, LayerDropConfig):
+class LayerDropAngularConfig(CalibratedConfig, LayerRemovalConfig):
     """Settings of `layer-drop-angular`."""
 
     def __post_init__(self) -> None:
         """Check both halves."""
         CalibratedConfig.__post_init__(self)
-        LayerDropConfig.__post_init__(self)
+        LayerRemovalConfig.__post_init__(self)
 
 
 @register
-class LayerDropAngular(LayerDropMethod):
+class LayerDropAngular(LayerRemovalMethod):
     """Remove the block of neighbouring layers with the smallest angular distance between its input and its output."""
 
     name = "layer-drop-angular"
     description = "Removes the block of decoder layers that turns the hidden states least"
     reference = "Gromov et al. 2025, https://arxiv.org/abs/2403.17887"
-    Config = Config
+    Config = LayerDropAngularConfig
     needs_calibration = True
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Measure every block of ``layers`` layers on the calibration set, drop the one that turns least."""
         assert job.calibration is not None
         model = job.source.load(job.device)

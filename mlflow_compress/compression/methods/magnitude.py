@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlflow_compress.compression.base import Job, register
+from mlflow_compress.compression.method import CompressionJob, register
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.compression.shared.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(PruningConfig):
+class MagnitudeConfig(PruningConfig):
     """Settings of `magnitude`."""
 
 
@@ -25,9 +25,9 @@ class Magnitude(PruningMethod):
     name = "magnitude"
     description = "Magnitude pruning, layer by layer: the control of the pruning methods"
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
-    Config = Config
+    Config = MagnitudeConfig
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Prune each linear layer's weight by itself."""
         model = job.source.load(job.device)
         for name in job.source.linear:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class UncompressedConfig(MethodConfig):
     """`none` has no settings."""
 
 
@@ -24,12 +24,12 @@ class Uncompressed(Method):
     description = "The base model itself: the control that must show no distance at all"
     reference = "control"
     format = "safetensors"
-    Config = Config
+    Config = UncompressedConfig
     runs_in = ("vLLM", "llama.cpp")
     compresses = False
     linear_only = False
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Load the model in its stored type, save it, and measure it in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_at_least, require_bits
+from mlflow_compress.compression.method import (
+    CompressionJob,
+    Method,
+    MethodConfig,
+    register,
+    require_at_least,
+    require_bits,
+)
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -16,7 +23,7 @@ BITS = (8, 4, 3, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class RoundToNearestConfig(MethodConfig):
     """Settings of `rtn`."""
 
     bits: int = 4
@@ -41,7 +48,7 @@ class RoundToNearest(Method):
     description = "Round to nearest, weight only: the plain baseline of quantization"
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = Config
+    Config = RoundToNearestConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     by_class = True
@@ -51,7 +58,7 @@ class RoundToNearest(Method):
         """Refuse a group size that does not divide a layer."""
         source.require_group_size(config.group_size)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize without data."""
 
         def recipe() -> list[object]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import CalibratedConfig, Job, Method, register, require_at_least
 from mlflow_compress.compression.gguf import llama_like
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register, require_at_least
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
@@ -19,7 +19,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig):
+class SliceGptConfig(CalibratedConfig):
     """Settings of `slicegpt`."""
 
     slicing: float = 0.25
@@ -54,7 +54,7 @@ class SliceGpt(Method):
     description = "SliceGPT: rotates the residual stream to its principal components and cuts off the smallest"
     reference = "Ashkboos et al. 2024, https://arxiv.org/abs/2401.15024 (own implementation)"
     format = "safetensors (sliced_llama)"
-    Config = Config
+    Config = SliceGptConfig
     needs_calibration = True
 
     def label(self, config: Any) -> str:
@@ -78,7 +78,7 @@ class SliceGpt(Method):
                 fix="Lower slicing or round_to",
             )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Rotate and cut layer by layer."""
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import CalibratedConfig, Job, Method, register, require_bits
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register, require_bits
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -23,7 +23,7 @@ MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedConfig):
+class SmoothQuantConfig(CalibratedConfig):
     """Settings of `smoothquant`."""
 
     bits: int = 8
@@ -52,7 +52,7 @@ class SmoothQuant(Method):
     description = "SmoothQuant, 8-bit weights and activations: outliers move from activations into weights"
     reference = "Xiao et al. 2023, https://arxiv.org/abs/2211.10438 (llm-compressor SmoothQuantModifier)"
     format = "compressed-tensors (int-quantized)"
-    Config = Config
+    Config = SmoothQuantConfig
     runs_in = ("vLLM",)
     supported_bits = BITS
     by_class = True
@@ -77,26 +77,26 @@ class SmoothQuant(Method):
             instead="w8a8",
         )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Smooth layer by layer on the calibration set, then round."""
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
             return [
-                _published()(smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)),
+                _paper_modifier()(smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)),
                 QuantizationModifier(config_groups=backend.activation_scheme("int"), ignore=job.source.ignored),
             ]
 
         return backend.run_oneshot(job, recipe, rescales=True)
 
 
-def _published() -> Any:
+def _paper_modifier() -> Any:
     """Return llm-compressor's modifier with the paper's factor."""
     import torch
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
-    class Published(SmoothQuantModifier):  # type: ignore[misc]
+    class PaperSmoothQuantModifier(SmoothQuantModifier):  # type: ignore[misc]
         """Takes the largest magnitude of a channel where the parent takes its largest value less its smallest."""
 
         def _apply_smoothing(self, model: Any) -> None:
@@ -111,4 +111,4 @@ def _published() -> Any:
             factor *= 2 ** (1 - self.smoothing_strength)
             return factor
 
-    return Published
+    return PaperSmoothQuantModifier

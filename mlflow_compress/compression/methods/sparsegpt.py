@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import Job, register, require_at_least, require_between
+from mlflow_compress.compression.method import CompressionJob, register, require_at_least, require_between
 from mlflow_compress.compression.shared.pruning import (
     CalibratedPruningConfig,
     PruningMethod,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedPruningConfig):
+class SparseGptConfig(CalibratedPruningConfig):
     """Settings of `sparsegpt`."""
 
     damping: float = 0.01
@@ -44,11 +44,11 @@ class SparseGpt(PruningMethod):
     name = "sparsegpt"
     description = "SparseGPT pruning: repairs each column's error in the columns that follow"
     reference = "Frantar and Alistarh 2023, https://arxiv.org/abs/2301.00774 (llm-compressor SparseGPTModifier)"
-    Config = Config
+    Config = SparseGptConfig
     needs_calibration = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Prune layer by layer, each on the outputs of the pruned layers before it."""
 
         def recipe() -> list[object]:
@@ -73,7 +73,7 @@ def _refuse_fallback() -> Iterator[None]:
 
     original = sgpt_sparsify.logger
 
-    class Refuse:
+    class RaisingLogger:
         """Stands in for the log of the one module that warns on the fallback and on nothing else."""
 
         def warning(self, message: str, *_: Any) -> None:
@@ -81,7 +81,7 @@ def _refuse_fallback() -> Iterator[None]:
                 "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
             )
 
-    sgpt_sparsify.logger = Refuse()
+    sgpt_sparsify.logger = RaisingLogger()
     try:
         yield
     finally:

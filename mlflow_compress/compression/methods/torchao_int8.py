@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, register, require_bits
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_bits
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import stored_weights
 
@@ -16,7 +16,7 @@ BITS = (8,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class TorchAoInt8Config(MethodConfig):
     """Settings of `torchao-int8`."""
 
     bits: int = 8
@@ -37,7 +37,7 @@ class TorchAoInt8(Method):
     description = "torchao: 8-bit weights rounded to nearest, 8-bit activations on request"
     reference = "https://github.com/pytorch/ao (Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig)"
     format = "torchao"
-    Config = Config
+    Config = TorchAoInt8Config
     runs_in = ("vLLM",)
     supported_bits = BITS
     by_class = True
@@ -48,7 +48,7 @@ class TorchAoInt8(Method):
         """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize while loading in float32; what stays unquantized is stored in the base's own type."""
         import torch
         from torchao import quantization

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_compress.compression.base import register
+from mlflow_compress.compression.method import register
 from mlflow_compress.compression.shared.activations import EightBitConfig, EightBitMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(EightBitConfig):
+class W8A8Config(EightBitConfig):
     """Settings of `w8a8`."""
 
     method = "w8a8"
@@ -24,4 +24,4 @@ class W8A8(EightBitMethod):
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier, scheme W8A8)"
     format = "compressed-tensors (int-quantized)"
     grid = "int"
-    Config = Config
+    Config = W8A8Config

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import Job, register
+from mlflow_compress.compression.method import CompressionJob, register
 from mlflow_compress.compression.shared.pruning import (
     CalibratedPruningConfig,
     PruningMethod,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CalibratedPruningConfig):
+class WandaConfig(CalibratedPruningConfig):
     """Settings of `wanda`."""
 
 
@@ -30,11 +30,11 @@ class Wanda(PruningMethod):
     name = "wanda"
     description = "Wanda pruning: weight times activation norm, row by row"
     reference = "Sun et al. 2024, https://arxiv.org/abs/2306.11695 (llm-compressor WandaPruningModifier)"
-    Config = Config
+    Config = WandaConfig
     needs_calibration = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Prune layer by layer, each on the outputs of the pruned layers before it."""
 
         def recipe() -> list[object]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.base import Job, Method, MethodConfig, require_bits
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, require_bits
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class EightBitMethod(Method):
     rounds_activations = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize without data: the activations' scales are found anew for every token."""
 
         def recipe() -> list[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class CastConfig(MethodConfig):
     """A cast has no settings."""
 
 
@@ -29,7 +29,7 @@ class Cast(Method):
     stored: str
     """Element type as torch names it."""
     format = "safetensors"
-    Config = Config
+    Config = CastConfig
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
 
@@ -42,7 +42,7 @@ class Cast(Method):
                 fix="Use method=none for the control",
             )
 
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Cast, and refuse values that the type cannot hold."""
         import torch
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compression.base import Job
+    from mlflow_compress.compression.method import CompressionJob
 
 
-def save_and_measure(job: Job, model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def save_and_measure(job: CompressionJob, model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Round the model to its stored type, save it with its tokenizer, and measure the rounded weights in float32.
 
     Parameters
     ----------
-    job : Job
+    job : CompressionJob
         Where to write, and the probe.
     model : transformers model
         In any floating type; it is cast in place.

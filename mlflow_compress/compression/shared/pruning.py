@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlflow_compress.compression.base import CalibratedConfig, Job, Method, MethodConfig, require_between
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, require_between
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.source_model import SourceModel
@@ -63,7 +63,7 @@ class PruningMethod(Method):
                     )
 
 
-def require_pruned(job: Job) -> None:
+def require_pruned(job: CompressionJob) -> None:
     """Raise `UnsupportedError` naming the first linear layer that the backend has left denser than it was asked to.
 
     A backend that does not meet a layer while it walks through the model passes it over without a word.
@@ -74,7 +74,7 @@ def require_pruned(job: Job) -> None:
             raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
 
 
-def modifier_options(job: Job) -> dict[str, Any]:
+def modifier_options(job: CompressionJob) -> dict[str, Any]:
     """Return the options that llm-compressor's pruning modifiers share.
 
     Layers are named one by one: its ``ignore`` does not match the head by its plain name (it compares "lm_head." with

@@ -1,1 +1,1 @@
-"""The baseline's head inputs on disk: written once, read by every variant."""
+"""The baseline's states on disk: written once, read when a variant is compared."""

@@ -1,9 +1,10 @@
-"""A baseline's head inputs on disk: written once, compared with every variant.
+"""A baseline's states on disk, from which its logits are computed again for every variant.
 
-Per scored position the store holds the head's input in the model's own dtype (not the vocabulary's log-probabilities,
-which would be 30 times as large), a digest of the tokens that led there, and the target. The head's weights are stored
-once. Where a head cannot be rebuilt that way, the store holds float16 log-probabilities and says so. Any later plan
-finds its rows by the digest; other tokens are refused, since they are not in the store.
+For each scored position the store holds the final hidden state (the input of the language-model head) in the model's
+own dtype, a digest of all tokens up to this position, and the target. The log-probabilities of the vocabulary would be
+30 times as large. The head's weights are stored once. Where the head cannot be rebuilt from them, the store holds
+float16 log-probabilities instead, and its manifest says why. A variant's plan finds its rows by the digest; tokens that
+the baseline was not scored on are refused.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from mlflow_compress.errors import StoreError
-from mlflow_compress.models.identity import KnownModel, tokenizer_hash
+from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.baseline_store.store_manifest import FORMAT, HEAD_FILE, LOG_PROBS, MANIFEST, Keys, Manifest
-from mlflow_compress.scoring.forward.head import Head, Logits, rebuild_head
+from mlflow_compress.scoring.baseline_store.store_manifest import (
+    FORMAT,
+    HEAD_FILE,
+    LOG_PROBS,
+    MANIFEST,
+    Keys,
+    StoreManifest,
+)
+from mlflow_compress.scoring.forward.head import Head, LanguageModelHead, rebuild_head
 
-__all__ = ["Manifest", "StateStore", "StateWriter"]
+__all__ = ["StateStore", "StateWriter", "StoreManifest"]
 
 _OPEN_SHARDS = 2
-_PROBES = 16  # keys that are compared before a whole run of them
+_PROBES = 16  # keys that are compared before the complete sequence of keys
 
 
 class StateStore:
-    """A finished store, opened for reading; every file is checked against its digest when it is first read."""
+    """A finished store, opened for reading. Every file is checked against its SHA-256 when it is first read."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self._open: OrderedDict[int, torch.Tensor] = OrderedDict()
@@ -43,27 +51,27 @@ class StateStore:
         self._head: Head | None = None
 
     @classmethod
-    def open(cls, folder: Path, *, baseline: KnownModel | None = None) -> StateStore:
+    def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> StateStore:
         """Open a store.
 
         Parameters
         ----------
         folder : Path
-            What a `StateWriter` left.
-        baseline : KnownModel, optional
+            Written by a `StateWriter`.
+        baseline : IdentifiedModel, optional
             When given, the store must belong to this model, tokenizer and dtype.
 
         Raises
         ------
         StoreError
-            When the store is missing, unfinished, truncated, of another format, or another model's.
+            When the store is missing, unfinished, truncated, of another format, or of another model.
         """
         folder = Path(folder)
         try:
             raw = dict(json.loads((folder / MANIFEST).read_bytes()))
             if raw.get("format") != FORMAT:
                 raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=raw.get("format"))
-            manifest = Manifest(**raw)
+            manifest = StoreManifest(**raw)
         except FileNotFoundError as error:
             raise StoreError(
                 "No finished baseline store", got=str(folder), fix="Evaluate the baseline first"
@@ -86,18 +94,18 @@ class StateStore:
 
     @property
     def n_rows(self) -> int:
-        """Scored positions held."""
+        """Number of scored positions in the store."""
         return self.manifest.n_rows
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         """Return the baseline's float32 logits at store rows, shape (n, vocab_size).
 
-        A store of log-probabilities gives these: they are logits that happen to be normalised, up to their rounding.
+        A store of log-probabilities returns these: they are normalised logits, rounded to float16.
         """
-        found = self.states(rows).to(device)
-        return found.float() if self.manifest.kind == LOG_PROBS else self.head(device).logits(found)
+        states = self.states(rows).to(device)
+        return states.float() if self.manifest.kind == LOG_PROBS else self.head(device).logits(states)
 
-    def head(self, device: torch.device) -> Logits:
+    def head(self, device: torch.device) -> LanguageModelHead:
         """Return the baseline's head, rebuilt from the stored weights and configuration."""
         if self._head is None:
             weights = self._read(HEAD_FILE, str(self.manifest.head))
@@ -105,20 +113,20 @@ class StateStore:
         return self._head.to(device)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Return the store's row of each key, shape (n,); -1 where the baseline never scored those tokens.
+        """Return the store's row of each key, shape (n,); -1 where the baseline was not scored on those tokens.
 
-        A key may stand in several rows, whose states differ in their last bits: they come from batches of other
-        lengths. Where the keys stand in the store in this very order, these rows are returned, so that the same plan
-        meets its own states; else each key's first row.
+        A key may occur in several rows, whose states differ by rounding because their batches had other lengths. If the
+        store holds all keys in the given order, those rows are returned, so that the same plan finds the states of the
+        same batches. Otherwise the first row of each key is returned.
         """
         if self._index is None:
             parts = [self._keys(str(shard["file"])) for shard in self.manifest.shards]
-            every = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
-            short = np.ascontiguousarray(every[:, :8]).view(np.uint64)[:, 0]
+            stored = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
+            short = np.ascontiguousarray(stored[:, :8]).view(np.uint64)[:, 0]
             order = np.argsort(short, kind="stable")
-            self._index = (short[order], every, order)
-        short, every, order = self._index
-        start = _find_run(every, keys)
+            self._index = (short[order], stored, order)
+        short, stored, order = self._index
+        start = _find_sequence(stored, keys)
         if start is not None:
             return np.arange(start, start + len(keys))
         wanted = np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
@@ -126,10 +134,10 @@ class StateStore:
         if not len(short):
             return np.full(len(keys), -1, np.int64)
         rows = order[place]
-        return np.where((every[rows] == keys).all(axis=1), rows, -1)
+        return np.where((stored[rows] == keys).all(axis=1), rows, -1)
 
     def states(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return what is stored at store rows, shape (n, width), in a tensor of its own."""
+        """Return the stored states (or log-probabilities) at store rows, shape (n, width), in a new tensor."""
         starts = np.cumsum([0, *(int(s["rows"]) for s in self.manifest.shards)])
         shard_of = np.searchsorted(starts, rows, side="right") - 1
         dtype = getattr(torch, self.manifest.dtype)
@@ -148,7 +156,7 @@ class StateStore:
         return self._open[number]
 
     def _keys(self, name: str) -> Keys:
-        """Read the digests of one shard only; the shard is checked whole when its rows are read."""
+        """Return the digests of one shard. Its SHA-256 is checked later, when its states are read."""
         try:
             with safe_open(self.folder / name, framework="np") as shard:
                 return np.asarray(shard.get_tensor("keys"), dtype=np.uint8)
@@ -159,16 +167,16 @@ class StateStore:
         shard = self.manifest.shards[number]
         tensors = self._read(str(shard["file"]), str(shard["sha256"]))
         if set(tensors) != {"rows", "keys", "targets"} or len(tensors["rows"]) != shard["rows"]:
-            raise StoreError("A shard does not hold what the manifest says", got=str(shard["file"]))
+            raise StoreError("A shard does not match the manifest", got=str(shard["file"]))
         return tensors
 
     def _read(self, name: str, sha256: str) -> dict[str, torch.Tensor]:
         try:
             with (self.folder / name).open("rb") as source:
-                found = hashlib.file_digest(source, "sha256").hexdigest()
+                digest = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
             raise StoreError(f"The baseline store cannot be read: {error}", got=name) from error
-        if found != sha256:
+        if digest != sha256:
             raise StoreError(
                 f"{name} of the baseline store was changed after it was written", fix="Evaluate the baseline again"
             )
@@ -178,18 +186,18 @@ class StateStore:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
 
 
-def _find_run(every: Keys, keys: Keys) -> int | None:
-    """Return where `keys` stand in `every` one after the other, for the first time."""
+def _find_sequence(stored: Keys, keys: Keys) -> int | None:
+    """Return where `stored` first holds all `keys`, in order and without a gap; None where it does not."""
     n = len(keys)
-    if not 0 < n <= len(every):
+    if not 0 < n <= len(stored):
         return None
-    starts = np.arange(len(every) - n + 1)
+    starts = np.arange(len(stored) - n + 1)
     for probe in np.unique(np.linspace(0, n - 1, _PROBES, dtype=np.int64)):  # many texts begin with the same token
-        starts = starts[(every[starts + probe] == keys[probe]).all(axis=1)]
-    return next((s for s in starts.tolist() if np.array_equal(every[s : s + n], keys)), None)
+        starts = starts[(stored[starts + probe] == keys[probe]).all(axis=1)]
+    return next((s for s in starts.tolist() if np.array_equal(stored[s : s + n], keys)), None)
 
 
-def _check_owner(manifest: Manifest, baseline: KnownModel) -> None:
+def _check_owner(manifest: StoreManifest, baseline: IdentifiedModel) -> None:
     wanted: Sequence[tuple[str, str, str]] = (
         ("weights", manifest.weights, baseline.weights),
         ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),

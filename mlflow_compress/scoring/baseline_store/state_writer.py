@@ -1,4 +1,4 @@
-"""Write a baseline's head inputs, for `StateStore` to read."""
+"""Writes a baseline's states, which `StateStore` reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import (
     MANIFEST,
     STATES,
     Keys,
-    Manifest,
+    StoreManifest,
     write_file,
 )
 from mlflow_compress.scoring.forward.head import rebuild_head
@@ -33,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 
 class StateWriter:
-    """Write a baseline's states; use as a context manager: only a block that ends well leaves a readable store.
+    """Writes a baseline's states. Use it as a context manager: the store is readable once the block ends without error.
 
-    At the first rows the head is rebuilt from what is stored, as a reader will do. Where that does not give the model's
-    own log-probabilities, float16 log-probabilities are stored instead, and the manifest says why.
+    At the first rows the head is rebuilt from its stored weights, as a reader does it. If the rebuilt head does not
+    give the model's own logits, float16 log-probabilities are stored instead, and the manifest says why.
 
     Parameters
     ----------
     folder : Path
-        New or empty; a half-written store in it is written over.
+        New or empty. An unfinished store in it is overwritten.
     loaded : LoadedModel
         The baseline.
     shard_bytes : int
-        States gathered before a shard is written.
+        Bytes of states per shard.
     part : str
-        Where several processes write one store: what the files of this one are named after; the process that leads has
-        none. It alone writes the head and the manifest, with the others' shards in it (see `adopt`).
+        Used when several processes write one store: goes into the names of this process's files. It is empty for the
+        leading process, which writes the head and the manifest, and adds the others' shards (see `adopt`).
 
     Raises
     ------
@@ -82,16 +82,16 @@ class StateWriter:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The baseline's configuration as the manifest keeps it."""
+        """The baseline's configuration as the manifest stores it."""
         config = self.loaded.model.config
         raw = {"model_type": config.model_type, **config.to_diff_dict()}
         return dict(json.loads(json.dumps(raw, default=str)))
 
     def begin(self, limits: dict[str, int], *, label: str, path: str, plan: str) -> None:
-        """Note the next pass; all passes that write into one store share their limits."""
+        """Record the next pass in the manifest; all passes into one store must have the same limits."""
         if self._limits not in ({}, limits):
             raise StoreError(
-                "Passes into one store must share their limits", allowed=str(self._limits), got=str(limits)
+                "Passes into one store must have the same limits", allowed=str(self._limits), got=str(limits)
             )
         self._limits = dict(limits)
         self._passes.append({"label": label, "path": path, "plan": plan})
@@ -104,12 +104,12 @@ class StateWriter:
         states : Tensor, shape (n, hidden_size)
             The head's inputs.
         logits : Tensor of float32, shape (n, vocab_size)
-            What the model's head made of them.
+            The model's logits of these states.
         keys, targets : ndarray, shapes (n, 16) and (n,)
-            Digests of the tokens read, and the first target of each row.
+            Per row: digest of all tokens up to it, and its first target.
         """
         if self._kind is None:
-            self._choose(states, logits)
+            self._choose_kind(states, logits)
         rows = states if self._kind == STATES else torch.log_softmax(logits, dim=1).half()
         self._pending.append((rows.detach().cpu(), keys, targets))
         self._pending_bytes += rows.numel() * rows.element_size()
@@ -117,7 +117,7 @@ class StateWriter:
             self.flush()
 
     def restore(self, shards: list[dict[str, Any]], *, kind: str, reason: str | None, head: str | None) -> None:
-        """Go on after `shards`, which an interrupted run of the same pass had written."""
+        """Continue after `shards`, which an interrupted run of the same pass has written."""
         for shard in shards:
             path = self.folder / str(shard["file"])
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
@@ -126,21 +126,21 @@ class StateWriter:
         self._kind, self._reason, self._head_hash = kind, reason, head
 
     def progress(self) -> dict[str, Any]:
-        """Write what is pending, and return what `restore` takes."""
+        """Write pending rows, and return the arguments of `restore`."""
         self.flush()
         return {"shards": self.shards, "kind": self._kind, "reason": self._reason, "head": self._head_hash}
 
     def part_name(self, share: int) -> str:
-        """Return the `part` of the process that captures a share of the pass begun last."""
+        """Return the `part` of the process that captures this share of the last begun pass."""
         return f"{len(self._passes)}-{share}"
 
     def adopt(self, shards: list[dict[str, Any]], *, kind: str, reason: str | None, head: str | None) -> None:
-        """Take in what another process's writer has written of the same pass: the values of its `progress`.
+        """Add the shards that another process has written of the same pass; the arguments are its `progress`.
 
         Raises
         ------
         StoreError
-            When it had to store another kind of rows.
+            When the other process stored another kind of rows.
         """
         self.flush()
         if (kind, head) != (self._kind, self._head_hash):
@@ -171,12 +171,12 @@ class StateWriter:
         self._pending, self._pending_bytes = [], 0
 
     def close(self) -> None:
-        """Write what is left and the manifest, which makes the store readable."""
+        """Write pending rows and the manifest, which makes the store readable."""
         self.flush()
         dtypes, widths = {s["dtype"] for s in self.shards}, {s["width"] for s in self.shards}
         if len(dtypes) != 1 or len(widths) != 1:
             raise StoreError("A store holds rows of one dtype and width", got=f"{sorted(dtypes)}, {sorted(widths)}")
-        manifest = Manifest(
+        manifest = StoreManifest(
             format=FORMAT,
             kind=str(self._kind),
             reason=self._reason,
@@ -195,19 +195,19 @@ class StateWriter:
         )
         write_file(self.folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
 
-    def _choose(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+    def _choose_kind(self, states: torch.Tensor, logits: torch.Tensor) -> None:
         self._reason = self._store_head(states, logits)
         self._kind = STATES if self._reason is None else LOG_PROBS
         if self._reason is not None:
             logger.warning("The baseline store holds float16 log-probabilities: %s", self._reason)
 
     def _store_head(self, states: torch.Tensor, logits: torch.Tensor) -> str | None:
-        """Write the head's weights; return why a reader could not rebuild the head from them, None if it can."""
+        """Write the head's weights, and return None; or return why a reader could not rebuild the head from them."""
         module = self.loaded.model.get_output_embeddings()
         if type(module) is not torch.nn.Linear:
             return f"the head is a {type(module).__name__}, not a plain linear layer"
         if states.shape[1] != module.weight.shape[1]:
-            return "the model does not separate its body from its head"
+            return "the model's body and head cannot be run separately"
         weights = {name: p.detach().cpu().contiguous() for name, p in module.state_dict().items()}
         try:
             rebuilt = rebuild_head(self.model_config, weights).to(states.device).logits(states).to(logits.device)

@@ -1,4 +1,4 @@
-"""What a baseline store is made of: its files, and the manifest that says whose it is."""
+"""File names and manifest of a baseline store."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ STATES, LOG_PROBS = "states", "log_probs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What a store holds and whose it is.
+class StoreManifest:
+    """Manifest of a baseline store: what it holds, and of which model.
 
     Attributes
     ----------
     format : int
         Version of the layout.
     kind, reason : str, str or None
-        "states" (head inputs), or "log_probs" (float16 log-probabilities) and why the states would not do.
+        "states" (head inputs), or "log_probs" (float16 log-probabilities) and why states could not be used.
     weights, tokenizer : str
-        SHA-256 of the baseline's weights and tokenizer (see `loading`).
+        SHA-256 of the baseline's weights and tokenizer (see `models.identity`).
     head : str or None
         SHA-256 of the head's file; None for log-probabilities.
     dtype, model_dtype, width, vocab_size : str, str, int, int
-        Of what is stored and of the model; width of a stored row, and of the logits.
+        Dtype of the stored rows and of the model; width of a stored row and of the logits.
     model_config : dict
         The baseline's configuration, from which the head's own code is rebuilt.
     limits : dict
-        What fixes how work is cut (tokens a batch, rows a head product); a variant uses the same.
+        Tokens per batch and rows per product with the head; variants use the same.
     rounding : dict
-        What decided the last bits on the machine that wrote it (see `rounding.rounding_identity`).
+        What decided rounding on the machine that wrote it (see `memory_alignment.rounding_identity`).
     passes : list of dict
         Per pass: label, path ("packed" or "plain"), and the digest of its plan.
     shards : list of dict
@@ -72,17 +72,17 @@ class Manifest:
 
     @property
     def n_rows(self) -> int:
-        """Scored positions held."""
+        """Number of scored positions in the store."""
         return sum(int(s["rows"]) for s in self.shards)
 
 
 def write_file(path: Path, data: bytes) -> str:
-    """Write a file so that it is there whole or not at all, and return its SHA-256.
+    """Write a file atomically, and return its SHA-256.
 
     Raises
     ------
     StoreError
-        When the disk refuses, for example because it is full; nothing is left behind.
+        When the file cannot be written, for example because the disk is full; no partial file is left.
     """
     try:
         atomic.write(path, data)

@@ -1,1 +1,1 @@
-"""Unfinished work on disk, from which an interrupted run goes on."""
+"""Unfinished work on disk, from which an interrupted run resumes."""

@@ -1,4 +1,4 @@
-"""Finished answers of an interrupted generation on disk, so that none is generated twice."""
+"""Finished answers of an interrupted generation on disk, so that no answer is generated twice."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
-from mlflow_compress.scoring.generation.decoding import CausalLM, Row
+from mlflow_compress.scoring.generation.decoding import CausalLM, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 logger = logging.getLogger(__name__)
 
 
 class GenerationCheckpoint:
-    """Fills in the rows that an earlier run has finished, and writes down those that this one finishes.
+    """Restores the rows that an earlier run has finished, and saves the rows that this run finishes.
 
     Parameters
     ----------
     folder : Path
-        Of this generation alone. Delete it when the answers are safe.
+        Used by this generation only. Delete it when the answers are saved.
     loaded, rows, config, until, end_tokens
-        As in `decode.decode`: what the answers depend on.
+        What the answers depend on, as in `decoding.decode`.
     seconds : float
-        How often finished rows are written down. Those that are not yet are lost when the process is killed.
+        How often finished rows are saved. Rows that are not yet saved are lost when the process is killed.
 
     Raises
     ------
@@ -41,7 +41,7 @@ class GenerationCheckpoint:
         self,
         folder: Path,
         loaded: CausalLM,
-        rows: Sequence[Row],
+        rows: Sequence[GenerationRow],
         config: GenerationConfig,
         *,
         until: Sequence[str],
@@ -63,10 +63,10 @@ class GenerationCheckpoint:
         self._unwritten = [number for number, row in enumerate(rows) if not row.done]
         self._written = time.monotonic()
         if n_done := len(rows) - len(self._unwritten):
-            logger.info("%d of %d answers were there already", n_done, len(rows))
+            logger.info("%d of %d answers were already finished", n_done, len(rows))
 
     def write(self, *, now: bool = False) -> None:
-        """Write down the rows that were finished since the last time, if it is time, or `now`."""
+        """Save the rows finished since the last call, if `seconds` have passed since then, or if `now`."""
         if not now and time.monotonic() - self._written < self._seconds:
             return
         fresh = [number for number in self._unwritten if self._rows[number].done]
@@ -76,7 +76,7 @@ class GenerationCheckpoint:
         self._written = time.monotonic()
 
 
-def _digest(rows: Sequence[Row]) -> str:
+def _digest(rows: Sequence[GenerationRow]) -> str:
     total = hashlib.sha256()
     for row in rows:
         total.update(f"{row.prompt} {row.temperature} ".encode())
@@ -84,7 +84,7 @@ def _digest(rows: Sequence[Row]) -> str:
     return total.hexdigest()
 
 
-def _arrays(rows: Sequence[Row], numbers: Sequence[int]) -> Arrays:
+def _arrays(rows: Sequence[GenerationRow], numbers: Sequence[int]) -> Arrays:
     texts = [rows[number].text.encode() for number in numbers]
     return {
         "row": np.asarray(numbers, dtype=np.int64),
@@ -95,7 +95,7 @@ def _arrays(rows: Sequence[Row], numbers: Sequence[int]) -> Arrays:
     }
 
 
-def _fill(rows: Sequence[Row], arrays: Arrays) -> None:
+def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
     tokens = np.split(arrays["tokens"], np.cumsum(arrays["n_tokens"])[:-1])
     texts = np.split(arrays["text"], np.cumsum(arrays["n_bytes"])[:-1])
     for number, its_tokens, text in zip(arrays["row"].tolist(), tokens, texts, strict=True):

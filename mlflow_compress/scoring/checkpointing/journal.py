@@ -1,4 +1,4 @@
-"""Results of an unfinished pass on disk, so that a killed run goes on where it was."""
+"""Results of an unfinished pass on disk, so that a killed run resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IDENTITY = "identity.json"
 
 
 class Journal:
-    """Parts of one pass, written in order.
+    """Results of one pass, written in parts, in order.
 
     Parameters
     ----------
     folder : Path
-        Of this pass alone.
+        Used by this pass only.
     identity : mapping of str to str
         What the results depend on (weights, plan, targets, baseline, ...).
 
@@ -47,14 +47,14 @@ class Journal:
                 raise StoreError(
                     f"The folder holds an interrupted pass with other {', '.join(differ)}",
                     got=str(self.folder),
-                    fix="Go on as it was begun, or delete the folder to begin again",
+                    fix="Resume with the same settings, or delete the folder to start again",
                 )
         else:
             write_file(path, json.dumps(dict(identity), indent=1).encode())
         self._n_parts = 0
 
     def load(self) -> list[tuple[int, Arrays, dict[str, Any]]]:
-        """Return (groups done, arrays, note) of every part; a damaged part is a `StoreError`."""
+        """Return (number of groups done, arrays, note) of every part; a damaged part is a `StoreError`."""
         parts: list[tuple[int, Arrays, dict[str, Any]]] = []
         while (self.folder / f"part-{self._n_parts:05d}.json").is_file():
             label = self.folder / f"part-{self._n_parts:05d}.json"
@@ -63,7 +63,7 @@ class Journal:
             data = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(data).hexdigest() != note["sha256"]:
                 raise StoreError(
-                    f"{path.name} was changed after it was written", fix="Delete the folder to begin again"
+                    f"{path.name} was changed after it was written", fix="Delete the folder to start again"
                 )
             try:
                 parts.append((int(note["groups"]), load(data), dict(note["note"])))
@@ -73,7 +73,10 @@ class Journal:
         return parts
 
     def append(self, groups: int, arrays: Arrays, note: Mapping[str, Any]) -> None:
-        """Write the next part; `groups` counts the groups done so far. The label comes last and makes it valid."""
+        """Write the next part; `groups` is the number of groups done so far.
+
+        The JSON file is written last, and makes the part valid.
+        """
         name = f"part-{self._n_parts:05d}"
         data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         digest = write_file(self.folder / f"{name}.safetensors", data)
@@ -86,4 +89,4 @@ def _json(data: bytes, path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(data))
     except ValueError as error:
-        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to begin again") from error
+        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to start again") from error

@@ -1,1 +1,1 @@
-"""The forward pass: body, tree attention, head."""
+"""Forward passes: the model's body, tree attention, and the language-model head."""

@@ -1,7 +1,8 @@
-"""The model's body: final hidden states at the scored positions, by packs on cached prefixes or by plain batches."""
+"""The model's body: final hidden states at the scored positions, from packed or from padded batches."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.forward.head import GivenLogits, Head, Logits
-from mlflow_compress.scoring.forward.last_layer import at_rows, find_last_layer
-from mlflow_compress.scoring.forward.tree_attention import tree_attention
+from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead
+from mlflow_compress.scoring.forward.last_layer import find_last_layer, mlp_at_rows
+from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch
 
 Tensor = torch.Tensor
@@ -19,7 +20,7 @@ KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_token
 
 
 class Body:
-    """Runs units of a plan through the model without its head.
+    """Runs the units of a plan through the model without its head.
 
     Parameters
     ----------
@@ -38,16 +39,24 @@ class Body:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids have to lie."""
+        """Device that token ids must be on."""
         return torch.device(self.model.get_input_embeddings().weight.device)
 
-    def run(self, unit: PackedBatch | PaddedBatch) -> Tensor:
-        """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size)."""
+    def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> Tensor:
+        """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size).
+
+        Parameters
+        ----------
+        unit : PackedBatch or PaddedBatch
+        attention : TreeAttention, optional
+            What `install_tree_attention` gives. Without it, a pack is computed with its full mask: the same states
+            within rounding, in more time.
+        """
         with torch.inference_mode():
-            return self._pack(unit) if isinstance(unit, PackedBatch) else self._batch(unit)
+            return self._run_packed(unit, attention) if isinstance(unit, PackedBatch) else self._run_padded(unit)
 
     def has(self, prefix: int) -> bool:
-        """Whether a cached prefix is at hand."""
+        """Whether the keys and values of a prefix are in the cache."""
         return prefix == NO_PREFIX or prefix in self._prefixes
 
     def forget(self, prefix: int) -> None:
@@ -59,7 +68,7 @@ class Body:
         self._prefixes.clear()
 
     def check_last_layer(self) -> None:
-        """Compute the last layer at every position from now on, if it is not the same at scored positions alone."""
+        """Compare the last layer at some positions with the same at all; from now on compute all if they differ."""
         if self._last_layer is None:
             return
         ids = np.random.default_rng(2).integers(0, self._vocab_size, size=12).astype(np.int32)
@@ -68,41 +77,42 @@ class Body:
             self.run(PaddedBatch([ids], [rows])),
             self.run(PaddedBatch([ids], [np.arange(12)]))[torch.from_numpy(rows)],
         )
-        apart, size = (float(x.float().square().mean().sqrt()) for x in (some - every, every))
-        if not apart <= (1e-4 if _is_exact(self.model) else 0.02) * size:
+        difference, size = (float(x.float().square().mean().sqrt()) for x in (some - every, every))
+        if not difference <= (1e-4 if _is_exact(self.model) else 0.02) * size:
             self._last_layer = None
 
     def _forward(self, **inputs: Any) -> Tensor:
-        """Return what the head gets, shape (n_rows, n_tokens, hidden_size)."""
+        """Return the inputs of the language-model head at all positions, shape (n_rows, n_tokens, hidden_size)."""
         hidden: Tensor = self.base(return_dict=True, **inputs).last_hidden_state
         return hidden
 
-    def _batch(self, unit: PaddedBatch) -> Tensor:
+    def _run_padded(self, unit: PaddedBatch) -> Tensor:
         lengths = [len(s) for s in unit.sequences]
-        # Right padding is never seen by a causal model; any id will do.
+        # A causal model never sees padding on the right; any id will do.
         ids = np.zeros((len(lengths), max(lengths)), dtype=np.int64)
         real = np.zeros_like(ids)
         for row, sequence in enumerate(unit.sequences):
             ids[row, : len(sequence)] = sequence
             real[row, : len(sequence)] = 1
-        # An all-ones mask would only keep sdpa from its causal kernel.
+        # With a mask of ones, sdpa would not choose its faster causal kernel.
         mask = None if min(lengths) == max(lengths) else torch.from_numpy(real).to(self.device)
         batch_rows = np.repeat(np.arange(len(lengths)), [len(r) for r in unit.rows])
         where = torch.from_numpy(batch_rows), torch.from_numpy(np.concatenate(unit.rows))
-        with at_rows(self._last_layer, where):
+        with mlp_at_rows(self._last_layer, where):
             hidden = self._forward(
                 input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask, use_cache=False
             )
         return hidden[where[0].to(hidden.device), where[1].to(hidden.device)]
 
-    def _pack(self, unit: PackedBatch) -> Tensor:
+    def _run_packed(self, unit: PackedBatch, attention: TreeAttention | None) -> Tensor:
         prefix = self._prefixes[unit.prefix] if unit.prefix != NO_PREFIX else []
-        cache = fork(prefix, self.n_layers)
+        cache = fork_kv_cache(prefix, self.n_layers)
         seen = prefix[0][0].shape[-2] if prefix else 0
         mask = None if unit.is_path and not seen else self._mask(unit, seen)
         rows = torch.from_numpy(unit.rows)
         where = torch.zeros_like(rows), rows
-        with tree_attention(unit, mask, seen, self.n_layers - 1), at_rows(self._last_layer, where):
+        as_tree = attention.for_pack(unit, mask, seen, self.n_layers - 1) if attention else nullcontext()
+        with as_tree, mlp_at_rows(self._last_layer, where):
             hidden = self._forward(
                 input_ids=torch.from_numpy(unit.ids.astype(np.int64))[None].to(self.device),
                 position_ids=torch.from_numpy(unit.positions.astype(np.int64))[None].to(self.device),
@@ -115,7 +125,7 @@ class Body:
         return hidden[0, rows.to(hidden.device)]
 
     def _mask(self, unit: PackedBatch, seen: int) -> Tensor:
-        """Return the additive mask, shape (1, 1, q, seen + q): everything cached, and the token's own path."""
+        """Return the additive mask, shape (1, 1, q, seen + q): a token sees the cached prefix and its own path."""
         dtype = self.model.dtype if self.model.dtype.is_floating_point else torch.float32
         n = len(unit.ids)
         index = torch.arange(n)
@@ -126,23 +136,23 @@ class Body:
         return mask.to(self.device)
 
 
-class WholeModel(Body):
-    """For a model whose body cannot be told from its head: its rows are log-probabilities, shape (k, vocab_size).
+class WholeModelBody(Body):
+    """The body of a model that cannot be split: it returns log-probabilities, shape (k, vocab_size), not states.
 
-    A model with a method `logits_at` (`architectures.native_gguf`) gives them at the scored positions only.
+    A model with a method `logits_at` (`architectures.native_gguf`) computes them at the scored positions only.
     """
 
-    def _batch(self, unit: PaddedBatch) -> Tensor:
+    def _run_padded(self, unit: PaddedBatch) -> Tensor:
         if not hasattr(self.model, "logits_at"):
-            return super()._batch(unit)
+            return super()._run_padded(unit)
         return torch.log_softmax(self.model.logits_at(unit.sequences, unit.rows), dim=-1)
 
     def _forward(self, **inputs: Any) -> Tensor:
         return torch.log_softmax(self.model(return_dict=True, **inputs).logits.float(), dim=-1)
 
 
-def fork(prefix: KeysValues, n_layers: int) -> Cache:
-    """Return a cache that begins with `prefix` (empty: an empty cache) and grows without changing it."""
+def fork_kv_cache(prefix: KeysValues, n_layers: int) -> Cache:
+    """Return a new cache that begins with `prefix` (an empty list: an empty cache) and never changes it."""
     layers = [DynamicLayer() for _ in range(n_layers)]
     for layer, (keys, values) in zip(layers, prefix, strict=False):
         layer.lazy_initialization(keys, values)
@@ -151,28 +161,27 @@ def fork(prefix: KeysValues, n_layers: int) -> Cache:
 
 
 def keys_values(cache: Cache) -> KeysValues:
-    """Return what a cache holds, layer by layer."""
+    """Return the keys and values of a cache, one pair per layer."""
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def split_body_and_head(model: Any) -> tuple[Body, Logits, str | None]:
-    """Return a model's body and head, checked on a probe against the model's own logits.
+def split_body_and_head(model: Any) -> tuple[Body, LanguageModelHead, str | None]:
+    """Return a model's body, its head, and None.
 
-    The last layer is spared unscored positions only where that is seen not to change the scored ones.
-
-    Where they do not give them (the head reads more than the last hidden states, or cannot be found), the whole model
-    serves as the body, and the third value says why.
+    A probe compares head(body(x)) with the model's own logits. Where they differ (the head reads more than the last
+    hidden states), or no head is found, the whole model serves as the body, and the third value is the reason.
+    The last layer is computed at scored positions only if a probe shows that this does not change their states.
     """
     body = Body(model)
     try:
         head = Head(model)
         reason = _check_head(body, head)
     except (UnsupportedError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
-        reason = f"body and head do not run apart ({type(error).__name__}: {error})"
+        reason = f"body and head cannot be run separately ({type(error).__name__}: {error})"
     if reason is not None:
-        body = WholeModel(model)
+        body = WholeModelBody(model)
     body.check_last_layer()
-    return (body, head, None) if reason is None else (body, GivenLogits(), reason)
+    return (body, head, None) if reason is None else (body, IdentityHead(), reason)
 
 
 def _check_head(body: Body, head: Head) -> str | None:
@@ -182,12 +191,14 @@ def _check_head(body: Body, head: Head) -> str | None:
     states = body.run(PaddedBatch([ids], [np.arange(len(ids))]))
     with torch.inference_mode():
         inputs = torch.from_numpy(ids.astype(np.int64))[None].to(body.device)
-        own = torch.log_softmax(model(input_ids=inputs, use_cache=False, return_dict=True).logits[0].float(), dim=-1)
-    # In another order: a head that looks at a row's place would show.
-    ours = torch.log_softmax(head.logits(states.flip(0)), dim=1).flip(0).to(own.device)
-    worst = float((ours - own).abs().max())
+        expected = torch.log_softmax(
+            model(input_ids=inputs, use_cache=False, return_dict=True).logits[0].float(), dim=-1
+        )
+    # In reverse order, to reveal a head whose output depends on a row's position.
+    split = torch.log_softmax(head.logits(states.flip(0)), dim=1).flip(0).to(expected.device)
+    worst = float((split - expected).abs().max())
     # Half-precision logits are rounded to 3 digits and int8 kernels depend on the batch; a wrong head is far off.
-    if not worst <= (1e-3 if _is_exact(model) else 0.05 * float(own.abs().max())):
+    if not worst <= (1e-3 if _is_exact(model) else 0.05 * float(expected.abs().max())):
         return f"the head on the body's states differs from the model's log-probabilities by {worst:.1e} nat"
     return None
 
@@ -196,11 +207,12 @@ def _is_exact(model: Any) -> bool:
     return model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
 
 
-def check_can_pack(body: Body, max_length: int) -> str | None:
-    """Return why packs would not give this model's own states for sequences up to `max_length`; None if they do.
+def reason_not_to_pack(body: Body, max_length: int) -> str | None:
+    """Return why packed batches would give this model other states than padded ones; None if they agree.
 
-    The configuration is read for what a short probe cannot show (windows, position scaling by length); then a probe of
-    two branches behind a cached prefix is compared with the two plain sequences.
+    First the configuration is read for what a short probe cannot show: attention windows shorter than `max_length`, and
+    positions scaled by the sequence length. Then a probe of two branches after a cached prefix is compared with the two
+    plain sequences.
     """
     config = body.model.config.get_text_config(decoder=True)
     implementation = getattr(config, "_attn_implementation", None)
@@ -232,15 +244,16 @@ def _probe(body: Body, vocab_size: int) -> str | None:
     wanted = [np.concatenate([stem, left]), np.concatenate([stem, right]), left, right]
     plain = [body.run(PaddedBatch([s], [every(len(s) - 6, len(s))])).float() for s in wanted]
     try:
-        body.run(first)
-        packed = body.run(both).float()
+        with install_tree_attention() as attention:
+            body.run(first, attention)
+            packed = body.run(both, attention).float()
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
         return f"the model does not take a forked cache with a block mask ({type(error).__name__}: {error})"
     finally:
         body.clear()
-    truth, alone = torch.cat(plain[:2]), torch.cat(plain[2:])
-    wrong, context, size = (float(t.square().mean().sqrt()) for t in (packed - truth, alone - truth, truth))
-    # A wrong mask or position is as large as the effect of the context; rounding, even of int8, is far below it.
+    truth, without_context = torch.cat(plain[:2]), torch.cat(plain[2:])
+    wrong, context, size = (float(t.square().mean().sqrt()) for t in (packed - truth, without_context - truth, truth))
+    # The error of a wrong mask or position is as large as the effect of the context; rounding is far smaller.
     if not wrong <= max(1e-4 * size, 0.1 * context):
         return f"packed states differ from plain ones by {wrong / size:.1e} of their size"
     return None

@@ -1,7 +1,7 @@
-"""The language-model head, applied where it is needed, exactly as the model itself applies it.
+"""The language-model head: logits at the scored positions, computed by the model's own code.
 
-The model's own `forward` is called with its body replaced by given hidden states. So soft-capping, logit scales, biases
-and special head modules (int8, compressed) are the model's own code, not a list of cases kept here.
+The model's own `forward` is called with its body replaced by a module that returns given hidden states. So
+soft-capping, logit scales, biases and special head modules (int8, compressed) need no code here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mlflow_compress.models.memory_alignment import aligned
 Tensor = torch.Tensor
 
 
-class Logits(Protocol):
-    """What turns the rows that a body yields into logits."""
+class LanguageModelHead(Protocol):
+    """Interface of a head: turns the rows that a body returns into logits."""
 
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits, shape (n, vocab_size)."""
 
 
-class GivenLogits:
-    """The head of a body that yields log-probabilities itself (see `body.WholeModel`)."""
+class IdentityHead:
+    """The head of a body that already returns log-probabilities (see `body.WholeModelBody`)."""
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the rows as float32."""
@@ -36,7 +36,7 @@ class GivenLogits:
 
 
 class _BodyOutput:
-    """A body's output with nothing but hidden states; what else a head's code passes on is None."""
+    """A body's output that holds hidden states only; every other field that the model's code reads is None."""
 
     def __init__(self, states: Tensor) -> None:
         self.last_hidden_state = states
@@ -50,7 +50,7 @@ class _BodyOutput:
 
 
 class _GivenStates(torch.nn.Module):
-    """Stands in for the body and returns the states it was given."""
+    """Replaces the body and returns the hidden states that it was given."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Head:
     model : transformers.PreTrainedModel
         A causal LM; its body is never run.
     upcast : bool
-        Compute the product of a half-precision linear head in float32 (its logits would be rounded to 3 digits
-        otherwise, which makes ties). Heads that are not a plain linear layer run as they are.
+        Compute the product of a half-precision linear head in float32. Otherwise its logits would be rounded to 3
+        digits, which makes ties. Heads that are not a plain linear layer run as they are.
 
     Raises
     ------
     UnsupportedError
-        When body or head cannot be told apart.
+        When the head or the body is not found in the model.
     """
 
     def __init__(self, model: Any, *, upcast: bool = True) -> None:
@@ -89,30 +89,30 @@ class Head:
         self.name: str = names[0]
         self.module = module
         self.is_linear = type(module) is torch.nn.Linear
-        self._wide: torch.nn.Module | None = None
-        self._room: Tensor | None = None
+        self._float32_module: torch.nn.Module | None = None
+        self._buffer: Tensor | None = None
         if upcast and self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
-            self._wide = copy.deepcopy(module).float()
+            self._float32_module = copy.deepcopy(module).float()
 
     def to(self, device: torch.device) -> Head:
         """Move the head's weights and return it."""
-        for module in (self.module, self._wide):
+        for module in (self.module, self._float32_module):
             if module is not None:
                 module.to(device)
         return self
 
     @property
     def device(self) -> torch.device:
-        """Where hidden states have to lie."""
+        """Device that the head's weights are on."""
         return torch.device(next(self.module.parameters()).device)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size).
 
-        On a CPU the next call may write over them. Equal states give equal bits wherever they lie in memory.
+        On a CPU the next call may overwrite the result. Equal states give equal bits, whatever their memory address.
         """
         states = aligned(states.to(self.device))
-        if self._wide is not None:
+        if self._float32_module is not None:
             states = states.float()
         with torch.inference_mode(), self._replaced(_GivenStates(states[None])):
             dummy = torch.zeros((1, len(states)), dtype=torch.long, device=states.device)
@@ -121,31 +121,31 @@ class Head:
 
     @contextmanager
     def _replaced(self, body: torch.nn.Module) -> Iterator[None]:
-        kept = self.model._modules[self.body_name]
+        original = self.model._modules[self.body_name]
         parent = self.model.get_submodule(self.name.rpartition(".")[0])
         leaf = self.name.rpartition(".")[2]
-        module = self._wide if self._wide is not None else self.module
-        # A `forward` of the module's own moves weights between devices.
-        keeps_room = self.is_linear and self.device.type == "cpu" and "forward" not in vars(module)
+        module = self._float32_module if self._float32_module is not None else self.module
+        # A module with a `forward` of its own (accelerate's hooks) moves weights between devices: it runs as it is.
+        reuses_buffer = self.is_linear and self.device.type == "cpu" and "forward" not in vars(module)
         self.model._modules[self.body_name] = body
         parent._modules[leaf] = module
-        if keeps_room:
+        if reuses_buffer:
             module.forward = partial(self._product, module)
         try:
             yield
         finally:
-            if keeps_room:
+            if reuses_buffer:
                 del module.forward
-            self.model._modules[self.body_name] = kept
+            self.model._modules[self.body_name] = original
             parent._modules[leaf] = self.module
 
     def _product(self, linear: Any, states: Tensor) -> Tensor:
-        """Return what the layer gives, shape (1, n, vocab_size), in memory that is kept: large logits in fresh pages
-        would take a tenth longer."""
+        """Return the layer's output, shape (1, n, vocab_size), in a buffer that is reused: it is about a tenth faster
+        than new memory for every product."""
         n, weight = states.shape[1], linear.weight.T
-        if self._room is None or len(self._room) < n or self._room.dtype != states.dtype:
-            self._room = states.new_empty((n, weight.shape[1]))
-        out = self._room[:n]
+        if self._buffer is None or len(self._buffer) < n or self._buffer.dtype != states.dtype:
+            self._buffer = states.new_empty((n, weight.shape[1]))
+        out = self._buffer[:n]
         if linear.bias is None:
             torch.mm(states[0], weight, out=out)
         else:

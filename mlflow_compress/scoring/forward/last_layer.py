@@ -1,4 +1,4 @@
-"""The feed-forward part of a model's last layer, at scored positions only: what it adds elsewhere, nobody reads."""
+"""The feed-forward part of the last layer, computed at the scored positions only: its other outputs are never read."""
 
 from __future__ import annotations
 
@@ -14,43 +14,51 @@ NAME = "mlp"
 
 
 def find_last_layer(base: torch.nn.Module, n_layers: int) -> torch.nn.Module | None:
-    """Return a model's last layer, if its feed-forward part is found: a module `mlp` that takes nothing but states."""
+    """Return a model's last layer, or None where it has no module `mlp` that takes hidden states and nothing else."""
     for module in base.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == n_layers:
-            part = module[-1]._modules.get(NAME)
-            alone = part is not None and len(inspect.signature(part.forward).parameters) == 1
-            return module[-1] if alone else None
+            mlp = module[-1]._modules.get(NAME)
+            takes_states_only = mlp is not None and len(inspect.signature(mlp.forward).parameters) == 1
+            return module[-1] if takes_states_only else None
     return None
 
 
-class _AtRows(torch.nn.Module):
-    """Stands in for the part, and gives 0 at all other positions."""
+class _MlpAtRows(torch.nn.Module):
+    """Replaces the feed-forward part: computes it at some positions, and returns 0 at all others."""
 
-    def __init__(self, part: torch.nn.Module, where: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, mlp: torch.nn.Module, where: tuple[Tensor, Tensor]) -> None:
         super().__init__()
-        self.part, self.where = part, where
+        self.mlp, self.where = mlp, where
 
     def forward(self, states: Tensor) -> Any:
-        """Return what the part gives, shape (n_rows, n_tokens, hidden_size)."""
+        """Return the outputs of the feed-forward part, shape (n_rows, n_tokens, hidden_size)."""
         where = tuple(index.to(states.device) for index in self.where)
-        found = self.part(states[where][None])
-        if not isinstance(found, Tensor):  # a router's choices, of every position
-            return self.part(states)
-        out = found.new_zeros((*states.shape[:-1], found.shape[-1]))
-        out[where] = found[0]
+        computed = self.mlp(states[where][None])
+        if not isinstance(computed, Tensor):  # a mixture of experts returns its router's choices too
+            return self.mlp(states)
+        out = computed.new_zeros((*states.shape[:-1], computed.shape[-1]))
+        out[where] = computed[0]
         return out
 
 
 @contextmanager
-def at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> Iterator[None]:
-    """Within this block, compute the part at the positions `where` (batch rows and places, each (k,)) only."""
+def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> Iterator[None]:
+    """Within this block, compute the layer's feed-forward part at the positions `where` only.
+
+    Parameters
+    ----------
+    layer : Module or None
+        From `find_last_layer`; None changes nothing.
+    where : two Tensors of int64, each shape (k,)
+        Batch row and position of each scored token.
+    """
     if layer is None:
         yield
         return
-    part = layer._modules[NAME]
-    assert part is not None
-    layer._modules[NAME] = _AtRows(part, where)
+    mlp = layer._modules[NAME]
+    assert mlp is not None
+    layer._modules[NAME] = _MlpAtRows(mlp, where)
     try:
         yield
     finally:
-        layer._modules[NAME] = part
+        layer._modules[NAME] = mlp

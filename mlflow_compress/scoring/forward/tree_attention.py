@@ -1,5 +1,8 @@
-"""Attention over a pack without what nobody reads: between branches that do not see each other, and in the last layer
-at positions that are not scored."""
+"""Tree attention for packed batches.
+
+Attention is computed only inside each branch and towards its ancestors. In the last layer it is computed at the scored
+positions only. Tokens of different branches do not see each other, so nothing else would be read.
+"""
 
 from __future__ import annotations
 
@@ -17,90 +20,153 @@ from mlflow_compress.scoring.plan.trie import Ids
 from mlflow_compress.scoring.plan.units import PackedBatch
 
 Tensor = torch.Tensor
-_SMALLEST = 32  # tokens; a call costs as much as what smaller branches would save
+_SMALLEST_BRANCH = 32  # tokens; a call for a smaller branch costs more time than it saves
 _SDPA = "sdpa"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The tokens `begin` .. `stop` - 1 of a pack: of it they see nothing but each other and what lies above.
+    """The tokens `begin` .. `stop` - 1 of a pack. Inside the pack they see only each other and their ancestors.
 
     Attributes
     ----------
     begin, stop : int
     stem : int
-        The tokens before this one are seen by all that follow.
-    parts : list of Branch
-        What follows the stem; they see nothing of each other. Empty where one call is as fast, and `stem` is `stop`.
+        Tokens before this index are seen by all later tokens of the branch.
+    children : list of Branch
+        The branches after the stem; they do not see each other. Empty where one call for all is as fast; `stem` is then
+        `stop`.
     """
 
     begin: int
     stem: int
     stop: int
-    parts: list[Branch]
+    children: list[Branch]
 
 
-def branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch:
-    """Return a pack's tokens as a tree, small neighbours together; `ends` as in `PackedBatch`."""
-    stop = len(ends) if stop is None else stop
-    apart = ends[begin:stop] < stop
-    stem = begin + int(apart.argmax()) if apart.any() else stop
-    reach = np.concatenate([[stem], np.maximum.accumulate(ends[stem:stop])])[:-1]
-    cuts = [stem]
-    for start in (stem + np.flatnonzero(reach <= np.arange(stem, stop))).tolist():
-        if start - cuts[-1] >= _SMALLEST:
-            cuts.append(start)
-    if len(cuts) == 1:
-        return Branch(begin, stop, stop, [])
-    return Branch(begin, stem, stop, [branches(ends, a, b) for a, b in zip(cuts, [*cuts[1:], stop], strict=True)])
-
-
-@contextmanager
-def tree_attention(unit: PackedBatch, mask: Tensor | None, seen: int, last_layer: int) -> Iterator[None]:
-    """Within this block, models with PyTorch's scaled dot-product attention compute what is needed only.
+def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch:
+    """Return a pack's tokens as a tree of branches; small neighbouring branches are merged.
 
     Parameters
     ----------
-    unit : PackedBatch
-    mask : Tensor, shape (1, 1, q, seen + q), or None
-        What the model is given as its attention mask; the `seen` cached tokens are visible to all. Calls with another
-        mask are not changed.
-    seen : int
-    last_layer : int
-        Its number: there only the scored rows are right, the others 0.
+    ends : ndarray of int32, shape (q,)
+        As in `PackedBatch`.
+    begin, stop : int
+        The part of the pack to build from; all of it by default.
     """
-    whole = ALL_ATTENTION_FUNCTIONS[_SDPA]
-    tree, rows = branches(unit.ends), torch.from_numpy(unit.rows)
+    stop = len(ends) if stop is None else stop
+    branches_off = ends[begin:stop] < stop
+    stem = begin + int(branches_off.argmax()) if branches_off.any() else stop
+    reach = np.concatenate([[stem], np.maximum.accumulate(ends[stem:stop])])[:-1]
+    cuts = [stem]
+    for start in (stem + np.flatnonzero(reach <= np.arange(stem, stop))).tolist():
+        if start - cuts[-1] >= _SMALLEST_BRANCH:
+            cuts.append(start)
+    if len(cuts) == 1:
+        return Branch(begin, stop, stop, [])
+    children = [build_branches(ends, a, b) for a, b in zip(cuts, [*cuts[1:], stop], strict=True)]
+    return Branch(begin, stem, stop, children)
 
-    @cache  # every layer needs the same ones
-    def part(row: int, last_row: int, column: int, last_column: int) -> Tensor:
-        assert mask is not None
-        return mask[..., row:last_row, column:last_column].contiguous()
 
-    def attend(
-        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+class TreeAttention:
+    """Attention function with transformers' signature: a tree for the present pack, the original for everything else.
+
+    Parameters
+    ----------
+    original : callable
+        transformers' function for scaled dot-product attention.
+    """
+
+    def __init__(self, original: Callable[..., tuple[Tensor, Any]]) -> None:
+        self._original = original
+        self._pack: _Pack | None = None
+
+    @contextmanager
+    def for_pack(self, unit: PackedBatch, mask: Tensor | None, seen: int, last_layer: int) -> Iterator[None]:
+        """Within this block, attention calls that carry this mask are computed as a tree.
+
+        Parameters
+        ----------
+        unit : PackedBatch
+        mask : Tensor, shape (1, 1, q, seen + q), or None
+            The attention mask that the model is given. None: nothing is changed.
+        seen : int
+            Cached tokens, which every token of the pack sees.
+        last_layer : int
+            Index of the last layer. Its output is right at the scored positions and 0 elsewhere.
+        """
+        self._pack = None if mask is None else _Pack(unit, mask, seen, last_layer)
+        try:
+            yield
+        finally:
+            self._pack = None
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        known = attention_mask is mask and query.shape[-2] == len(unit.ids) and key.shape[-2] == seen + len(unit.ids)
-        if known and kwargs.get("position_bias") is None and mask is not None:
-            at_rows = getattr(module, "layer_idx", None) == last_layer and 4 * len(rows) <= len(unit.ids)
-            if at_rows or (tree.parts and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]):
+        """Return the attention output, shape (1, q, n_heads, head_dim), and None for the weights."""
+        pack = self._pack
+        if pack is not None and pack.is_mask(attention_mask, query, key) and kwargs.get("position_bias") is None:
+            at_rows = pack.is_worth_rows_only(getattr(module, "layer_idx", None))
+            if at_rows or (pack.tree.children and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]):
                 groups = query.shape[1] // key.shape[1]
                 key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
                 scale = kwargs.get("scaling")
                 if at_rows:
-                    return _at_rows(query, key, value, mask, rows.to(query.device), scale), None
-                return _by_branches(query, key, value, tree, part, scale), None
-        found: tuple[Tensor, Any] = whole(module, query, key, value, attention_mask, **kwargs)
-        return found
+                    return _attend_at_rows(query, key, value, pack.mask, pack.rows.to(query.device), scale), None
+                return _attend_per_branch(query, key, value, pack.tree, pack.mask_block, scale), None
+        return self._original(module, query, key, value, attention_mask, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS[_SDPA] = attend
+
+@contextmanager
+def install_tree_attention() -> Iterator[TreeAttention]:
+    """Within this block, transformers' "sdpa" attention is the `TreeAttention` that the block receives.
+
+    transformers looks attention functions up by name, in one table of the process. The entry is replaced once for a
+    whole pass, and is put back however the block ends.
+    """
+    original = ALL_ATTENTION_FUNCTIONS[_SDPA]
+    attention = TreeAttention(original)
+    ALL_ATTENTION_FUNCTIONS[_SDPA] = attention
     try:
-        yield
+        yield attention
     finally:
-        ALL_ATTENTION_FUNCTIONS[_SDPA] = whole
+        ALL_ATTENTION_FUNCTIONS[_SDPA] = original
 
 
-def _at_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rows: Tensor, scale: float | None) -> Tensor:
+class _Pack:
+    """The pack that is being computed: its mask, its tree and its scored positions."""
+
+    def __init__(self, unit: PackedBatch, mask: Tensor, seen: int, last_layer: int) -> None:
+        self.mask, self.rows, self.tree = mask, torch.from_numpy(unit.rows), build_branches(unit.ends)
+        self._n_tokens, self._seen, self._last_layer = len(unit.ids), seen, last_layer
+
+        @cache  # every layer needs the same blocks
+        def mask_block(row: int, last_row: int, column: int, last_column: int) -> Tensor:
+            return mask[..., row:last_row, column:last_column].contiguous()
+
+        self.mask_block = mask_block
+
+    def is_mask(self, attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
+        """Whether an attention call is for this pack."""
+        n = self._n_tokens
+        return attention_mask is self.mask and query.shape[-2] == n and key.shape[-2] == self._seen + n
+
+    def is_worth_rows_only(self, layer: int | None) -> bool:
+        """Whether a layer is the last one, and few enough of its positions are scored."""
+        return layer == self._last_layer and 4 * len(self.rows) <= self._n_tokens
+
+
+def _attend_at_rows(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rows: Tensor, scale: float | None
+) -> Tensor:
+    """Return the attention output at `rows`, and 0 at all other positions."""
     out = query.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1]))
     if len(rows):
         picked = torch.nn.functional.scaled_dot_product_attention(
@@ -110,35 +176,36 @@ def _at_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rows: Tens
     return out
 
 
-def _by_branches(
-    query: Tensor, key: Tensor, value: Tensor, tree: Branch, mask: Callable[..., Tensor], scale: float | None
+def _attend_per_branch(
+    query: Tensor, key: Tensor, value: Tensor, tree: Branch, mask_block: Callable[..., Tensor], scale: float | None
 ) -> Tensor:
-    """Attend to shared tokens with all rows that see them together, to the rest branch by branch, and join the two.
+    """Return the attention output, computed in two parts per branch: its shared stem, and what comes after the stem.
 
-    A softmax over two sets of keys is the mean of the softmaxes over each, weighted by their normalisers. PyTorch's
-    public function does not return these; the operation behind it on a CPU does.
+    All rows that see a stem attend to it in one call. The softmax over two sets of keys is the mean of the softmaxes
+    over each set, weighted by their normalisers. PyTorch's public function does not return the normalisers; the
+    operation behind it on a CPU does.
     """
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     seen = key.shape[2] - query.shape[2]
     out, normaliser = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
     def attend(branch: Branch, first: int) -> None:
-        """Write what the branch's rows get from the keys `first` and later."""
+        """Write what the branch's rows get from the keys from `first` on."""
         stem, below = slice(branch.begin, branch.stem), slice(branch.stem, branch.stop)
         last = seen + branch.stem
         keys, values = key[:, :, first:last], value[:, :, first:last]
         if branch.begin < branch.stem:
-            own = mask(branch.begin, branch.stem, first, last)
+            mask = mask_block(branch.begin, branch.stem, first, last)
             out[:, :, stem], normaliser[:, :, stem] = attention(
-                query[:, :, stem], keys, values, attn_mask=own, scale=scale
+                query[:, :, stem], keys, values, attn_mask=mask, scale=scale
             )
-        for part in branch.parts:
-            attend(part, seen + part.begin)
-        if branch.parts and first < last:
-            to_shared, shared = attention(query[:, :, below], keys, values, scale=scale)
-            weight = torch.sigmoid(shared - normaliser[:, :, below])[..., None].to(out.dtype)
-            out[:, :, below] = torch.lerp(out[:, :, below], to_shared, weight)
-            normaliser[:, :, below] = torch.logaddexp(normaliser[:, :, below], shared)
+        for child in branch.children:
+            attend(child, seen + child.begin)
+        if branch.children and first < last:
+            to_stem, stem_normaliser = attention(query[:, :, below], keys, values, scale=scale)
+            weight = torch.sigmoid(stem_normaliser - normaliser[:, :, below])[..., None].to(out.dtype)
+            out[:, :, below] = torch.lerp(out[:, :, below], to_stem, weight)
+            normaliser[:, :, below] = torch.logaddexp(normaliser[:, :, below], stem_normaliser)
 
     attend(tree, 0)
     return out.transpose(1, 2).contiguous()

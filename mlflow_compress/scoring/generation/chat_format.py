@@ -1,4 +1,4 @@
-"""Prompts for conversations: the tokenizer's chat template, or a plain format where it has none."""
+"""Formats conversations as prompts: with the tokenizer's chat template, or in a plain format where it has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 _MARK = "mark-of-an-answer"
 PLAIN_UNTIL = "\nUser:"
-"""Where an answer in the plain format ends: the model has begun to write the user's next turn."""
+"""Ends an answer in the plain format: here the model begins to write the user's next turn."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ChatFormat:
     Attributes
     ----------
     name : str
-        "chat_template" or "plain"; worth logging, because scores of the two are not comparable.
+        "chat_template" or "plain". Log it: scores of the two are not comparable.
     tokenizer : transformers.PreTrainedTokenizerBase
     end_tokens : frozenset of int
         Special tokens with which the template closes an answer.
@@ -35,7 +35,7 @@ class ChatFormat:
 
     @property
     def until(self) -> str | None:
-        """Text at which an answer is cut, or None where a token ends it."""
+        """Text at which an answer is cut; None where an end token ends it."""
         return PLAIN_UNTIL if self.name == "plain" else None
 
     @property
@@ -44,12 +44,12 @@ class ChatFormat:
         return self.name == "plain"
 
     def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
-        """Render alternating user and assistant turns, the last one the user's, up to where the answer begins.
+        """Return the prompt for alternating user and assistant turns; the last turn is the user's.
 
         Raises
         ------
         CheckpointError
-            When the template fails, or leaves the system prompt out.
+            When the template fails, or omits the system prompt.
         """
         if self.name == "plain":
             lines = [f"System: {system}"] if system else []
@@ -57,14 +57,14 @@ class ChatFormat:
             return "\n".join([*lines, "Assistant:"])
         rendered = _render(self.tokenizer, turns, system=system, add_generation_prompt=True)
         if system.strip() not in rendered:
-            raise CheckpointError("The tokenizer's chat template leaves the system prompt out", got=system)
+            raise CheckpointError("The tokenizer's chat template omits the system prompt", got=system)
         return rendered
 
 
 def chat_format(tokenizer: Any) -> ChatFormat:
     """Return the format that fits a tokenizer.
 
-    A tokenizer without a chat template gets ``User: ...`` / ``Assistant:`` lines, which is logged as a warning.
+    A tokenizer without a chat template gets ``User: ...`` and ``Assistant:`` lines, and a warning is logged.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def chat_format(tokenizer: Any) -> ChatFormat:
         raise CheckpointError("The chat template drops or repeats the assistant's answer")
     tail = tokenizer(rendered.split(_MARK)[1], add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
-    # A template closes an answer with one special token; what follows it is layout.
+    # A template ends an answer with one special token; what follows is layout.
     ends = next(([token] for token in tail if token in special), [])
     return ChatFormat("chat_template", tokenizer, frozenset(ends))
 

@@ -1,7 +1,7 @@
-"""Decode many sequences at once, in stages, so that a few long answers do not keep everything busy.
+"""Decodes many sequences in batches and in stages, so that a few long answers do not keep a full batch running.
 
-After each stage the finished rows leave the batch and the others go on from their own text; every stage is twice as
-long as the one before. The search itself is transformers' own, with our draws in place of its sampling.
+After each stage the finished rows leave the batch, and the others continue from their own text. Every stage is twice as
+long as the one before. transformers' greedy search does the decoding, with our sampler in place of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
 
-_FIRST_STAGE = 32  # tokens before the first look at what is finished
+_FIRST_STAGE = 32  # tokens of the first stage
 
 
 class CausalLM(Protocol):
-    """What is needed of a loaded model (`scoring.loading.LoadedModel`)."""
+    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
 
     @property
     def model(self) -> Any:
-        """Model of transformers."""
+        """The transformers model."""
 
     @property
     def tokenizer(self) -> Any:
@@ -33,11 +33,11 @@ class CausalLM(Protocol):
 
     @property
     def device(self) -> Any:
-        """Where the embeddings lie."""
+        """Device of the embeddings."""
 
     @property
     def max_length(self) -> int:
-        """Most tokens it reads at once."""
+        """Context length in tokens."""
 
     @property
     def weights(self) -> str:
@@ -45,21 +45,21 @@ class CausalLM(Protocol):
 
 
 @dataclass(eq=False)
-class Row:
-    """One sequence that grows.
+class GenerationRow:
+    """One sequence that is being generated.
 
     Attributes
     ----------
     prompt, tokens : list of int
-        What it begins with, and what was added.
+        Token ids of the prompt, and of the text generated so far.
     temperature : float
         0 for greedy.
     u : numpy.ndarray, shape (max_new_tokens,)
-        Its random numbers; empty for greedy.
+        The row's random numbers; empty for greedy decoding.
     text : str
         The decoded `tokens`, cut where the answer ends.
     done : bool
-        Nothing more can come.
+        Whether the answer is complete.
     """
 
     prompt: list[int]
@@ -72,7 +72,7 @@ class Row:
 
 def decode(
     loaded: CausalLM,
-    rows: Sequence[Row],
+    rows: Sequence[GenerationRow],
     config: GenerationConfig,
     *,
     until: Sequence[str] = (),
@@ -80,11 +80,11 @@ def decode(
     label: str = "generate",
     after_batch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Grow every row until it is done, in place; rows that are done already stay as they are.
+    """Generate tokens for every row until it is done, in place. Rows that are already done stay as they are.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_batch` is called when rows may
-    have been finished.
+    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_batch` is called after each
+    batch of each stage.
     """
     from tqdm import tqdm
 
@@ -110,7 +110,12 @@ def decode(
 
 
 def _grow(
-    loaded: CausalLM, batch: Sequence[Row], config: GenerationConfig, step: int, ends: set[int], until: Sequence[str]
+    loaded: CausalLM,
+    batch: Sequence[GenerationRow],
+    config: GenerationConfig,
+    step: int,
+    ends: set[int],
+    until: Sequence[str],
 ) -> None:
     """Add up to `step` tokens to every row of one left-padded batch."""
     length = max(len(row.prompt) + len(row.tokens) for row in batch)
@@ -143,8 +148,10 @@ def _grow(
         _accept(loaded.tokenizer, row, new, config.max_new_tokens, ends, until)
 
 
-def _accept(tokenizer: Any, row: Row, new: Sequence[int], limit: int, ends: set[int], until: Sequence[str]) -> None:
-    """Append tokens up to an end token, cut the text at the first of `until`, and mark what can grow no more."""
+def _accept(
+    tokenizer: Any, row: GenerationRow, new: Sequence[int], limit: int, ends: set[int], until: Sequence[str]
+) -> None:
+    """Append tokens up to an end token, cut the text at the first of `until`, and set `done`."""
     for token in new:
         if token in ends:
             row.done = True
@@ -153,7 +160,7 @@ def _accept(tokenizer: Any, row: Row, new: Sequence[int], limit: int, ends: set[
     row.text = _text(tokenizer, row.tokens)
     if _holds(row.text, until):
         shortest = next(n for n in range(1, len(row.tokens) + 1) if _holds(_text(tokenizer, row.tokens[:n]), until))
-        del row.tokens[shortest:]  # the other rows of the batch may have kept this one going
+        del row.tokens[shortest:]  # the batch may have gone on for other rows
         row.text = row.text[: min(row.text.index(end) for end in until if end in row.text)]
         row.done = True
     row.done = row.done or len(row.tokens) >= limit
@@ -168,15 +175,17 @@ def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 class _Until:
-    """Stopping criterion: a row is finished once its new text holds one of several strings."""
+    """Stopping criterion: a row is finished when its new text contains one of several strings."""
 
-    def __init__(self, tokenizer: Any, batch: Sequence[Row], until: Sequence[str], *, prompt_length: int) -> None:
+    def __init__(
+        self, tokenizer: Any, batch: Sequence[GenerationRow], until: Sequence[str], *, prompt_length: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._before = [list(row.tokens) for row in batch]
         self._until = until
         self._window = (
             max(len(end.encode()) for end in until) + 8
-        )  # tokens that are looked at: a byte each, and some that show nothing
+        )  # tokens that are decoded: one per byte, and some that decode to nothing
         self._prompt_length = prompt_length
         self._found = [False] * len(batch)
 
@@ -184,7 +193,7 @@ class _Until:
         for i, new in enumerate(input_ids[:, self._prompt_length :].tolist()):
             if not self._found[i]:
                 tokens = self._before[i] + new
-                # The end alone is decoded at each step; a hit there may be an artefact of where it begins.
+                # Each step decodes the last tokens only. Their cut may cause a hit: then the complete text is checked.
                 self._found[i] = _holds(_text(self._tokenizer, tokens[-self._window :]), self._until) and (
                     _holds(_text(self._tokenizer, tokens), self._until)
                 )
@@ -192,7 +201,7 @@ class _Until:
 
 
 def _end_tokens(loaded: CausalLM) -> set[int]:
-    """Return the end tokens that the checkpoint and its tokenizer name."""
+    """Return the end tokens of the checkpoint and of its tokenizer."""
     named = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = set(named if isinstance(named, list) else [] if named is None else [named])
     if loaded.tokenizer.eos_token_id is not None:
@@ -202,13 +211,13 @@ def _end_tokens(loaded: CausalLM) -> set[int]:
 
 @contextmanager
 def _own_settings(loaded: CausalLM, ends: set[int]) -> Iterator[None]:
-    """Replace the checkpoint's generation settings, which `generate` would merge into ours, for the time of a call."""
+    """Within this block, replace the checkpoint's generation settings, which `generate` would merge into ours."""
     from transformers import GenerationConfig as Settings
 
-    kept = loaded.model.generation_config
-    # Padding stands where the mask is 0, or after an end token: any id will do.
+    original = loaded.model.generation_config
+    # Padding is where the mask is 0, or after an end token: any id will do.
     loaded.model.generation_config = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
     try:
         yield
     finally:
-        loaded.model.generation_config = kept
+        loaded.model.generation_config = original

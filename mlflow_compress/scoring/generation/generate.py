@@ -1,6 +1,6 @@
-"""Generate text in batches: sampled answers, two-turn conversations, greedy short answers.
+"""Generates text in batches: sampled answers, two-turn conversations, short greedy answers.
 
-A checkpoint's own generation settings (repetition penalty, temperature ...) are not applied, except for its end tokens.
+Of a checkpoint's own generation settings (repetition penalty, temperature, ...) only the end tokens are applied.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import CausalLM, Row, decode
+from mlflow_compress.scoring.generation.decoding import CausalLM, GenerationRow, decode
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
 _LOG = logging.getLogger(__name__)
 
 
-class TwoTurns(Protocol):
+class MultiTurnInstruction(Protocol):
     """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
 
     @property
     def item_id(self) -> str:
-        """Its id."""
+        """Id of the item."""
 
     @property
     def category(self) -> str:
-        """Its MT-Bench category."""
+        """MT-Bench category."""
 
     @property
     def turns(self) -> Sequence[str]:
-        """What the user says."""
+        """The user's messages, one per turn."""
 
 
 def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
-    """Continue every prompt `config.samples` times.
+    """Return `config.samples` continuations of every prompt.
 
     Parameters
     ----------
     loaded : CausalLM
         The model, in eval mode.
     prompts : sequence of str
-        Raw text; the tokenizer adds the special tokens it adds by itself. A prompt too long for the model's context
-        loses its beginning, which is logged.
+        Raw text, to which the tokenizer adds its special tokens. A prompt that is longer than the model's context is
+        truncated on the left, and a warning is logged.
     config : GenerationConfig
 
     Returns
@@ -58,8 +58,8 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
 
     Notes
     -----
-    Deterministic under `config.seed`: a row's random numbers depend on seed, prompt and sample number alone. What else
-    stands in the batch changes logits by rounding only (about 1e-6), which can matter at an exact tie.
+    Deterministic under `config.seed`: a row's random numbers depend only on seed, prompt and sample number. The other
+    rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie.
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
@@ -77,9 +77,9 @@ def generate_until(
     batch_rows: int = 64,
     resume: Path | None = None,
 ) -> list[str]:
-    """Continue every prompt greedily up to one of `until`, an end token or the limit; `until` itself is cut off.
+    """Return the greedy continuation of every prompt, up to one of `until`, an end token or the limit.
 
-    With a folder to `resume` from, what an interrupted call has finished there is not generated again.
+    `until` itself is cut off. With a `resume` folder, answers that an interrupted call has finished are read from it.
     """
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
@@ -92,7 +92,7 @@ def generate_until(
 
 def generate_two_turns(
     loaded: CausalLM,
-    instructions: Sequence[TwoTurns],
+    instructions: Sequence[MultiTurnInstruction],
     config: GenerationConfig,
     *,
     task: str = "instructions",
@@ -101,44 +101,45 @@ def generate_two_turns(
     system: str = "",
     resume: Path | None = None,
 ) -> Generations:
-    """Answer every turn of every instruction (one or two); the second turn sees the model's own first answer.
+    """Return the answers to the first one or two turns of every instruction.
+
+    In the second turn the model sees its own first answer.
 
     Parameters
     ----------
     loaded : CausalLM
         The model, in eval mode; its tokenizer's chat template renders the conversation.
-    instructions : sequence of TwoTurns
-        What the user says, and the category.
+    instructions : sequence of MultiTurnInstruction
+        The user's messages, and the category.
     config : GenerationConfig
         How answers are drawn.
     task : str
         The records' task name.
     temperatures : mapping of str to float, optional
-        Temperature by category, as MT-Bench has it; categories it lacks use `config.temperature`.
+        Temperature by category, as in MT-Bench; other categories use `config.temperature`.
     turns : {1, 2}
-        1 answers the first turn only, as ConSCompF compares it.
+        1 answers the first turn only, as ConSCompF does.
     system : str
         System prompt; "" for none.
     resume : Path, optional
-        Folder of unfinished results: what an interrupted call has finished there is not generated again. Delete it when
-        the records are safe.
+        Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
 
     Returns
     -------
     Generations
-        One row an instruction, turn and sample; `prompt` is the rendered conversation, `text` is stripped.
+        One row per (instruction, turn, sample); `prompt` is the rendered conversation, `text` is stripped.
     """
     by_category = temperatures or {}
     style = chat_format(loaded.tokenizer)
     units = [(item, sample) for item in instructions for sample in range(config.samples)]
-    said: list[list[str]] = [[] for _ in units]
+    conversations: list[list[str]] = [[] for _ in units]
     records: list[dict[str, Any]] = []
     for turn in range(turns):
         asked = [i for i, (item, _) in enumerate(units) if len(item.turns) > turn]
         prompts = []
         for i in asked:
-            said[i].append(units[i][0].turns[turn])
-            prompts.append(style.prompt(said[i], system=system))
+            conversations[i].append(units[i][0].turns[turn])
+            prompts.append(style.prompt(conversations[i], system=system))
         rows = [
             _row(prompt, units[i][1], by_category.get(units[i][0].category, config.temperature), config)
             for prompt, i in zip(prompts, asked, strict=True)
@@ -156,7 +157,7 @@ def generate_two_turns(
         for i, prompt, row in zip(asked, prompts, rows, strict=True):
             item, sample = units[i]
             answer = row.text.strip()
-            said[i].append(answer)
+            conversations[i].append(answer)
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
             records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
@@ -164,7 +165,7 @@ def generate_two_turns(
 
 def _decode(
     loaded: CausalLM,
-    rows: Sequence[Row],
+    rows: Sequence[GenerationRow],
     config: GenerationConfig,
     *,
     resume: Path | None,
@@ -172,24 +173,24 @@ def _decode(
     end_tokens: Collection[int] = (),
     label: str = "generate",
 ) -> None:
-    """Grow every row until it is done, those first read back that lie finished in a folder."""
+    """Generate every row; with a `resume` folder, read finished rows from it, and save rows as they finish."""
     if resume is None:
         decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label)
         return
-    finished = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
+    checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=finished.write)
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
     finally:
-        finished.write(now=True)
+        checkpoint.write(now=True)
 
 
-def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> Row:
+def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> GenerationRow:
     u = uniforms(config.seed, prompt, sample, config.max_new_tokens) if temperature > 0 else np.empty(0)
-    return Row(prompt=[], temperature=temperature, u=u)
+    return GenerationRow(prompt=[], temperature=temperature, u=u)
 
 
 def _fill_prompts(
-    loaded: CausalLM, rows: Sequence[Row], prompts: Sequence[str], config: GenerationConfig, *, special: bool
+    loaded: CausalLM, rows: Sequence[GenerationRow], prompts: Sequence[str], config: GenerationConfig, *, special: bool
 ) -> None:
     room = loaded.max_length - config.max_new_tokens
     if room < 1:
@@ -203,7 +204,9 @@ def _fill_prompts(
     encoded = dict(zip(distinct, encoder.ids(distinct, special=special), strict=True))
     cut = sum(len(ids) > room for ids in encoded.values())
     if cut:
-        _LOG.warning("%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(distinct), room)
+        _LOG.warning(
+            "%d of %d prompts are longer than %d tokens and are truncated on the left", cut, len(distinct), room
+        )
     for row, prompt in zip(rows, prompts, strict=True):
         ids = encoded[prompt]
         if len(ids):
@@ -211,4 +214,4 @@ def _fill_prompts(
         elif encoder.prefix_token is not None:
             row.prompt = [encoder.prefix_token]
         else:
-            raise ConfigError("An empty prompt, and the tokenizer has no BOS or EOS token to begin with")
+            raise ConfigError("A prompt is empty, and the tokenizer has no BOS or EOS token to start from")

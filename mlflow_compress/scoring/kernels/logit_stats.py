@@ -1,4 +1,4 @@
-"""One sweep over the logits of a chunk of rows: normalisation, ranks, entropy and distances."""
+"""Statistics of rows of logits: normaliser, most probable token, entropy, and distances from a baseline."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import torch
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
-from mlflow_compress.scoring.kernels.row_divergence import KINDS, careful_divergences
+from mlflow_compress.scoring.kernels.row_divergence import DIVERGENCES, stable_divergences
 from mlflow_compress.scoring.kernels.row_stats import RowStats
-from mlflow_compress.scoring.kernels.top_tokens import agreement, most_probable, top_tokens
+from mlflow_compress.scoring.kernels.top_tokens import most_probable, top_token_overlap, top_tokens
 
 Tensor = torch.Tensor
-_CAREFUL = 1 << 22  # elements of a careful computation
+_STABLE_ELEMENTS = 1 << 22  # elements per call of `stable_divergences`
 
 
 @dataclass(frozen=True)
 class LogitStats:
-    """What a chunk of rows yields, each of shape (n,), on the CPU.
+    """Statistics of n rows of logits; every tensor has shape (n,) and is on the CPU.
 
     Attributes
     ----------
     log_normaliser : Tensor of float64
-        ``ln sum e^x`` of the logits x: the log-probability of token t is ``x[t]`` less this.
+        ``ln sum e^x`` of the logits x: the log-probability of token t is ``x[t]`` minus this.
     argmax : Tensor of int64
-        The most probable token, the lowest id of equals.
+        The most probable token; at a tie the lowest id.
     entropy : Tensor of float64
         ``-sum p ln p`` in nats.
     distances : dict of str to Tensor
-        With a baseline: ``kl``, ``kl_reverse``, ``js``, ``tv`` (see `divergence.finish`), float64; ``same_top``
-        whether the most probable token agrees; ``top10`` the share of the ten most probable tokens that both have, and
-        ``rbo10`` the rank-biased overlap of these ten (see `ranks.agreement`), of the whole vocabulary where it is
-        smaller.
+        Empty without a baseline. Else ``kl``, ``kl_reverse``, ``js``, ``tv``, float64 (see
+        `row_divergence.distances_from_sums`); ``same_top``, whether the most probable token is the same; ``top10``, the
+        share of the ten most probable tokens that both have; ``rbo10``, the rank-biased overlap of these ten (see
+        `top_tokens.top_token_overlap`). A vocabulary of fewer than ten tokens is compared as a whole.
     """
 
     log_normaliser: Tensor
@@ -41,21 +41,21 @@ class LogitStats:
     distances: dict[str, Tensor]
 
 
-def sweep(logits: Tensor, baseline: Tensor | None = None) -> LogitStats:
-    """Reduce the logits of a chunk, and compare them with a baseline's.
+def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> LogitStats:
+    """Return the statistics of rows of logits, and their distances from a baseline's.
 
     Parameters
     ----------
     logits : Tensor of float32, shape (n, vocab_size), n >= 1
     baseline : Tensor of float32, shape (n, vocab_size), optional
-        Its logits on the same rows; log-probabilities are logits too.
+        The baseline's logits, or log-probabilities, of the same rows.
 
     Raises
     ------
     CheckpointError
-        When a row has a NaN or +inf logit, or none that is finite.
+        When a row has a NaN or +inf logit, or no finite one.
     """
-    sums = (numba_kernel if logits.device.type == "cpu" else torch_kernel).reduce(logits, baseline)
+    sums = (numba_kernel if logits.device.type == "cpu" else torch_kernel).compute_row_stats(logits, baseline)
     for log_normaliser in (sums.log_normaliser, sums.base_log_normaliser):
         if log_normaliser is not None and not bool(log_normaliser.isfinite().all()):
             raise CheckpointError(
@@ -68,26 +68,26 @@ def sweep(logits: Tensor, baseline: Tensor | None = None) -> LogitStats:
         distances = _distances(logits, baseline, sums)
         distances["same_top"] = most_probable(baseline, sums.base_maxima).cpu() == argmax
         tops = top_tokens(baseline, sums.base_maxima), top_tokens(logits, sums.maxima)
-        distances["top10"], distances["rbo10"] = agreement(*tops)
+        distances["top10"], distances["rbo10"] = top_token_overlap(*tops)
     return LogitStats(sums.log_normaliser, argmax, _entropies(logits, sums), distances)
 
 
 def _entropies(logits: Tensor, sums: RowStats) -> Tensor:
-    """Return the entropies; where a token is impossible its 0 ln 0 is 0."""
-    found = sums.entropy
-    for row in torch.nonzero(~found.isfinite())[:, 0].tolist():
+    """Return the entropies; a token of probability 0 adds 0."""
+    entropies = sums.entropy
+    for row in torch.nonzero(~entropies.isfinite())[:, 0].tolist():
         p = torch.softmax(logits[row].double(), dim=0)
-        found[row] = -torch.special.xlogy(p, p).sum()
-    return found
+        entropies[row] = -torch.special.xlogy(p, p).sum()
+    return entropies
 
 
 def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Tensor]:
-    """Return the distances; rows for which the fast formulas are not exact take the careful ones."""
+    """Return the distances by name; rows for which the fast formulas are not exact take the stable ones."""
     assert sums.distances is not None
-    found = sums.distances
-    unsure = torch.nonzero(found.isnan().any(dim=0))[:, 0]
-    n_rows = max(1, _CAREFUL // logits.shape[1])
+    distances = sums.distances
+    unsure = torch.nonzero(distances.isnan().any(dim=0))[:, 0]
+    n_rows = max(1, _STABLE_ELEMENTS // logits.shape[1])
     for start in range(0, len(unsure), n_rows):
         row = unsure[start : start + n_rows]
-        found[:, row] = careful_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
-    return dict(zip(KINDS, found.double().cpu(), strict=True))
+        distances[:, row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
+    return dict(zip(DIVERGENCES, distances.double().cpu(), strict=True))

@@ -1,8 +1,9 @@
-"""The sums of a sweep on a CPU, in compiled loops: a row stays in cache, and nothing is written but its sums.
+"""Row statistics on a CPU, in compiled loops: each row stays in the cache, and only its sums are written.
 
-The functions exp and log are the polynomials of Cephes' single-precision library (expf, logf), whose error is below two
-units in the last place, so that loops over the vocabulary become vector instructions. Sums run over 1024 tokens in
-float32 and beyond in float64. Formulas and limits are those of `divergence`, which does the same on other devices.
+exp and log are the polynomials of Cephes' single-precision library (expf, logf), with an error below two units in the
+last place. With them the compiler turns loops over the vocabulary into vector instructions. Sums are float32 over 1024
+tokens, and float64 over these partial sums. Formulas and limits are those of `row_divergence`, which
+`torch_kernel` uses on other devices.
 """
 
 from __future__ import annotations
@@ -17,54 +18,57 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
-from mlflow_compress.scoring.kernels.row_divergence import FARTHEST, finish
+from mlflow_compress.scoring.kernels.row_divergence import MAX_LOG_RATIO, distances_from_sums
 from mlflow_compress.scoring.kernels.row_stats import RowStats
 from mlflow_compress.scoring.kernels.top_tokens import BLOCK, n_blocks
 
 f32, i32 = np.float32, np.int32
-_RUN = 1024  # tokens of a float32 sum
+_RUN = 1024  # tokens per float32 sum
 _ONE, _HALF = f32(1.0), f32(0.5)
 _LOWEST, _HIGHEST = f32(-87.0), f32(87.0)  # e to the power of these is a normal float32
 _LOG2_E, _LN2_HIGH, _LN2_LOW = f32(1.44269504088896341), f32(0.693359375), f32(-2.12194440e-4)
-_ROUNDER = f32(1.5 * 2**23)  # added to a float32 it leaves the nearest integer in the lowest bits
+_ROUNDER = f32(1.5 * 2**23)  # adding it to a float32 leaves the nearest integer in the lowest bits
 _ABOVE_SIGN, _SQRT_HALF, _EXPONENT = i32(0x7FFFFFFF), i32(0x3F3504F3), i32(-(1 << 23))
 _PER_EXPONENT = f32(2.0**-23)
-_FAR = f32(FARTHEST)
+_FAR = f32(MAX_LOG_RATIO)
 
-# Within these no operation may be reordered: they add and subtract the same to round.
+# In functions with this decorator no operation may be reordered: they round by adding and subtracting one number.
 _exactly = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
 _sums = njit(error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, nogil=True)
+# Inlined into both entry points. As a function of its own it would be compiled twice, with sums in another order, and
+# whether the compiled code comes from numba's cache would decide which of the two runs.
+_inlined = njit(error_model="numpy", forceinline=True)
 _compiled = njit(error_model="numpy", nogil=True, cache=True)
 
 
-def reduce(logits: torch.Tensor, baseline: torch.Tensor | None) -> RowStats:
-    """Return the sums of float32 rows, shape (n, vocab_size), by as many threads as torch uses."""
-    ours = logits.contiguous().numpy()
-    n = len(ours)
-    maxima, normal = _room(ours)
+def compute_row_stats(logits: torch.Tensor, baseline: torch.Tensor | None) -> RowStats:
+    """Return the statistics of float32 rows, shape (n, vocab_size), computed by as many threads as torch uses."""
+    variant = logits.contiguous().numpy()
+    n = len(variant)
+    maxima, normal = _empty_outputs(variant)
     if baseline is None:
-        _share_out(n, lambda part: _normalise(ours[part], maxima[part], normal[part]))
+        _run_in_threads(n, lambda part: _normalise(variant[part], maxima[part], normal[part]))
         return RowStats(torch.from_numpy(maxima), *_columns(normal))
-    theirs = baseline.contiguous().numpy()
-    base_maxima, base_normal = _room(theirs)
+    base = baseline.contiguous().numpy()
+    base_maxima, base_normal = _empty_outputs(base)
     found = np.empty((n, 5), dtype=f32)
 
     def compare(part: slice) -> None:
         _compare(
-            theirs[part], ours[part], base_maxima[part], maxima[part], base_normal[part], normal[part], found[part]
+            base[part], variant[part], base_maxima[part], maxima[part], base_normal[part], normal[part], found[part]
         )
 
-    _share_out(n, compare)
+    _run_in_threads(n, compare)
     return RowStats(
         torch.from_numpy(maxima),
         *_columns(normal),
         base_maxima=torch.from_numpy(base_maxima),
         base_log_normaliser=_columns(base_normal)[0],
-        distances=finish(*torch.from_numpy(found).unbind(1)),
+        distances=distances_from_sums(*torch.from_numpy(found).unbind(1)),
     )
 
 
-def _room(rows: Any) -> tuple[Any, Any]:
+def _empty_outputs(rows: Any) -> tuple[Any, Any]:
     return np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), 2))
 
 
@@ -72,8 +76,8 @@ def _columns(normal: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(normal[:, 0].copy()), torch.from_numpy(normal[:, 1].copy())
 
 
-def _share_out(n: int, work: Callable[[slice], None]) -> None:
-    """Give every thread a share of the rows; compiled loops do not hold the interpreter."""
+def _run_in_threads(n: int, work: Callable[[slice], None]) -> None:
+    """Run `work` on one slice of the rows per thread; compiled loops release the interpreter lock."""
     n_threads = max(1, min(torch.get_num_threads(), n))
     cuts = [n * i // n_threads for i in range(n_threads + 1)]
     with ThreadPoolExecutor(n_threads) as pool:
@@ -81,10 +85,10 @@ def _share_out(n: int, work: Callable[[slice], None]) -> None:
 
 
 @intrinsic
-def _wide(typing_context):  # type: ignore[no-untyped-def]
-    """Let the function that calls this use 512-bit registers, where the CPU has them.
+def _prefer_512_bit(typing_context):  # type: ignore[no-untyped-def]
+    """Let the calling function use 512-bit registers, where the CPU has them.
 
-    By itself the compiler takes half of their width, for programs that use them now and then.
+    By default the compiler uses half of their width, which suits programs that use them rarely.
     """
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -96,21 +100,21 @@ def _wide(typing_context):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
-    """Write block maxima, and of every row ln sum e^x and the entropy in nats."""
+    """Write the block maxima of every row, its ln sum e^x, and its entropy in nats."""
     for i in range(len(logits)):
         _normalise_row(logits[i], maxima[i], normal[i])
 
 
 @_compiled
-def _compare(theirs, ours, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
-    """Do that for two models, and write the sums that `divergence.finish` takes."""
-    for i in range(len(ours)):
-        highest, total = _normalise_row(theirs[i], base_maxima[i], base_normal[i])
-        _normalise_row(ours[i], maxima[i], normal[i])
-        _compare_row(theirs[i], ours[i], highest, total, f32(base_normal[i, 0] - normal[i, 0]), found[i])
+def _compare(base, variant, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
+    """Do the same for two models, and write the sums that `row_divergence.distances_from_sums` takes."""
+    for i in range(len(variant)):
+        highest, total = _normalise_row(base[i], base_maxima[i], base_normal[i])
+        _normalise_row(variant[i], maxima[i], normal[i])
+        _compare_row(base[i], variant[i], highest, total, f32(base_normal[i, 0] - normal[i, 0]), found[i])
 
 
-@_compiled
+@_inlined
 def _normalise_row(logits, maxima, normal):  # type: ignore[no-untyped-def]
     _block_maxima(logits, maxima)
     highest = maxima[0]
@@ -125,8 +129,11 @@ def _normalise_row(logits, maxima, normal):  # type: ignore[no-untyped-def]
 
 @_sums
 def _block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
-    """Write the highest logit of every block; as integers of the same order, whose maximum is a vector instruction."""
-    _wide()
+    """Write the highest logit of every block.
+
+    Logits are compared as integers of the same order, because their maximum is a vector instruction.
+    """
+    _prefer_512_bit()
     for b in range(len(maxima)):
         block = logits[b * BLOCK : (b + 1) * BLOCK].view(i32)
         highest = i32(-(1 << 31))
@@ -137,14 +144,14 @@ def _block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
 
 @_exactly
 def _flipped(bits):  # type: ignore[no-untyped-def]
-    """Return bits of a float32 as an integer of the same order, or the other way round."""
+    """Convert the bits of a float32 to an integer of the same order, or back."""
     return i32(bits ^ i32(i32(bits >> i32(31)) & _ABOVE_SIGN))
 
 
 @_sums
 def _exp_sums(logits, highest):  # type: ignore[no-untyped-def]
     """Return sum z and sum z ln z, with z = e^(x - highest)."""
-    _wide()
+    _prefer_512_bit()
     total = mean = np.float64(0)
     for start in range(0, len(logits), _RUN):
         run = logits[start : start + _RUN]
@@ -160,21 +167,21 @@ def _exp_sums(logits, highest):  # type: ignore[no-untyped-def]
 
 
 @_sums
-def _compare_row(theirs, ours, highest, total, shift, found):  # type: ignore[no-untyped-def]
-    """Sum over the vocabulary as `divergences` does, with d = ln q - ln p = ours - theirs + shift."""
-    _wide()
+def _compare_row(base, variant, highest, total, shift, found):  # type: ignore[no-untyped-def]
+    """Sum over the vocabulary as `divergence_sums` does, with d = ln q - ln p = variant - base + shift."""
+    _prefer_512_bit()
     share = f32(_ONE / total)
     kl = kl_reverse = js = apart = n_far = np.float64(0)
-    for start in range(0, len(ours), _RUN):
-        run_p, run_q = theirs[start : start + _RUN], ours[start : start + _RUN]
+    for start in range(0, len(variant), _RUN):
+        run_p, run_q = base[start : start + _RUN], variant[start : start + _RUN]
         a = b = c = e_sum = far = f32(0)
         for j in range(len(run_p)):
             p = _exp(run_p[j] - highest) * share
             d = (run_q[j] - run_p[j]) + shift
             e = _expm1(d)
-            one_way, other_way = _kl_terms(d, e)
-            a += p * one_way
-            b += p * other_way
+            forward, reverse = _kl_terms(d, e)
+            a += p * forward
+            b += p * reverse
             c += p * _js_term(d, e)
             e_sum += abs(p * e)
             far += _ONE if d > _FAR else f32(0)
@@ -190,8 +197,8 @@ def _compare_row(theirs, ours, highest, total, shift, found):  # type: ignore[no
 @_exactly
 def _kl_terms(d, e):  # type: ignore[no-untyped-def]
     """Return e - d and e d - (e - d)."""
-    one_way = e - d
-    return one_way, e * d - one_way
+    forward = e - d
+    return forward, e * d - forward
 
 
 @_exactly
@@ -236,7 +243,7 @@ def _tail(r):  # type: ignore[no-untyped-def]
 
 @_exactly
 def _log1p(x):  # type: ignore[no-untyped-def]
-    """Return ln(1 + x) for x from -1/2 on; the last term is what rounding took from 1 + x."""
+    """Return ln(1 + x) for x >= -1/2; the last term restores what rounding removed from 1 + x."""
     y = _ONE + x
     bits = f32(y).view(i32)
     exponent = i32(i32(bits - _SQRT_HALF) & _EXPONENT)

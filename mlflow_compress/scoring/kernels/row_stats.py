@@ -1,4 +1,4 @@
-"""What a sweep reduces rows of logits to, on whichever device."""
+"""Result of the kernels: sums over the vocabulary, one per row of logits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class RowStats(NamedTuple):
     Attributes
     ----------
     maxima : Tensor of float32, shape (n, n_blocks)
-        Highest logit of each block (see `ranks.block_maxima`).
+        Highest logit of each block (see `top_tokens.block_maxima`).
     log_normaliser : Tensor of float64, shape (n,)
-        ``ln sum e^x``, on the CPU; not finite where a logit is NaN or +inf, or none is finite.
+        ``ln sum e^x``, on the CPU; not finite where a logit is NaN or +inf, or no logit is finite.
     entropy : Tensor of float64, shape (n,)
-        ``-sum p ln p`` in nats, on the CPU; not finite where a token is impossible.
+        ``-sum p ln p`` in nats, on the CPU; not finite where a token has probability 0.
     base_maxima, base_log_normaliser : Tensor or None
-        Of the baseline.
+        The same of the baseline.
     distances : Tensor of float32 or None, shape (4, n)
-        As `divergence.finish` gives them.
+        As `row_divergence.distances_from_sums` returns them.
     """
 
     maxima: torch.Tensor

@@ -1,4 +1,4 @@
-"""The most probable tokens of many rows over a large vocabulary, and how far two rankings agree."""
+"""The most probable tokens of many rows over a large vocabulary, and the overlap of two rankings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 
 Tensor = torch.Tensor
 TOP = 10
-"""How many of the most probable tokens are compared."""
+"""Number of most probable tokens that are compared."""
 PERSISTENCE = 0.9
-"""Of the rank-biased overlap: the first ten ranks then carry 86 % of the weight."""
+"""Parameter p of the rank-biased overlap; the first ten ranks then have 86 % of the weight."""
 BLOCK = 128
-"""Tokens of a block, whose highest logit is kept."""
+"""Tokens per block; the highest logit of each block is stored."""
 
 
 def n_blocks(width: int) -> int:
-    """Return how many blocks a vocabulary has."""
+    """Return the number of blocks of a vocabulary."""
     return -(-width // BLOCK)
 
 
@@ -27,7 +27,7 @@ def block_maxima(logits: Tensor) -> Tensor:
 
 
 def most_probable(logits: Tensor, maxima: Tensor) -> Tensor:
-    """Return the most probable token of every row, the lowest id of equals, shape (n,)."""
+    """Return the most probable token of every row, at a tie the lowest id, shape (n,)."""
     columns = _columns(logits, maxima.max(dim=1, keepdim=True).indices)
     return columns.gather(1, _values(logits, columns).max(dim=1, keepdim=True).indices)[:, 0]
 
@@ -35,15 +35,14 @@ def most_probable(logits: Tensor, maxima: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, maxima: Tensor, k: int = TOP) -> Tensor:
     """Return the `k` most probable tokens of every row, best first, shape (n, min(k, vocab_size)).
 
-    They lie in the `k` blocks with the highest maxima: only those of a large vocabulary are sorted. Equal
-    rows give equal tokens.
+    They are in the `k` blocks with the highest maxima, so only these blocks are sorted. Equal rows give equal tokens.
     """
     width = logits.shape[1]
     columns = _columns(logits, maxima.topk(min(k, maxima.shape[1]), dim=1).indices)
     return columns.gather(1, _values(logits, columns).topk(min(k, width), dim=1).indices)
 
 
-def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def top_token_overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k).
 
     ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d.
@@ -55,7 +54,7 @@ def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     k = a.shape[1]
     rank = torch.arange(k)
     same = (a[:, :, None] == b[:, None, :]).double().cpu()
-    depth = torch.maximum(rank[:, None], rank[None, :])  # a pair counts from the deeper of its two ranks on
+    depth = torch.maximum(rank[:, None], rank[None, :])  # a common token counts from the deeper of its two ranks on
     overlap = torch.stack([(same * (depth <= d)).sum(dim=(1, 2)) for d in range(k)], dim=1)
     shares = overlap / (rank + 1)
     weights = PERSISTENCE ** (rank + 1).double()
@@ -64,7 +63,7 @@ def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(logits: Tensor, blocks: Tensor) -> Tensor:
-    """Return the token ids in the given blocks of every row; ids beyond the last token are those of no token."""
+    """Return the token ids in the given blocks of every row; the last block may go beyond the vocabulary."""
     inside = torch.arange(BLOCK, device=logits.device)
     return (blocks[:, :, None] * BLOCK + inside).flatten(1)
 

@@ -1,1 +1,1 @@
-"""What is scored, and in which order: encoded requests, corpus windows, packed batches."""
+"""Plans a pass: encodes requests, cuts corpora into windows, and packs both into batches."""

@@ -1,4 +1,4 @@
-"""Cut a corpus into windows: llama.cpp's independent ones (METRICS §3), or overlapping ones of full length."""
+"""Cuts a corpus into windows: independent (llama.cpp), overlapping, or rolling (lm-evaluation-harness)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Windows:
     ids : list of ndarray of int32
         Tokens of each window.
     scored : list of ndarray of int64
-        Positions in each window of the tokens that are scored; never 0.
+        Positions of the scored tokens in each window; never 0.
     names : list of str
-        Item id of each window; its number where there are none.
+        Item id of each window; if empty, the window's number is its id.
     """
 
     ids: list[Ids]
@@ -42,11 +42,11 @@ class Windows:
 
     @property
     def inputs(self) -> list[Ids]:
-        """What the model reads of each window."""
+        """The tokens of each window that the model reads."""
         return self.ids
 
     def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
-        """Plan plain batches of whole windows, in order."""
+        """Return a plan of padded batches of windows, in order, and its targets."""
         units: list[PaddedBatch] = []
         inputs, start = self.inputs, 0
         while start < len(inputs):
@@ -63,9 +63,9 @@ class Windows:
 def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:
     """Return llama.cpp's windows.
 
-    The text is tokenized as one string with what the tokenizer prepends, of which the first `max_tokens` are taken
-    where that is given; ``n_windows = n_tokens // window``, the tail is dropped. Where the tokenizer adds BOS, it
-    replaces the first token of every window. Scored are the positions ``window/2 + 1 .. window - 1`` of each.
+    The text is tokenized as one string, with the special tokens that the tokenizer prepends. Where `max_tokens` is
+    given, only so many tokens are used. The tail after ``n_tokens // window`` windows is dropped. Where the tokenizer
+    adds BOS, it replaces the first token of every window. The positions ``window/2 + 1 .. window - 1`` are scored.
 
     Raises
     ------
@@ -89,9 +89,9 @@ def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None
 def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Windows:
     """Return overlapping windows in which every token but the first is scored once.
 
-    Window i holds the tokens ``i * stride .. i * stride + window - 1`` and scores those that no window before it held;
-    the last one ends with the text. Each token after the first window is so predicted from at least ``window - stride``
-    tokens. Convention of Hugging Face's guide to the perplexity of fixed-length models.
+    Window i holds the tokens ``i * stride .. i * stride + window - 1``, and scores those that no earlier window holds.
+    The last window ends with the text. So each token after the first window is predicted from at least
+    ``window - stride`` tokens. This is the convention of Hugging Face's guide to the perplexity of fixed-length models.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Window
 
 @dataclass(frozen=True)
 class DocumentWindows(Windows):
-    """Windows whose last token is a target only, so that each holds one token more than the model reads."""
+    """Windows that hold one token more than the model reads: the last token is only a target."""
 
     @property
     def inputs(self) -> list[Ids]:
@@ -132,8 +132,8 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
     """Return lm-evaluation-harness's rolling windows: every token of every document is scored once.
 
     A document's first token is predicted from the prefix token (BOS, or EOS where there is none). Windows of the
-    model's whole context follow each other without overlap; the last one reaches back, so that it is full where the
-    document is long enough. The windows of document i are named "i.0", "i.1" ...
+    full context length follow each other without overlap. The last window begins earlier, so that it is full too where
+    the document is long enough. The windows of document i are named "i.0", "i.1" ...
 
     Raises
     ------
@@ -141,7 +141,9 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
         When a document has no token, or the tokenizer has no prefix token.
     """
     if encoder.prefix_token is None:
-        raise DataError("The tokenizer has neither a BOS nor an EOS token, before which a document could begin")
+        raise DataError(
+            "The tokenizer has neither a BOS nor an EOS token, from which a document's first token could be predicted"
+        )
     room = encoder.max_length
     windows = DocumentWindows([], [], [])
     for number, ids in enumerate(encoder.ids(documents)):

@@ -1,4 +1,4 @@
-"""Requests and their tokens: boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
+"""Encodes requests: token boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import DataError
 from mlflow_compress.records import Request
 
-_CHUNK = 4096  # strings a tokenizer call, so that a long task list never holds all encodings at once
+_CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long task list are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Encoded:
     Attributes
     ----------
     inputs : numpy.ndarray of int32, shape (n_inputs,)
-        What the model reads: context and continuation without the last token, truncated from the left.
+        The tokens that the model reads: context and continuation without its last token, truncated on the left.
     targets : numpy.ndarray of int32, shape (n_targets,)
         The continuation's tokens; `inputs[-n_targets + i]` is the position that predicts `targets[i]`.
     truncated : bool
@@ -49,8 +49,9 @@ class Encoder:
 
     Notes
     -----
-    Two deviations from the harness. A tokenizer that appends an EOS would shift its boundary by one token: the appended
-    token is removed here. A continuation longer than the context stops it with a bare assertion: it is marked here.
+    Two deviations from the harness. (1) A tokenizer that appends an EOS shifts the harness's boundary by one token;
+    here the appended token is removed. (2) A continuation that is longer than the context stops the harness with a bare
+    assertion; here `Encoded.fits` is False.
     """
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
@@ -65,7 +66,10 @@ class Encoder:
         self.adds_bos = tail > 0 and special[0] == tokenizer.bos_token_id
 
     def ids(self, strings: Sequence[str], *, special: bool = True) -> list[npt.NDArray[np.int32]]:
-        """Encode strings; `special` adds what the tokenizer prepends, unless the string already begins with it."""
+        """Return the token ids of strings.
+
+        `special` adds the special tokens that the tokenizer prepends, unless the string already begins with them.
+        """
         out: list[npt.NDArray[np.int32]] = []
         for start in range(0, len(strings), _CHUNK):
             out += self._chunk(strings[start : start + _CHUNK], special)
@@ -98,7 +102,7 @@ class Encoder:
         -------
         list of Encoded
             ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context
-            belongs to its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
+            moves to its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
 
         Raises
         ------
@@ -108,8 +112,8 @@ class Encoder:
         pairs = {(r.context, r.continuation): r for r in requests}
         split: dict[tuple[str, str], tuple[str, str]] = {}
         for context, continuation in pairs:
-            kept = context.rstrip()
-            split[context, continuation] = (kept, context[len(kept) :] + continuation)
+            stripped = context.rstrip()
+            split[context, continuation] = (stripped, context[len(stripped) :] + continuation)
         with_context = [p for p in split if p[0]]
         contexts = list(dict.fromkeys(split[p][0] for p in with_context))
         wholes = list(dict.fromkeys("".join(split[p]) for p in with_context))
@@ -144,7 +148,7 @@ class Encoder:
                 got=request.continuation,
                 fix="Begin the continuation with a delimiter such as a space, or leave the item out",
             )
-        if len(context) == 0:  # white space only: the harness fails here, the prefix token is what is meant
+        if len(context) == 0:  # white space only: the harness fails here; we use the prefix token
             context = self._after_prefix(targets)[0]
         full = np.concatenate([context, targets])
         inputs = full[-(self.max_length + 1) :][:-1]

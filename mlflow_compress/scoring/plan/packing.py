@@ -1,8 +1,8 @@
-"""The order of work: which tokens go through the model together, and which of their positions are scored.
+"""Packs token sequences into batches, and records which of their positions are scored.
 
-A plan depends on the token sequences, the scored positions and the limits given here, and on nothing else: not on the
-order of the requests, not on the machine. So a baseline and a variant see the same batches, and equal weights give
-equal bits.
+A plan depends only on the token sequences, the scored positions and the limits given here. It does not depend on the
+order of the requests or on the machine. So a baseline and a variant have the same batches, and equal weights give equal
+bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBat
 
 @dataclass
 class _Layout:
-    """Scored positions of a trie: which rows each node holds, as offsets from the start of its sequence."""
+    """Scored positions of a trie, by node and by sequence, as offsets from the start of the sequence."""
 
     trie: Trie
     of_node: dict[int, set[int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Layout:
 
 
 class _Output:
-    """Collects the scored positions in the order in which the units yield them."""
+    """Numbers the scored positions in the order in which the units yield them."""
 
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
@@ -57,7 +57,7 @@ class _Output:
         self.keys: list[bytes] = []
 
     def add(self, node: int) -> list[int]:
-        """Give rows to the scored positions of `node`; return their depths, or nothing the second time."""
+        """Number the scored positions of `node`, and return their depths; none if they have numbers already."""
         depths = sorted(self.layout.of_node.get(node, ()))
         if not depths or (node, depths[0]) in self.row:
             return []
@@ -74,15 +74,15 @@ class _Output:
 
 
 def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int) -> Plan:
-    """Plan plain batches: the longest sequences first, those that begin another one left out.
+    """Return a plan of padded batches, the longest sequences first. A prefix of another sequence is not run again.
 
     Parameters
     ----------
     sequences : sequence of ndarray of int32, each shape (n,), n >= 1
     n_scored : sequence of int
-        How many positions at the end of each sequence are scored.
+        Number of scored positions at the end of each sequence.
     batch_tokens : int
-        Rows times longest row of a batch stay within this, one row apart.
+        Most tokens per batch, padding included; a single longer sequence is a batch of its own.
     """
     layout = _Layout.of(sequences, n_scored)
     trie, out = layout.trie, _Output(layout)
@@ -104,17 +104,17 @@ def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tok
 
 
 def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int, min_shared: int = 16) -> Plan:
-    """Plan packs after cached prefixes: every shared prefix is computed once.
+    """Return a plan of packed batches in which every shared prefix is computed once.
 
-    A subtree that fits goes into a pack whole. One that does not has its stem cached, when that saves more than
-    `min_shared` tokens in every further pack; a shorter stem is computed again in each pack.
+    A subtree of the prefix trie that fits goes into one pack. For a larger subtree, the stem is computed on its own and
+    cached, if it has at least `min_shared` tokens; a shorter stem is computed again in each pack.
 
     Parameters
     ----------
     sequences, n_scored, batch_tokens
         As in `plan_batches`; a single path longer than `batch_tokens` is a pack of its own.
     min_shared : int
-        Shortest stem that is worth a forward pass of its own.
+        Shortest stem, in tokens, that is worth a forward pass of its own.
     """
     layout = _Layout.of(sequences, n_scored)
     return _Packer(layout, batch_tokens, min_shared).plan()
@@ -128,12 +128,12 @@ class _Packer:
         self.limit, self.min_shared = batch_tokens, min_shared
         self.units: list[PackedBatch] = []
         self.n_prefixes = 0
-        # Per live prefix, the nodes gathered for its next pack, in preorder.
+        # Per prefix in use, the nodes collected for its next pack, in preorder.
         self.open: dict[int, dict[int, None]] = {NO_PREFIX: {}}
         self.filled: dict[int, int] = {NO_PREFIX: 0}
 
     def plan(self) -> Plan:
-        """Walk the trie in preorder; the stack holds nodes to visit and prefixes to close."""
+        """Visit the trie in preorder; the stack holds nodes to visit and prefixes to close."""
         stack: list[tuple[int, int, tuple[int, ...]]] = [
             (child, NO_PREFIX, ()) for child in reversed(self.trie.nodes[0].children)
         ]

@@ -1,4 +1,4 @@
-"""A compressed trie of token sequences: what several prompts share appears once."""
+"""A compressed trie of token sequences: a prefix that several prompts share appears once."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Trie:
-    """Distinct token sequences in lexicographic order and the nodes that spell them.
+    """Distinct token sequences in lexicographic order, and the nodes of their trie.
 
     Attributes
     ----------
     sequences : list of ndarray of int32
-        Distinct, sorted; no trace is left of the order in which they were given.
+        Distinct and sorted, so that the order in which they were given has no effect.
     nodes : list of Node
-        Node 0 is the root and spells nothing.
+        Node 0 is the root and has no tokens.
     terminal : list of int
-        Per sequence, the node at whose end it ends.
+        Per sequence, the node with which it ends.
     """
 
     sequences: list[Ids]
@@ -41,7 +41,7 @@ class Trie:
     terminal: list[int]
 
     def tokens(self, node: int) -> Ids:
-        """Return the tokens that `node` spells."""
+        """Return the tokens of `node`."""
         n = self.nodes[node]
         return self.sequences[n.seq][n.start : n.end]
 
@@ -56,7 +56,7 @@ class Trie:
         return order
 
     def subtree_sizes(self) -> list[int]:
-        """Return, per node, the number of tokens it and everything below it spell."""
+        """Return, per node, the number of tokens of it and of all nodes below it."""
         sizes = [n.end - n.start for n in self.nodes]
         for node in reversed(self.preorder()):
             sizes[self.nodes[node].parent] += sizes[node]
@@ -69,7 +69,7 @@ def sequence_key(ids: Ids) -> bytes:
 
 
 def build_trie(sequences: Sequence[Ids]) -> Trie:
-    """Lay sequences in a compressed trie.
+    """Return the compressed trie of sequences.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def build_trie(sequences: Sequence[Ids]) -> Trie:
         while nodes[stack[-1]].end > shared:
             last = stack.pop()
         top = stack[-1]
-        if nodes[top].end < shared:  # the branch point lies inside `last`: split it there
+        if nodes[top].end < shared:  # the branch point is inside `last`: split it there
             middle = len(nodes)
             nodes.append(Node(nodes[top].end, shared, nodes[last].seq, top, [last]))
             nodes[top].children[-1] = middle

@@ -1,4 +1,4 @@
-"""Units of work: the tokens of one forward pass each, the plan that orders them, and groups that stay together."""
+"""Units of work (the tokens of one forward pass each), the plan that orders them, and groups of units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_PREFIX = 0
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Tokens for one forward pass of one row: a part of the trie, spelled in preorder, after a cached prefix.
+    """Several branches of the prefix trie in one row, in preorder, after a cached prefix; one forward pass.
 
     Attributes
     ----------
@@ -27,13 +27,13 @@ class PackedBatch:
     positions : ndarray of int32, shape (q,)
         Position of each token in its sequence.
     ends : ndarray of int32, shape (q,)
-        Token j is seen by the tokens j .. ends[j] - 1: those of its node from j on, and of everything below it.
+        Token j is seen by the tokens j .. ends[j] - 1: the rest of its node, and all nodes below it.
     rows : ndarray of int64, shape (k,)
-        Scored positions, as indices into the pack, rising.
+        Scored positions, as indices into the pack, in ascending order.
     prefix : int
         Number of the cached prefix that every token sees; 0 for none.
     keep : int
-        Number under which the cache after this pack (a single path) is kept; 0 for none.
+        Number under which the keys and values after this pack (a single path) are cached; 0: they are not.
     """
 
     ids: Ids
@@ -45,24 +45,24 @@ class PackedBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the model computes."""
+        """Number of tokens that the model computes."""
         return len(self.ids)
 
     @property
     def is_path(self) -> bool:
-        """Whether the pack spells one path, so that the ordinary causal mask is right."""
+        """Whether the pack is a single path, for which the ordinary causal mask is right."""
         return bool((self.ends == len(self.ids)).all())
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Whole sequences for one forward pass, padded on the right.
+    """Complete sequences for one forward pass, padded on the right.
 
     Attributes
     ----------
     sequences : list of ndarray of int32
     rows : list of ndarray of int64
-        Scored positions of each sequence, rising.
+        Scored positions of each sequence, in ascending order.
     """
 
     sequences: list[Ids]
@@ -70,23 +70,23 @@ class PaddedBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the model computes, without padding."""
+        """Number of tokens that the model computes, without padding."""
         return sum(len(s) for s in self.sequences)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Units of work in order, and where each scored position comes out.
+    """Units of work in order, and the result row of each scored position.
 
     Attributes
     ----------
-    units : list of Pack or PaddedBatch
+    units : list of PackedBatch or PaddedBatch
     keys : ndarray of bytes, shape (n_rows, 16)
-        Digest of the tokens up to and including each scored position, in the order in which the units yield them.
+        One per result row: digest of the tokens up to and including the scored position.
     sequence_rows : list of ndarray of int64
         Per sequence given, the row of each of its scored positions.
     before : list of PackedBatch
-        Of a part of a larger plan: packs outside it that make cached prefixes which it reads. They yield no rows.
+        Only for a part of a larger plan: packs of earlier parts whose cached prefixes it reads. They yield no rows.
     """
 
     units: Sequence[PackedBatch | PaddedBatch]
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the model computes."""
+        """Number of tokens that the model computes."""
         return sum(u.n_tokens for u in self.units)
 
     @property
@@ -112,7 +112,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of everything that decides rounding: equal digests mean equal batches."""
+        """SHA-256 over all batches: with equal digests, equal weights give equal bits."""
         h = hashlib.sha256()
         for unit in self.units:
             if isinstance(unit, PackedBatch):
@@ -127,13 +127,13 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Consecutive units whose rows go through the head together: what is flushed, resumed and shared out whole.
+class UnitGroup:
+    """Consecutive units whose rows go through the head together. A group is never divided between runs or processes.
 
     Attributes
     ----------
     units, rows : slice
-        Of the plan's units and rows.
+        Range of the plan's units, and of its rows.
     n_tokens : int
     """
 
@@ -142,26 +142,26 @@ class Group:
     n_tokens: int
 
 
-def groups(plan: Plan, head_rows: int) -> list[Group]:
-    """Cut a plan's units into groups that yield at least `head_rows` rows each, the last one apart."""
-    out: list[Group] = []
+def group_units(plan: Plan, head_rows: int) -> list[UnitGroup]:
+    """Return groups of consecutive units that yield at least `head_rows` rows each; the last may yield fewer."""
+    out: list[UnitGroup] = []
     first = row = n_rows = n_tokens = 0
     for number, unit in enumerate(plan.units):
-        n_rows += rows_of(unit)
+        n_rows += n_scored_rows(unit)
         n_tokens += unit.n_tokens
         if n_rows >= head_rows or number == len(plan.units) - 1:
-            out.append(Group(slice(first, number + 1), slice(row, row + n_rows), n_tokens))
+            out.append(UnitGroup(slice(first, number + 1), slice(row, row + n_rows), n_tokens))
             first, row, n_rows, n_tokens = number + 1, row + n_rows, 0, 0
     return out
 
 
-def rows_of(unit: PackedBatch | PaddedBatch) -> int:
-    """Return how many scored positions a unit yields."""
+def n_scored_rows(unit: PackedBatch | PaddedBatch) -> int:
+    """Return the number of scored positions of a unit."""
     return len(unit.rows) if isinstance(unit, PackedBatch) else sum(len(r) for r in unit.rows)
 
 
 def last_uses(units: Sequence[PackedBatch | PaddedBatch]) -> dict[int, list[int]]:
-    """Return, per unit number, the cached prefixes that nothing after it needs."""
+    """Return, by unit number, the cached prefixes that no later unit needs."""
     last: dict[int, int] = {}
     for number, unit in enumerate(units):
         if isinstance(unit, PackedBatch):
@@ -175,7 +175,7 @@ def last_uses(units: Sequence[PackedBatch | PaddedBatch]) -> dict[int, list[int]
 
 
 def prefix_keys(ids: Ids, rows: Rows) -> list[bytes]:
-    """Return a 16-byte digest of ``ids[: row + 1]`` for each of the rising `rows`."""
+    """Return a 16-byte digest of ``ids[: row + 1]`` for each of `rows`, which are in ascending order."""
     h = hashlib.blake2b(digest_size=16)
     raw = ids.astype("<i4").tobytes()
     done, keys = 0, []
@@ -186,38 +186,38 @@ def prefix_keys(ids: Ids, rows: Rows) -> list[bytes]:
     return keys
 
 
-def split(unit: PackedBatch | PaddedBatch, spare: int) -> list[PackedBatch | PaddedBatch]:
-    """Return two units that together yield what `unit` yields, each smaller; for when memory runs out.
+def split_unit(unit: PackedBatch | PaddedBatch, spare: int) -> list[PackedBatch | PaddedBatch]:
+    """Return two smaller units that together yield the rows of `unit`; used when memory runs out.
 
     Parameters
     ----------
     unit : PackedBatch or PaddedBatch
-        Two tokens or more; a batch needs two sequences.
+        A pack of at least two tokens, or a batch of at least two sequences.
     spare : int
-        A prefix number that nothing else uses, for halves of a single path.
+        An unused prefix number, for the case that a single path is cut in two.
     """
     if isinstance(unit, PaddedBatch):
         half = len(unit.sequences) // 2
         parts = slice(None, half), slice(half, None)
         return [PaddedBatch(unit.sequences[p], unit.rows[p]) for p in parts]
     n = len(unit.ids)
-    stem = int(np.cumprod(unit.ends == n).sum())  # leading tokens that all later ones see
+    stem = int(np.cumprod(unit.ends == n).sum())  # leading tokens that all later tokens see
     if stem:
         cut = stem if stem < n else n // 2
         return [
-            _part(unit, slice(0, cut), prefix=unit.prefix, keep=spare),
-            _part(unit, slice(cut, n), prefix=spare, keep=unit.keep),
+            _slice_pack(unit, slice(0, cut), prefix=unit.prefix, keep=spare),
+            _slice_pack(unit, slice(cut, n), prefix=spare, keep=unit.keep),
         ]
-    # Tokens that see nothing of the pack before them begin a subtree: cut between two, nearest to the middle.
+    # A token that sees no earlier token of the pack begins a subtree: cut at the subtree nearest to the middle.
     begins = np.flatnonzero(np.concatenate([[n], np.maximum.accumulate(unit.ends)[:-1]]) <= np.arange(n))
     cut = int(begins[np.abs(begins - n // 2).argmin()])
     return [
-        _part(unit, slice(0, cut), prefix=unit.prefix, keep=NO_PREFIX),
-        _part(unit, slice(cut, n), prefix=unit.prefix, keep=NO_PREFIX),
+        _slice_pack(unit, slice(0, cut), prefix=unit.prefix, keep=NO_PREFIX),
+        _slice_pack(unit, slice(cut, n), prefix=unit.prefix, keep=NO_PREFIX),
     ]
 
 
-def _part(unit: PackedBatch, part: slice, *, prefix: int, keep: int) -> PackedBatch:
+def _slice_pack(unit: PackedBatch, part: slice, *, prefix: int, keep: int) -> PackedBatch:
     rows = unit.rows[(unit.rows >= part.start) & (unit.rows < part.stop)] - part.start
     ends = np.minimum(unit.ends[part], part.stop) - part.start
     return PackedBatch(unit.ids[part], unit.positions[part], ends.astype(np.int32), rows, prefix=prefix, keep=keep)

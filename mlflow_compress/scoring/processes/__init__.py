@@ -1,1 +1,1 @@
-"""Scoring with several processes: what each takes, how jobs reach them, and how their results come together."""
+"""Scoring with several processes: shares of a pass, jobs for other processes, and the team that runs them."""

@@ -1,4 +1,4 @@
-"""Cut a pass into shares for several processes: each a plan of its own, that can be sent away and run alone."""
+"""Cut a scoring pass into shares for several processes; each share is a plan that can be sent and run on its own."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.scoring.plan.units import NO_PREFIX, Group, PackedBatch, PaddedBatch, Plan, groups
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, group_units
 from mlflow_compress.scoring.scoring_pass import Targets
 
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive groups of a plan, as a plan: with the same model it gives these groups' rows, bit for bit.
+    """Consecutive groups of a plan, as a plan of their own. The same model gives the same rows, bit for bit.
 
     Attributes
     ----------
     plan : Plan
-        Its `before` holds the packs whose cached prefixes are read here but belong to earlier shares.
+        Its `before` holds the packs of earlier shares whose cached prefixes are read here.
     targets : Targets
-        Those of its rows, which are counted from 0.
+        The targets of its rows, which are numbered from 0.
     """
 
     plan: Plan
     targets: Targets
 
 
-def shares(plan: Plan, targets: Targets, head_rows: int, n: int) -> list[Share]:
-    """Return up to `n` shares of about equally many tokens, in order; no group of `head_rows` rows is divided.
+def cut_into_shares(plan: Plan, targets: Targets, head_rows: int, n: int) -> list[Share]:
+    """Return up to `n` shares with about the same number of tokens, in order; no group of `head_rows` rows is divided.
 
-    A cut moves off the even division where fewer tokens of cached prefixes have then to be computed again.
+    A cut is moved where that saves tokens of cached prefixes, which a share has to compute again.
     """
-    cut = groups(plan, head_rows)
+    cut = group_units(plan, head_rows)
     if not cut:
         return [Share(plan, targets)]
     starts = [0, *_cuts(plan, cut, min(n, len(cut)))]
     return [_share(plan, targets, cut[a:b]) for a, b in zip(starts, [*starts[1:], len(cut)], strict=True)]
 
 
-def _cuts(plan: Plan, cut: Sequence[Group], n: int) -> list[int]:
-    """Return the groups with which the shares after the first begin."""
+def _cuts(plan: Plan, cut: Sequence[UnitGroup], n: int) -> list[int]:
+    """Return the index of the first group of each share but the first."""
     done = np.cumsum([0, *(g.n_tokens for g in cut)])[:-1]  # tokens before each group
-    again = _prefix_tokens(plan)[[g.units.start for g in cut]]
+    recomputed = _prefix_tokens(plan)[[g.units.start for g in cut]]
     found: list[int] = []
     for number in range(1, n):
         first = found[-1] + 1 if found else 1
         last = len(cut) - (n - number)
-        off = np.abs(done - plan.n_tokens * number / n) + again
+        off = np.abs(done - plan.n_tokens * number / n) + recomputed
         found.append(first + int(off[first : last + 1].argmin()))
     return found
 
 
 def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
-    """Return, per unit, the tokens of cached prefixes that it or a later unit reads and an earlier one has made."""
+    """Return, per unit, the tokens of cached prefixes that an earlier unit makes and this or a later unit reads."""
     change = np.zeros(len(plan.units) + 1, dtype=np.int64)
     made: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -71,7 +71,7 @@ def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def _share(plan: Plan, targets: Targets, part: Sequence[Group]) -> Share:
+def _share(plan: Plan, targets: Targets, part: Sequence[UnitGroup]) -> Share:
     units = plan.units[part[0].units.start : part[-1].units.stop]
     start, stop = part[0].rows.start, part[-1].rows.stop
     first, last = np.searchsorted(targets.row, [start, stop])
@@ -82,7 +82,7 @@ def _share(plan: Plan, targets: Targets, part: Sequence[Group]) -> Share:
 
 
 def _before(plan: Plan, units: Sequence[PackedBatch | PaddedBatch]) -> list[PackedBatch]:
-    """Return the packs that make the prefixes which `units` read and do not make, and those that these read."""
+    """Return the packs of other shares that make the prefixes which `units` read, and the prefixes of those packs."""
     makers = {u.keep: u for u in plan.units if isinstance(u, PackedBatch) and u.keep != NO_PREFIX}
     own = {u.keep for u in units if isinstance(u, PackedBatch)} | {NO_PREFIX}
     needed: dict[int, PackedBatch] = {}

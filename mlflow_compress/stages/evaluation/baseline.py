@@ -12,7 +12,7 @@ from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.models.identity import KnownModel, tokenizer_hash
+from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.memory_alignment import rounding_identity
@@ -73,7 +73,7 @@ class Baseline:
     fresh: bool
 
 
-def identity(model: KnownModel) -> dict[str, object]:
+def identity(model: IdentifiedModel) -> dict[str, object]:
     """Return what a model's numbers depend on besides the questions: weights, tokenizer, dtype, device, software."""
     generation = model.path / "generation_config.json"
     ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None

@@ -11,7 +11,7 @@ from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.models.identity import ReadsText, tokenizer_hash
+from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
 from mlflow_compress.stages.task_inputs import task_settings
 
 FILE = "about.json"
@@ -20,7 +20,7 @@ IN_PROMPTS = ("prompt", "apply_chat_template", "fewshot_as_multiturn", "system_p
 EvalMetadata = dict[str, object]
 
 
-def about(model: ReadsText, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
+def about(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
     """Return what two evaluations must share to be comparable, beyond their items."""
     return {
         "tokenizer": tokenizer_hash(model.tokenizer),

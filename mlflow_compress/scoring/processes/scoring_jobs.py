@@ -1,7 +1,7 @@
-"""One share of a pass as a job for another process: what it has to know, how it is done, and what comes back.
+"""Scoring jobs: one share of a pass for another process, the process's runner, and the result.
 
-Jobs and results are plain data (numbers, strings, paths and arrays). Models and baseline stores do not travel: the
-other process opens them itself, checks that they are the same, and keeps them for the next job.
+Jobs and results are plain data (numbers, strings, paths and arrays). Models and baseline stores are not sent. The other
+process opens them itself, checks that they are the same, and keeps them open for the next job.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
-    """A model that another process can open.
+    """Reference to a model that another process can open.
 
     Attributes
     ----------
     config : LoadConfig
     weights : str
-        SHA-256 that its folder must have (see `loading.weights_hash`).
+        SHA-256 that its folder must have (see `identity.weights_hash`).
     """
 
     config: LoadConfig
@@ -37,13 +37,13 @@ class ModelRef:
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> ModelRef | None:
-        """Return the reference to a loaded model, or None where it was made in memory."""
+        """Return the reference to a loaded model, or None where it exists only in memory."""
         return cls(config=loaded.config, weights=loaded.weights) if loaded.config else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRef:
-    """A baseline store: its folder, which the other process must reach, and the digest of its manifest."""
+    """Reference to a baseline store: its folder, which the other process must reach, and its manifest's digest."""
 
     folder: Path
     digest: str
@@ -56,7 +56,7 @@ class StoreRef:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRef:
-    """Where the states of a share go: folder, name of its part, bytes a shard, and what is known to be stored."""
+    """Where a share's states are written: folder, part of the file names, bytes per shard, what the leader stores."""
 
     folder: Path
     part: str
@@ -65,7 +65,7 @@ class CaptureRef:
 
     @classmethod
     def of(cls, writer: StateWriter, share: int) -> CaptureRef:
-        """Return where the states of a share go that the leader's writer will take in."""
+        """Return where a share writes its states, so that the leader's writer can adopt them."""
         known = {name: value for name, value in writer.progress().items() if name != "shards"}
         return cls(
             folder=writer.folder.resolve(),
@@ -76,15 +76,15 @@ class CaptureRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A share, and everything that `ScoringPass` takes.
+class ScoringJob:
+    """A share, and everything that its `ScoringPass` needs.
 
     Attributes
     ----------
     share : Share
     model : ModelRef
     baseline : StoreRef, ModelRef or None
-        A store, or a model to run beside.
+        A store, or a model that runs on the same batches.
     capture : CaptureRef or None
     journal : (Path, dict) or None
         Folder and identity.
@@ -104,38 +104,38 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a share gave: its arrays, how often memory ran out, and the captured shards (`StateWriter.progress`)."""
+class JobResult:
+    """Result of a share: its arrays, how often memory ran out, and the captured shards (`StateWriter.progress`)."""
 
     arrays: Arrays
     n_splits: int
     captured: Mapping[str, Any] | None
 
 
-class Workshop:
-    """Does jobs, and keeps the models and the store of the last one open for the next."""
+class JobRunner:
+    """Runs jobs. Keeps the models and the store of the last job open for the next one."""
 
     def __init__(self) -> None:
         self._models: dict[ModelRef, LoadedModel] = {}
         self._stores: dict[StoreRef, StateStore] = {}
 
-    def do(self, job: Job) -> Done:
+    def run(self, job: ScoringJob) -> JobResult:
         """Run one share.
 
         Raises
         ------
         CheckpointError
-            When a model cannot be opened here, or is not the one that is meant.
+            When a model cannot be opened here, or has other weights than the leader's.
         StoreError
-            When the baseline store cannot be reached, or is not the one that is meant.
+            When the baseline store cannot be reached, or is not the leader's.
         """
         wanted = {job.model, job.baseline}
-        # Before the next is opened: memory may not hold both.
+        # Close the others before the next is opened: memory may not hold both.
         self._models = {ref: loaded for ref, loaded in self._models.items() if ref in wanted}
         self._stores = {ref: store for ref, store in self._stores.items() if ref in wanted}
         loaded = self._model(job.model)
         work = ScoringPass(
-            lane=_lane(loaded),
+            runner=_model_runner(loaded),
             head_rows=job.head_rows,
             capture=_writer(job.capture, loaded) if job.capture else None,
             baseline=self._baseline(job.baseline),
@@ -146,21 +146,21 @@ class Workshop:
             entropy=job.entropy,
         )
         arrays = work.run(job.share.plan, job.share.targets)
-        return Done(arrays, work.n_splits, work.capture.progress() if work.capture else None)
+        return JobResult(arrays, work.n_splits, work.capture.progress() if work.capture else None)
 
     def _model(self, ref: ModelRef) -> LoadedModel:
         if ref not in self._models:
             loaded = load_model(ref.config)
             if loaded.weights != ref.weights:
                 raise CheckpointError(
-                    "The checkpoint holds other weights than the leading process has loaded", got=ref.config.path
+                    "The checkpoint has other weights than the leading process has loaded", got=ref.config.path
                 )
             self._models[ref] = loaded
         return self._models[ref]
 
     def _baseline(self, ref: StoreRef | ModelRef | None) -> StateStore | ModelRunner | None:
         if isinstance(ref, ModelRef):
-            return _lane(self._model(ref))
+            return _model_runner(self._model(ref))
         if ref is not None and ref not in self._stores:
             store = StateStore.open(ref.folder)
             if store.manifest.digest != ref.digest:
@@ -171,7 +171,7 @@ class Workshop:
         return self._stores[ref] if ref is not None else None
 
 
-def _lane(loaded: LoadedModel) -> ModelRunner:
+def _model_runner(loaded: LoadedModel) -> ModelRunner:
     body, head, _ = split_body_and_head(loaded.model)
     return ModelRunner(body, head)
 

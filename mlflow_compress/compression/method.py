@@ -48,7 +48,7 @@ class CalibratedConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CompressionJob:
     """Everything that `Method.compress` gets.
 
     Parameters
@@ -146,7 +146,7 @@ class Method(ABC):
         """Refuse, before any work, what this method cannot do with this model; the default accepts everything."""
 
     @abstractmethod
-    def compress(self, job: Job) -> torch.Tensor:
+    def compress(self, job: CompressionJob) -> torch.Tensor:
         """Write the compressed checkpoint to `job.folder`.
 
         Returns

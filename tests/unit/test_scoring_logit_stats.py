@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.scoring.kernels import numba_kernel, top_tokens, torch_kernel
-from mlflow_compress.scoring.kernels.logit_stats import sweep
-from mlflow_compress.scoring.kernels.row_divergence import careful_divergences
+from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
+from mlflow_compress.scoring.kernels.row_divergence import stable_divergences
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
-LOOPS, TORCH = numba_kernel.reduce, torch_kernel.reduce
+LOOPS, TORCH = numba_kernel.compute_row_stats, torch_kernel.compute_row_stats
 
 
 @pytest.fixture(params=["compiled loops", "torch"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """On a CPU the loops run; here what runs elsewhere has to pass the same tests."""
     if request.param == "torch":
-        monkeypatch.setattr(numba_kernel, "reduce", TORCH)
+        monkeypatch.setattr(numba_kernel, "compute_row_stats", TORCH)
     return str(request.param)
 
 
 def divergences(baseline: torch.Tensor, variant: torch.Tensor) -> SimpleNamespace:
-    return SimpleNamespace(**sweep(variant, baseline).distances)
+    return SimpleNamespace(**compute_logit_stats(variant, baseline).distances)
 
 
 def textbook(logits_p: torch.Tensor, logits_q: torch.Tensor) -> dict[str, np.ndarray]:
@@ -78,15 +78,15 @@ def textbook_agreement(a: list[int], b: list[int], p: float = 0.9) -> tuple[floa
 
 def test_rankings_by_hand() -> None:
     # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
-    share, overlap = top_tokens.agreement(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
+    share, overlap = top_tokens.top_token_overlap(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
     assert share.tolist() == pytest.approx([2 / 3])
     # p = 0.9: (2/3) 0.9³ + (1/9) (0 x 0.9 + 1 x 0.9² + (2/3) 0.9³) = 0.486 + (0.81 + 0.486)/9.
     assert overlap.tolist() == pytest.approx([0.486 + 1.296 / 9])
     # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
     assert textbook_agreement([1, 2, 3], [2, 1, 4], p=0.5) == pytest.approx((2 / 3, 5 / 12))
     same = torch.arange(20).view(2, 10)
-    assert [x.tolist() for x in top_tokens.agreement(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
-    assert [x.tolist() for x in top_tokens.agreement(same, same + 100)] == [[0.0, 0.0]] * 2
+    assert [x.tolist() for x in top_tokens.top_token_overlap(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
+    assert [x.tolist() for x in top_tokens.top_token_overlap(same, same + 100)] == [[0.0, 0.0]] * 2
 
 
 def test_small_distances_are_not_drowned_by_rounding() -> None:
@@ -142,14 +142,14 @@ def test_logits_that_are_no_numbers_are_refused(value: float, which: int) -> Non
     rows = pair(2, 10, 1.0)
     rows[which][0, 3] = value
     with pytest.raises(CheckpointError, match="NaN or infinite"):
-        sweep(*rows)
+        compute_logit_stats(*rows)
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-3, 1.0])
 def test_the_careful_way_gives_the_same(distance: float) -> None:
     p, q = pair(5, 3000, distance)
     fast = divergences(p, q)
-    careful = careful_divergences(torch.log_softmax(p, 1), torch.log_softmax(q, 1))
+    careful = stable_divergences(torch.log_softmax(p, 1), torch.log_softmax(q, 1))
     for name, wanted in zip(NAMES, careful, strict=True):
         assert getattr(fast, name).numpy() == pytest.approx(wanted.numpy(), rel=2e-4, abs=2e-10), name
 
@@ -173,7 +173,7 @@ def test_normaliser_entropy_and_argmax(vocab: int) -> None:
     x[4] = 0.0  # all ties: the lowest id
     if vocab > 2:
         x[5, -1] = -math.inf
-    found = sweep(x)
+    found = compute_logit_stats(x)
     assert found.log_normaliser.numpy() == pytest.approx(x.double().logsumexp(1).numpy(), rel=1e-6)
     p = torch.softmax(x.double(), 1)
     assert found.entropy.numpy() == pytest.approx(-torch.special.xlogy(p, p).sum(1).numpy(), rel=1e-5, abs=1e-6)
@@ -199,10 +199,10 @@ def test_rows_do_not_depend_on_their_neighbours_or_the_number_of_threads() -> No
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        together = sweep(q, p)
+        together = compute_logit_stats(q, p)
         torch.set_num_threads(1)
         for row in range(9):
-            alone = sweep(q[row : row + 1], p[row : row + 1])
+            alone = compute_logit_stats(q[row : row + 1], p[row : row + 1])
             for name in NAMES:
                 assert alone.distances[name] == together.distances[name][row]
             assert alone.log_normaliser == together.log_normaliser[row]

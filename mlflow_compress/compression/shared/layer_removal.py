@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.base import Job, Method, MethodConfig, require_at_least
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, require_at_least
 from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerDropConfig(MethodConfig):
+class LayerRemovalConfig(MethodConfig):
     """Settings of every method that removes decoder layers."""
 
     layers: int = 1
@@ -27,7 +27,7 @@ class LayerDropConfig(MethodConfig):
         require_at_least("layers", self.layers, 1)
 
 
-class LayerDropMethod(Method):
+class LayerRemovalMethod(Method):
     """A method that removes decoder layers; the checkpoint is a plain, shorter model of the same architecture."""
 
     format = "safetensors"
@@ -59,7 +59,7 @@ def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
     return found[0]
 
 
-def drop_and_save(job: Job, model: Any, dropped: Collection[int]) -> torch.Tensor:
+def drop_and_save(job: CompressionJob, model: Any, dropped: Collection[int]) -> torch.Tensor:
     """Remove decoder layers, shorten everything in the configuration that is told layer by layer, save and measure.
 
     The configuration keeps the removed layers' numbers as ``dropped_layers``.

@@ -1,0 +1,41 @@
+"""One name, one meaning: no two public classes, and no two modules, share a name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "mlflow_compress"
+
+CLASSES = {
+    "Instruction": "judges and task sources each have one",
+    "Outcome": "the promotion policy and the summary of a run each have one",
+    "Part": "a part of the item table, and a part of HaluEval",
+}
+"""Class names that still occur twice, and where."""
+
+MODULES = {
+    "divergence": "the metrics, and their figure",
+    "task": "the tasks, and a prompt style that users select by this name",
+    "uncertainty": "the metrics, and the tasks of the same benchmark",
+}
+"""Module names that occur twice, because both are about the same thing or users type the name."""
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert len(places) > 100
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in CLASSES} == {}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.stem.startswith("__"):
+            places[path.stem].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in MODULES} == {}
