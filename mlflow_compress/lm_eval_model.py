@@ -1,7 +1,7 @@
-"""Our engine as a model of lm-evaluation-harness.
+"""Our scoring engine as a model for lm-evaluation-harness.
 
-Importing this module registers the model "mlflow-compress" for `lm_eval.simple_evaluate`. The harness's own command has
-no way to find models of other packages (0.4.13), so that this module is one too, with the same arguments::
+Importing this module registers the model "mlflow-compress" for `lm_eval.simple_evaluate`. The harness's own command
+(0.4.13) cannot find models of other packages, so this module is also a command, with the same arguments::
 
     python -m mlflow_compress.lm_eval_model --model mlflow-compress --model_args pretrained=FOLDER --tasks piqa
 """
@@ -28,18 +28,18 @@ HARNESS_DEVICE = "cuda:0"
 
 @register_model("mlflow-compress")
 class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
-    """Scores shared prefixes once and keeps every request's identity; float32 log-softmax whatever the model's dtype.
+    """Computes shared prefixes once, and log-softmax in float32 for every dtype of the model.
 
     Parameters
     ----------
     pretrained : str
-        Folder or hub id, as `scoring.loading` opens it.
+        Folder or hub id, as in `models.loading.LoadConfig`.
     dtype, device : str
-        As there; the harness's default "cuda:0" means the first GPU, or the CPU where there is none.
+        As there. The harness's default "cuda:0" means the first GPU, or the CPU where there is none.
     trust_remote_code : bool
-        Run code that the checkpoint brings along.
+        Allow code that comes with the checkpoint.
     batch_size, max_batch_size : optional
-        Taken and ignored: how work is cut does not depend on them.
+        Accepted and ignored: the size of our batches does not depend on them.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        # The harness's command names this device where the user named none; its own backend takes what is there, too.
+        # The harness's command passes this device when the user gave none; its own backend then takes what exists, too.
         place = "auto" if device in (None, HARNESS_DEVICE) else str(device)
         config = LoadConfig(path=pretrained, dtype=dtype, device=place, trust_remote_code=trust_remote_code)
         self.loaded = load_model(config)
@@ -65,12 +65,12 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         self.option_scores: OptionScores | None = None
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return (summed log-likelihood in nats, is greedy) of every request, all of them in one pass.
+        """Return (summed log-likelihood in nats, is greedy) of every request, computed in one pass.
 
         Raises
         ------
         DataError
-            When an option is longer than the model's context; the stock backend stops there with a bare assertion.
+            When an option is longer than the model's context (the harness's backend fails with a bare assertion there).
         """
         asked = [_request(instance) for instance in requests]
         self.option_scores, _ = self.scorer.score(asked)
@@ -88,7 +88,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Return the log-likelihood in nats of every whole text, in windows of the model's context."""
+        """Return the log-likelihood in nats of every text, scored in windows of the model's context length."""
         scores, _ = self.scorer.score_corpus("rolling", [instance.args[0] for instance in requests])
         number = np.asarray([int(name.split(".")[0]) for name in scores.column("item_id")])
         sums = -np.bincount(number, weights=scores.column("nll"), minlength=len(requests))
@@ -124,7 +124,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the tokenizer's chat template, for the harness's log."""
         if isinstance(chat_template, str):
-            raise UnsupportedError("The tokenizer's own chat template is the only one", got=chat_template)
+            raise UnsupportedError("Only the tokenizer's own chat template is supported", got=chat_template)
         return str(self.loaded.tokenizer.chat_template or "")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

@@ -1,1 +1,1 @@
-"""Everything that knows a checkpoint folder: loading, placement, hashes, architectures."""
+"""Checkpoint folders: loading, device placement, hashes, file formats and our own architectures."""

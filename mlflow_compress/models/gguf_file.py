@@ -1,4 +1,4 @@
-"""GGUF files of Llama-like models: the names in them, writing one, and what one holds."""
+"""GGUF files of Llama-like models: tensor names, writing, and reading headers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LAYER_MODULES = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""transformers' names of a Llama-like model's modules; gguf's map knows dozens of others for the same tensors."""
+"""transformers' names of a Llama-like model's modules (gguf's map also has names of other sources)."""
 
 
 @cache
 def _name_map(architecture: str, n_layers: int) -> Any:
-    """Return gguf's map from modules of any known source to its own names; an unknown architecture is a KeyError."""
+    """Return gguf's map from module names to GGUF names; an unknown architecture is a KeyError."""
     import gguf
 
     known = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -45,9 +45,9 @@ def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
     Parameters
     ----------
     name : str
-        As transformers calls the parameter.
+        transformers' name of the parameter.
     architecture, n_layers : str, int
-        What GGUF calls the model's architecture ("llama", "qwen2", ...), and its number of layers.
+        GGUF's name of the model's architecture ("llama", "qwen2", ...), and the number of layers.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
 
 
 def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
-    """Return the inverse for whole modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
+    """Return the inverse map for modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
     names = _name_map(architecture, n_layers)
     layers = (f"model.layers.{index}.{module}" for index in range(n_layers) for module in _LAYER_MODULES)
     found = {names.get_name(module): module for module in (*_MODULES, *layers)}
@@ -79,7 +79,7 @@ def write(
     path : Path
         File to write.
     config : transformers configuration
-        Where the sizes come from.
+        The model's configuration, which gives the sizes.
     architecture : str
         As GGUF names it: "llama", "qwen2" or "qwen3".
     file_type : int
@@ -87,7 +87,7 @@ def write(
     tensors : mapping
         GGUF name to raw data and `gguf.GGMLQuantizationType`.
     tokenizer : transformers tokenizer
-        Its vocabulary goes into the file where it is a byte-level BPE.
+        Its vocabulary is written where it is a byte-level BPE that llama.cpp supports.
     """
     import gguf
 
@@ -120,11 +120,11 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS = {_WORDS % "": "qwen2", _WORDS % "{1,3}": "llama-bpe"}
-"""Patterns that split text before the merges, and llama.cpp's names of them."""
+"""llama.cpp's names of the patterns that split text before the merges."""
 
 
 def pre_tokenizer_name(settings: Any) -> str | None:
-    """Return what llama.cpp calls a tokenizer's way to split text before merging; None where no name is known here.
+    """Return llama.cpp's name of a tokenizer's pre-tokenizer; None where it is not known here.
 
     Parameters
     ----------
@@ -144,15 +144,16 @@ def pre_tokenizer_name(settings: Any) -> str | None:
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
-    """Add the vocabulary of a byte-level BPE whose way to split text llama.cpp knows, and that does not rewrite it.
+    """Add the vocabulary of a byte-level BPE with a pre-tokenizer that llama.cpp knows and without a normalizer.
 
-    Any other is left out ("no_vocab": the engine takes token ids): llama.cpp would cut texts into other tokens.
+    Any other vocabulary is omitted ("no_vocab": the engine takes token ids), because llama.cpp would tokenize
+    differently.
     """
     import gguf
 
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     split = pre_tokenizer_name(backend.get("pre_tokenizer"))
-    rewritten = (backend.get("normalizer") or {"type": "NFC"})["type"] != "NFC"  # NFC leaves composed text as it is
+    rewritten = (backend.get("normalizer") or {"type": "NFC"})["type"] != "NFC"  # NFC does not change composed text
     model = backend.get("model", {})
     # llama.cpp refuses a vocabulary without merges.
     if model.get("type") != "BPE" or not model.get("merges") or split is None or rewritten:
@@ -181,14 +182,14 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
 
 
 def architecture(path: Path) -> str:
-    """Return what a GGUF file calls its architecture; a broken file is a `CheckpointError`."""
+    """Return the architecture that a GGUF file names; a broken file is a `CheckpointError`."""
     return _open(path)[1]
 
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`.
 
-    A tensor that transformers has no parameter for keeps GGUF's name.
+    A tensor without a parameter in transformers keeps GGUF's name.
     """
     reader, kind = _open(path)
     try:

@@ -1,4 +1,4 @@
-"""Whose weights and tokenizer these are, for models whose weights are loaded and for those known from their files."""
+"""Identity of a model: hashes of its weights and tokenizer, its vocabulary size and its context length."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.models import architectures
 
-_FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer knows, as lm-evaluation-harness
+_FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
 
 
 class TokenizedModel(Protocol):
-    """What decides which tokens a model reads, and how wide its logits are."""
+    """Interface of a model with a tokenizer and a vocabulary size."""
 
     @property
     def tokenizer(self) -> Any:
@@ -26,7 +26,7 @@ class TokenizedModel(Protocol):
 
 
 class IdentifiedModel(TokenizedModel, Protocol):
-    """What evaluations must know of a model without running it: a `LoadedModel` or a `light.LightModel`."""
+    """Interface of a model whose identity is known: a `LoadedModel`, or a `light_model.LightModel` without weights."""
 
     @property
     def path(self) -> Path:
@@ -42,20 +42,20 @@ class IdentifiedModel(TokenizedModel, Protocol):
 
     @property
     def device(self) -> Any:
-        """torch.device on which the embeddings are, or would be."""
+        """torch.device of the embeddings, or where they would be loaded."""
 
     @property
     def max_length(self) -> int:
-        """Most tokens the model reads at once."""
+        """Context length in tokens."""
 
 
 def vocab_size(config: Any) -> int:
-    """Return the width of the logits that a model's configuration names."""
+    """Return the vocabulary size (the width of the logits) in a model's configuration."""
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
 def max_length(config: Any, tokenizer: Any) -> int:
-    """Return the most tokens that a model reads at once, by its configuration or else by its tokenizer."""
+    """Return a model's context length in tokens, from its configuration or else from its tokenizer."""
     text_config = config.get_text_config(decoder=True)
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         length = getattr(text_config, name, None)
@@ -68,7 +68,7 @@ def max_length(config: Any, tokenizer: Any) -> int:
 def weights_hash(path: Path | str) -> str:
     """Return the SHA-256 of a checkpoint's weights and configuration (64 hexadecimal digits).
 
-    Every weight file goes in with its name, in order, and `config.json` without the fields that name versions.
+    Hashed are every weight file with its name, in order, and `config.json` without the fields that name versions.
     """
     folder = Path(path)
     files = architectures.weight_files(folder)
@@ -91,7 +91,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> None:
-    """Refuse to compare two models that read different tokens.
+    """Raise an error where two models have different tokenizers or vocabulary sizes.
 
     Raises
     ------
@@ -106,8 +106,8 @@ def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> N
             got=variant.vocab_size,
             fix=fix,
         )
-    ours, theirs = _behaviour(baseline.tokenizer), _behaviour(variant.tokenizer)
-    vocab_b, vocab_q = ours.pop("vocab"), theirs.pop("vocab")
+    parts_b, parts_q = _behaviour(baseline.tokenizer), _behaviour(variant.tokenizer)
+    vocab_b, vocab_q = parts_b.pop("vocab"), parts_q.pop("vocab")
     if vocab_b != vocab_q:
         differ = sorted(t for t in vocab_b.keys() | vocab_q.keys() if vocab_b.get(t) != vocab_q.get(t))
         raise AlignmentError(
@@ -116,12 +116,12 @@ def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> N
             got=vocab_q.get(differ[0]),
             fix=fix,
         )
-    for part in sorted(ours.keys() | theirs.keys()):
-        if ours.get(part) != theirs.get(part):
+    for part in sorted(parts_b.keys() | parts_q.keys()):
+        if parts_b.get(part) != parts_q.get(part):
             raise AlignmentError(
                 f"The tokenizers differ in {part}",
-                allowed=str(ours.get(part))[:200],
-                got=str(theirs.get(part))[:200],
+                allowed=str(parts_b.get(part))[:200],
+                got=str(parts_q.get(part))[:200],
                 fix=fix,
             )
 

@@ -1,4 +1,4 @@
-"""A model known from its files: everything that a stored baseline is checked against, without loading the weights."""
+"""A model without its weights in memory: everything that a stored baseline is compared with, read from the files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mlflow_compress.models.placement import placement
 
 @dataclass(frozen=True)
 class LightModel:
-    """What a `LoadedModel` says of itself, without its weights in memory; it cannot score.
+    """The identity of a model, as a `LoadedModel` has it, without weights in memory; it cannot score.
 
     Attributes
     ----------
     model_config : transformers.PreTrainedConfig
     tokenizer : transformers.PreTrainedTokenizerBase
     path : Path
-        The folder that was read (for a hub id, its local snapshot).
+        The local folder (for a hub id, its local snapshot).
     dtype : torch.dtype
-        That the parameters which are not quantized would have.
+        Dtype that parameters which are not quantized would have.
     device : torch.device
-        On which the embeddings would be.
+        Device on which the embeddings would be.
     config : LoadConfig
-        With which `load_model` opens the model itself.
+        With which `load_model` loads the model.
     """
 
     model_config: Any
@@ -48,17 +48,17 @@ class LightModel:
 
     @property
     def max_length(self) -> int:
-        """Most tokens the model reads at once."""
+        """Context length in tokens."""
         return identity.max_length(self.model_config, self.tokenizer)
 
     @cached_property
     def weights(self) -> str:
-        """`identity.weights_hash` of the folder, computed once: the files are read, but not kept."""
+        """`identity.weights_hash` of the folder, computed once."""
         return identity.weights_hash(self.path)
 
 
 def open_light(config: LoadConfig) -> LightModel:
-    """Return what is known of a model from its configuration, its tokenizer and the headers of its weight files.
+    """Open a model without its weights, from its configuration, its tokenizer and the headers of its weight files.
 
     Raises
     ------
@@ -87,14 +87,14 @@ def open_light(config: LoadConfig) -> LightModel:
 
 
 def _first_device(device_map: Any) -> torch.device:
-    """Return where `from_pretrained` would put the embeddings: "auto" fills the first GPU first."""
+    """Return the device that `from_pretrained` would put the embeddings on; "auto" fills the first GPU first."""
     if isinstance(device_map, dict):
         return torch.device(device_map[""])
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
-    """Return the dtype that transformers takes for "auto": the configuration's, else the first stored float's."""
+    """Return the dtype that transformers uses for "auto": the configuration's, else that of the first stored float."""
     named = getattr(model_config, "dtype", None)
     if named is not None:
         found: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
@@ -104,7 +104,7 @@ def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
             return torch.get_default_dtype()  # its weights are expanded to floats
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                tensor: torch.Tensor = tensors.get_tensor(name)  # mapped: its bytes are not read
+                tensor: torch.Tensor = tensors.get_tensor(name)  # memory-mapped: its bytes are not read
                 if tensor.is_floating_point():
                     return tensor.dtype
     raise CheckpointError("The checkpoint holds no floating-point weights", got=str(folder))

@@ -1,4 +1,4 @@
-"""Open a Hugging Face causal LM for scoring, and say whose weights and tokenizer these are."""
+"""Loads a Hugging Face causal LM with its tokenizer, for scoring and generation."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LoadConfig:
     dtype : str
         "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
     device : str
-        "auto" (a GPU, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such as "cuda:1". Of
-        several processes on a machine, each takes the GPU of its LOCAL_RANK for "auto" and "cuda".
+        "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such
+        as "cuda:1". With several processes per machine, "auto" and "cuda" mean the GPU of the process's LOCAL_RANK.
     trust_remote_code : bool
         Allow code that comes with the checkpoint.
     """
@@ -66,19 +66,19 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode with its tokenizer. Its weights are aligned in memory (see `rounding.align_weights`).
+    """A model in eval mode with its tokenizer; weights are aligned in memory (see `memory_alignment.align_weights`).
 
     Attributes
     ----------
     model, tokenizer : transformers objects
     path : Path
-        The folder that was read (for a hub id, its local snapshot).
+        The local folder (for a hub id, its local snapshot).
     dtype : torch.dtype
-        Of the parameters that are not quantized.
+        Dtype of the parameters that are not quantized.
     device : torch.device
-        Where the embeddings lie.
+        Device of the embeddings.
     config : LoadConfig or None
-        With which another process opens the same model; None for a model that was made in memory.
+        With which another process can load the same model; None for a model that exists only in memory.
     """
 
     model: Any
@@ -98,23 +98,23 @@ class LoadedModel:
 
     @cached_property
     def weights(self) -> str:
-        """`weights_hash` of the folder, computed once: reading a large checkpoint takes as long as loading it."""
+        """`weights_hash` of the folder, computed once, because it reads all weight files."""
         return weights_hash(self.path)
 
     @property
     def max_length(self) -> int:
-        """Most tokens the model reads at once."""
+        """Context length in tokens."""
         return max_length(self.model.config, self.tokenizer)
 
 
 def load_model(config: LoadConfig) -> LoadedModel:
-    """Open a checkpoint, also one of compressed-tensors, bitsandbytes and other formats that transformers reads.
+    """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...).
 
     Raises
     ------
     CheckpointError
         When the folder, its configuration, tokenizer or safetensors weights are missing or broken, or when the
-        checkpoint leaves parameters of the model without values (they would be random).
+        checkpoint has no values for some parameters (they would be random).
     MissingDependencyError
         When the checkpoint's format needs a package that is not installed.
     """
@@ -144,9 +144,11 @@ def load_model(config: LoadConfig) -> LoadedModel:
     with _bars_on_terminals_only():
         _decompress(model)
     if config.dtype != "auto":
-        _unify(model, getattr(torch, config.dtype))
+        _cast_unquantized(model, getattr(torch, config.dtype))
     model.eval()
-    _once(logging.getLogger("bitsandbytes.autograd._functions"))  # it warns at every int8 product of a float32 model
+    _log_once(
+        logging.getLogger("bitsandbytes.autograd._functions")
+    )  # it warns at every int8 product of a float32 model
     return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
 
 
@@ -193,8 +195,11 @@ def resolve_folder(path: str) -> Path:
 
 
 def _decompress(model: Any) -> None:
-    """Expand packed weights now: compressed-tensors does it in a hook of the whole model's forward, but scoring calls
-    body and head apart; the kernels of gptqmodel and bitsandbytes would round activations."""
+    """Replace packed weights by plain ones.
+
+    compressed-tensors would do it in a hook of the model's forward, but scoring calls body and head separately. The
+    kernels of gptqmodel and bitsandbytes would round activations.
+    """
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
         compressor.decompress_model(model=model)
@@ -203,21 +208,24 @@ def _decompress(model: Any) -> None:
 
 @contextlib.contextmanager
 def _bars_on_terminals_only() -> Iterator[None]:
-    """Hold back the libraries' progress bars where they would fill a log."""
+    """Within this block, hide the libraries' progress bars unless the output is a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
-def _unify(model: Any, dtype: torch.dtype) -> None:
-    """Give every unquantized parameter the dtype asked for: quantizers leave some in the checkpoint's, GPT-NeoX's head
-    among them, and a product of two dtypes fails."""
+def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
+    """Cast every unquantized parameter to one dtype.
+
+    Quantizers leave some parameters in the checkpoint's dtype (GPT-NeoX's head, for example), and a product of two
+    dtypes fails.
+    """
     for parameter in model.parameters():
         if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
             parameter.data = parameter.data.to(dtype)
 
 
-def _once(logger: logging.Logger) -> None:
-    """Let each message of a logger through once."""
+def _log_once(logger: logging.Logger) -> None:
+    """Let a logger pass each message only once."""
     if not any(isinstance(f, _FirstTime) for f in logger.filters):
         logger.addFilter(_FirstTime())
 

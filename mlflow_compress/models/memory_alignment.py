@@ -1,8 +1,8 @@
-"""What decides the last bits of a product besides its numbers: where they lie in memory, the processor, the threads.
+"""Memory alignment of weights, and the identity of a machine's rounding.
 
-On a CPU a product of few rows may come out one unit in the last place apart when an operand begins at another place
-(MKL picks its loops by the address), and a product of any size with another number of threads or on another processor.
-The first is ended here: operands begin at multiples of `ALIGNMENT`. The second is written down with a stored baseline.
+On a CPU the last bit of a matrix product can depend on more than its numbers. MKL chooses its loops by memory address,
+which changes products of few rows. The number of threads and the processor change products of any size. The first is
+prevented here: operands begin at multiples of `ALIGNMENT`. The second is recorded with a stored baseline.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 ALIGNMENT = 64
-"""Bytes: a cache line, the widest vector register, and where PyTorch's own allocator begins a tensor."""
+"""In bytes: a cache line, the widest vector register, and the alignment of PyTorch's own allocator."""
 
 _SWITCHES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_NUM_THREADS", "MKL_DYNAMIC")
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose numbers begin at a multiple of `ALIGNMENT` and follow each other: itself, or a copy.
+    """Return the tensor, or a copy, contiguous and beginning at a multiple of `ALIGNMENT`.
 
-    Tensors on other devices, where allocators align them, are returned as they are.
+    Tensors on other devices are returned as they are: their allocators align them.
     """
     if tensor.device.type != "cpu" or (tensor.data_ptr() % ALIGNMENT == 0 and tensor.is_contiguous()):
         return tensor
@@ -31,8 +31,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 def align_weights(model: torch.nn.Module) -> None:
     """Copy a model's floating-point parameters and buffers that are not `aligned`, in place.
 
-    Weights that are mapped from a file begin wherever its header ends. Packed weights (integers, and tensors of a
-    library's own class) stay: products of integers are exact.
+    Weights that are memory-mapped from a file begin where its header ends. Packed weights (integers, and tensors of a
+    library's own class) are not copied: products of integers are exact.
     """
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -49,8 +49,8 @@ def rounding_identity(device: torch.device) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        On a CPU ``processor`` (its family), ``instructions`` (those that PyTorch uses), ``threads``, and MKL's
-        environment variables that are set. On a GPU its name.
+        On a CPU ``processor`` (its family), ``instructions`` (those that PyTorch uses), ``threads``, and the
+        environment variables of MKL that are set. On a GPU its name.
     """
     if device.type == "cuda":
         return {"processor": torch.cuda.get_device_name(device)}

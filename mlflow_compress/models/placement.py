@@ -1,4 +1,4 @@
-"""Where a model is put: on a CPU, a GPU, or all GPUs."""
+"""Device placement of a model: on a CPU, a GPU, or all GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mlflow_compress.scoring.processes import team
 
 
 def placement(device: str) -> dict[str, Any]:
-    """Return what tells `from_pretrained` where to put a model (see `loading.LoadConfig`).
+    """Return the `device_map` argument of `from_pretrained` for a device (see `loading.LoadConfig`).
 
     Raises
     ------
     ConfigError
-        For an unknown device, and for one that several processes cannot share.
+        For an unknown device, and for "balanced" with several processes.
     """
     if device == "balanced":
         if team.n_processes() > 1:
@@ -36,12 +36,12 @@ def placement(device: str) -> dict[str, Any]:
 
 
 def _own_gpu() -> int:
-    """Return the number of this process's GPU, its place among the processes of this machine, and make it current."""
+    """Return the number of this process's GPU (its LOCAL_RANK), and make it torch's current device."""
     number = int(os.environ.get("LOCAL_RANK", "0"))
-    if number:  # alone, or the first
+    if number:  # not the only process, and not the first
         n_gpus = torch.cuda.device_count()
         if number >= n_gpus:
-            allowed = f"at most {n_gpus} on this machine, one a GPU"
+            allowed = f"at most {n_gpus} on this machine, one per GPU"
             raise ConfigError("There are more processes than GPUs", allowed=allowed, got=f"process {number + 1}")
-        torch.cuda.set_device(number)  # kernels that are compiled here run on the current one
+        torch.cuda.set_device(number)  # kernels that are compiled in this process run on the current device
     return number

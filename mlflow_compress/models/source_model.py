@@ -1,4 +1,4 @@
-"""The model to compress: where it lies, what it is made of, its size as stored."""
+"""The model to compress: its folder, its layers, and its size as stored."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ if TYPE_CHECKING:
     import torch
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-"""What a hub download takes: no pickles."""
+"""Files that are downloaded from a hub; pickles are not."""
 
 
 MOST_ELSEWHERE = 0.1
-"""Share of the layers' weights that a method for linear layers may leave as they are (routers, short convolutions)."""
+"""Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceModel:
-    """A causal language model on disk, inspected without loading its weights.
+    """A causal language model on disk, described without loading its weights.
 
     Parameters
     ----------
     name : str
-        What the user gave: folder or hub id.
+        Folder or hub id, as the user gave it.
     folder : Path
         Local folder.
     architecture : str
         Class name of the model.
     model_type : str
-        transformers' name of the architecture's family, as in "llama".
+        transformers' name of the architecture's family, for example "llama".
     dtype : str
-        Element type of most stored weights, as in "bfloat16".
+        Dtype of most stored weights, for example "bfloat16".
     linear : dict
-        Linear layers apart from the language-model head: name to (out_features, in_features), in model order.
+        Linear layers except the language-model head: name to (out_features, in_features), in model order.
     head : str or None
-        Name of the language-model head, which no method touches.
+        Name of the language-model head, which no method changes.
     elsewhere : dict
-        Weights of two and more axes outside linear layers, embeddings and head: name to elements. A mixture's experts
-        are among them, which transformers keeps in one tensor a layer.
+        Weights with two or more axes outside of linear layers, embeddings and head: name to number of elements. For
+        example, transformers stores the experts of a mixture in one tensor per layer.
     subclassed : str or None
-        The first linear layer of a class of its own, as in Falcon.
+        Name of the first linear layer whose class is a subclass of `torch.nn.Linear`, as in Falcon.
     layers : int
-        Decoder layers.
+        Number of decoder layers.
     vocabulary : int
         Rows of the input embedding.
     max_length : int
-        Longest sequence the model's positions allow.
+        Context length in tokens.
     parameters : int
-        Stored weights; tied ones count once.
+        Number of stored weights; tied weights count once.
     trust_remote_code : bool
         Whether the model's own Python code may run.
     """
@@ -88,7 +88,7 @@ class SourceModel:
         return dtype
 
     def load(self, device: str, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        """Load the model for evaluation, in float32 unless told otherwise."""
+        """Load the model in evaluation mode; in float32 unless `dtype` is given."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -130,24 +130,24 @@ class SourceModel:
                 )
 
     def require_linear(self, method: str) -> None:
-        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are in no linear layer."""
+        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers."""
         reached = sum(rows * columns for rows, columns in self.linear.values())
         missed = sum(self.elsewhere.values())
         if missed > MOST_ELSEWHERE * (reached + missed):
             raise UnsupportedError(
-                f"Method {method!r} changes linear layers alone, and {missed / (reached + missed):.0%} of the weights "
+                f"Method {method!r} changes linear layers only, and {missed / (reached + missed):.0%} of the weights "
                 f"of this model's layers are elsewhere, as in {next(iter(self.elsewhere))}",
                 got=self.architecture,
                 fix="Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
             )
 
     def require_plain(self, method: str) -> None:
-        """Raise `UnsupportedError` where a linear layer is of a class of its own."""
+        """Raise `UnsupportedError` where a linear layer is of a subclass, which the method's library does not know."""
         if self.subclassed is not None:
             raise UnsupportedError(
-                f"What makes {method!r} passes over linear layers of a class of their own, as {self.subclassed}",
+                f"The library of {method!r} skips linear layers of a subclass, such as {self.subclassed}",
                 got=self.architecture,
-                fix="Use hqq, which takes them",
+                fix="Use hqq, which supports them",
             )
 
 
@@ -157,7 +157,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     Raises
     ------
     CheckpointError
-        The model is missing, unreadable, not stored as safetensors.
+        The model is missing, unreadable, or not stored as safetensors.
     UnsupportedError
         It is already quantized, or has no linear layers that a method could compress.
     """
@@ -175,7 +175,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     skeleton = _skeleton(config, model, trust_remote_code)
     linear, head, elsewhere = _weights(skeleton)
     if not linear:
-        where = f": its weights lie elsewhere, as in {next(iter(elsewhere))}" if elsewhere else ""
+        where = f": its weights are elsewhere, as in {next(iter(elsewhere))}" if elsewhere else ""
         raise UnsupportedError(f"The model has no linear layers to compress{where}", got=type(skeleton).__name__)
     text_config = config.get_text_config()
     return SourceModel(
@@ -197,7 +197,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
 
 
 def local_folder(model: str) -> Path:
-    """Return the folder of a model; a hub id is downloaded, and what is neither is a `CheckpointError`."""
+    """Return the folder of a model; a hub id is downloaded, anything else is a `CheckpointError`."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -228,7 +228,7 @@ def _config(folder: Path, model: str, trust_remote_code: bool) -> Any:
 
 
 def _skeleton(config: Any, model: str, trust_remote_code: bool) -> Any:
-    """Build the model without memory for its weights."""
+    """Return the model on the meta device, without memory for its weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -240,7 +240,7 @@ def _skeleton(config: Any, model: str, trust_remote_code: bool) -> Any:
 
 
 def _weights(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None, dict[str, int]]:
-    """Return the linear layers, the head's name, and what lies elsewhere, as `SourceModel` has them."""
+    """Return `linear`, `head` and `elsewhere` of `SourceModel`."""
     from torch import nn
 
     output = skeleton.get_output_embeddings()

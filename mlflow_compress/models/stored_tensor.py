@@ -1,4 +1,4 @@
-"""One tensor as a checkpoint stores it, whatever the format of the file."""
+"""Description of one stored tensor, for every file format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint's file.
+    """Type, shape and size of one tensor in a checkpoint's file.
 
     Parameters
     ----------
     dtype : str
         Element type as its format names it ("BF16", "I32", "Q4_0", ...).
     shape : tuple of int
-        Shape as stored, which for a packed weight is not the weight's own.
+        Shape as stored; a packed weight has another shape than the weight itself.
     n_bytes : int
         Bytes of its data.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint really holds, read from its safetensors headers: bytes, element types, hashes."""
+"""Bytes, dtypes and hashes of a checkpoint's weights, read from its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files at the top of a checkpoint (safetensors or GGUF), sorted; none is a `CheckpointError`."""
+    """Return the weight files of a checkpoint (safetensors or GGUF), sorted; `CheckpointError` if there are none."""
     files = architectures.weight_files(folder)
     if not files:
         raise CheckpointError(
@@ -30,7 +30,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Return every stored tensor by name, from the headers alone; a broken file is a `CheckpointError`."""
+    """Return every stored tensor by name, read from the headers; a broken file is a `CheckpointError`."""
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         if path.suffix == ".gguf":
@@ -48,7 +48,7 @@ def _header(path: Path) -> Mapping[str, Any]:
     from huggingface_hub.errors import SafetensorsParsingError
 
     try:
-        with safe_open(path, framework="np"):  # refuses a file whose tensors do not fill it to the last byte
+        with safe_open(path, framework="np"):  # raises an error unless the tensors fill the file to the last byte
             return parse_local_safetensors_file_metadata(path).tensors
     except (OSError, SafetensorError, SafetensorsParsingError) as error:
         raise CheckpointError(
@@ -59,9 +59,9 @@ def _header(path: Path) -> Mapping[str, Any]:
 
 
 def sort_metadata(path: Path) -> None:
-    """Put the metadata in a safetensors file's header in order, so that equal contents are equal bytes.
+    """Sort the metadata in a safetensors file's header, so that equal contents give equal bytes.
 
-    The library writes metadata in the random order of a hash table, and has no option for another.
+    The library writes metadata in the random order of a hash table, and has no option to change that.
     """
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -90,9 +90,9 @@ def total_bytes(tensors: Mapping[str, StoredTensor]) -> int:
 
 
 def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> int:
-    """Return the bytes of everything stored for these layers' weights: packed values, scales, zero points, states.
+    """Return the bytes of all tensors that represent these layers' weights: values, scales, zero points, states.
 
-    Biases are left out: methods leave them as they are.
+    Biases are not counted: no method changes them.
     """
     wanted = set(layers)
     total = 0
@@ -106,7 +106,7 @@ def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) 
 
 
 def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> list[str]:
-    """Return the layers whose weights are stored as plain floats of 16 bits and more."""
+    """Return the layers whose weights are stored as plain floats of at least 16 bits."""
     weights = {layer: tensors.get(f"{layer}.weight") for layer in layers}
     return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
 
@@ -137,7 +137,7 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_weights(folder: Path) -> tuple[dict[str, str], str]:
-    """Return the SHA-256 of each weight file by name, and one over all names and hashes."""
+    """Return the SHA-256 of each weight file by name, and one SHA-256 over all names and hashes."""
     files = {path.name: sha256_file(path) for path in weight_files(folder)}
     joined = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
     return files, hashlib.sha256(joined.encode()).hexdigest()

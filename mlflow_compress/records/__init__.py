@@ -1,8 +1,8 @@
-"""Item-level records: the data that flows from scoring to metrics, columnar in Arrow, Parquet on disk.
+"""Item-level records: the tables that scoring writes and metrics read; Arrow in memory, Parquet on disk.
 
-Single-model records (`Items`, `OptionScores`, `TokenScores`, `Generations`, `Judgments`) look the same for a
-baseline and a variant. Distances (`OptionDistances`, `TokenDistances`) exist for a variant only and compare it, row by
-row, with its baseline. `align` joins two tables on their key and refuses when the keys differ.
+Records of one model (`Items`, `OptionScores`, `TokenScores`, `Generations`, `Judgments`) have the same form for a
+baseline and for a variant. Distances (`OptionDistances`, `TokenDistances`) exist for a variant only, and compare it
+with its baseline row by row. `align` joins two tables on their key, and raises an error where the keys differ.
 """
 
 from mlflow_compress.records.kinds import (

@@ -1,4 +1,4 @@
-"""The kinds of records: what each table holds, its columns and its key."""
+"""The record tables: what each one holds, its columns and its key."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 
 
 class Items(Records):
-    """The questions: one row per item.
+    """The questions, one row per item.
 
-    `family` is a name of `item_families.ITEM_FAMILIES`: "lettered", "lettered_six" (options E and F added),
-    "lettered_orders" (scored in every answer order, lexicographically), "cloze", "last_word", "exact", "ungraded"
-    (scored, but no single option is the right one: only the task's own metrics judge it), or a plug-in's. `rule` says
-    how a prediction is taken: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" and "loglik_per_byte"
-    (the same divided by the option's characters or UTF-8 bytes), "greedy" (the single continuation is what greedy
-    decoding gives), "exact_match" (a generation equals an answer, or the task's own metric says so). `gold` is the
-    index of the right option in the original order (null for "exact_match"; 0 for "greedy"); `prompt` is what the model
-    saw for permutation 0, `question` the question alone.
+    `family` is a name of `item_families.ITEM_FAMILIES`: "lettered", "lettered_six" (options E and F are added),
+    "lettered_orders" (scored in every order of the answers, in lexicographic order), "cloze", "last_word", "exact",
+    "ungraded" (scored, but no single option is correct: only the task's own metrics grade it), or a plug-in's.
+
+    `rule` is how the prediction is made: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" and
+    "loglik_per_byte" (the same divided by the option's characters or UTF-8 bytes), "greedy" (greedy decoding gives the
+    single continuation), or "exact_match" (a generation equals an answer, or the task's own metric accepts it).
+
+    `gold` is the index of the correct option in the original order (null for "exact_match"; 0 for "greedy"). `prompt`
+    is the complete prompt for permutation 0, `question` only the question.
     """
 
     NAME = "items"
@@ -46,11 +48,12 @@ class Items(Records):
 
 
 class OptionScores(Records):
-    """One row per item, permutation and shown option.
+    """One row per (item, permutation, displayed option).
 
-    `permutation` 0 is the original order, 1.. are shuffles; `option` is the shown position (letter index), `content`
-    the original index of what stands there. `loglik` is the summed log-likelihood in nats, `greedy` whether every
-    token of the option is the argmax. `n_chars` and `n_bytes` count the option's text without its leading delimiter.
+    `permutation` 0 is the original order, 1 and above are shuffles. `option` is the displayed position (letter index),
+    `content` the original index of the option at this position. `loglik` is the summed log-likelihood in nats, `greedy`
+    whether every token of the option is the argmax. `n_chars` and `n_bytes` count the option's text without its leading
+    delimiter.
     """
 
     NAME = "option_scores"
@@ -73,9 +76,9 @@ class OptionScores(Records):
 class OptionDistances(Records):
     """Distance of the variant's next-token distributions from the baseline's, averaged over an option's tokens.
 
-    Keyed as `OptionScores`. `kl` = mean KL(P_b || P_q) in nats, `kl_reverse` = mean KL(P_q || P_b), `js` =
+    The key is that of `OptionScores`. `kl` = mean KL(P_b || P_q) in nats, `kl_reverse` = mean KL(P_q || P_b), `js` =
     Jensen-Shannon divergence in nats, `tv` = total variation in [0, 1], `same_top` = share of tokens with equal argmax,
-    `top10` = share common to both sets of the ten most probable tokens, `rbo10` = rank-biased overlap of these.
+    `top10` = share of the ten most probable tokens that both models have, `rbo10` = rank-biased overlap of these ten.
     """
 
     NAME = "option_distances"
@@ -97,7 +100,7 @@ class OptionDistances(Records):
 
 
 class TokenScores(Records):
-    """One row per scored token of a corpus: `item_id` is the window, `position` the token's index in it.
+    """One row per scored corpus token. `item_id` is the window, `position` the token's index in it.
 
     `nll` is in nats, `p_target` the target's probability, `argmax` the most probable token, `entropy` in nats.
     """
@@ -118,7 +121,7 @@ class TokenScores(Records):
 
 
 class TokenDistances(Records):
-    """Distance of variant from baseline at each scored corpus token; columns as in `OptionDistances`."""
+    """Distance of the variant from the baseline, one row per scored corpus token; columns as in `OptionDistances`."""
 
     NAME = "token_distances"
     KEY = TokenScores.KEY
@@ -138,9 +141,9 @@ class TokenDistances(Records):
 
 
 class Generations(Records):
-    """Generated text: one row per item, conversation turn (0, 1) and sample; `text` is without the prompt.
+    """Generated text, one row per (item, conversation turn, sample); turns are 0 and 1. `text` excludes the prompt.
 
-    `correct` is what the task's own metric says of an answer, null where the item's `answers` decide or nobody does.
+    `correct` is the grade of the task's own metric. It is null where the item's `answers` decide, or nothing does.
     """
 
     NAME = "generations"
@@ -159,7 +162,7 @@ class Generations(Records):
 
 
 class Judgments(Records):
-    """A judge's rating of one answer: `score` in 1..10, null where no rating could be read after the retries."""
+    """A judge's rating of one answer: `score` from 1 to 10, or null where no rating could be read after the retries."""
 
     NAME = "judgments"
     KEY = ("task", "item_id", "turn", "repeat")
@@ -178,7 +181,7 @@ class Judgments(Records):
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Everything that one evaluated model left behind; a field is None where that part was not run."""
+    """All records of one evaluated model; a field is None where that part was not run."""
 
     items: Items | None = None
     option_scores: OptionScores | None = None
@@ -189,20 +192,20 @@ class RunRecords:
     judgments: Judgments | None = None
 
     def write(self, folder: Path) -> list[Path]:
-        """Write every part that is there as Parquet and return the paths."""
+        """Write every table that exists as Parquet, and return the paths."""
         return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]
 
     @classmethod
     def read(cls, folder: Path) -> RunRecords:
-        """Read every part that is there; a folder with none is a `DataError`."""
+        """Read every table that exists; a folder without any is a `DataError`."""
         kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
-        found: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
-        if not found:
+        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
+        if not tables:
             raise DataError("No records in the folder", got=str(folder))
-        return cls(**found)
+        return cls(**tables)
 
 
 def columns_hash() -> str:
-    """Return a digest of every table's columns: records that were stored under another one cannot be read."""
+    """Return a digest of all tables' columns; records that were stored under another digest cannot be read."""
     kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
     return hashlib.sha256("\n".join(f"{k.NAME} {k.SCHEMA.to_string()}" for k in kinds).encode()).hexdigest()[:16]

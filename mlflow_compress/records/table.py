@@ -17,7 +17,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 
 @dataclass(frozen=True)
 class Records:
-    """A table with a fixed schema and a unique key; every subclass states both.
+    """A table with a fixed schema and a unique key; every subclass defines both.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Records:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> Self:
-        """Build records from one array or list a column, cast to the schema."""
+        """Build records from one array or list per column, cast to the schema."""
         missing = [name for name in cls.SCHEMA.names if name not in columns]
         if missing:
             raise DataError(f"{cls.NAME} records lack columns", got=missing)
@@ -48,7 +48,7 @@ class Records:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Build records from one mapping a row."""
+        """Build records from one mapping per row."""
         return cls(pa.Table.from_pylist(list(rows), schema=cls.SCHEMA))
 
     @classmethod
@@ -116,7 +116,7 @@ def align(baseline: Records, variant: Records) -> np.ndarray[Any, Any]:
     Returns
     -------
     numpy.ndarray of int, shape (n_rows,)
-        `variant.table.take(result)` stands in the order of `baseline`.
+        `variant.table.take(result)` has the order of `baseline`.
 
     Raises
     ------

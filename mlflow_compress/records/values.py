@@ -1,4 +1,4 @@
-"""Single values that travel beside the tables: what is asked of the scorer, and one computed metric."""
+"""Single values that are not tables: a scoring request, and the result of a metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One continuation to score after one context: what tasks ask and scoring answers.
+    """One continuation to score after one context; tasks make requests, and scoring answers them.
 
     `permutation`, `option` and `content` are as in `OptionScores`; `continuation` carries its leading delimiter
     (" A"), `n_chars` and `n_bytes` count the option's text without it.
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """One number with what is needed to believe it.
+    """One metric value with its interval and sample size.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class MetricResult:
     n_unscored : int
         Items left out because they have no prediction; never counted as wrong.
     task, category : str or None
-        The part it is about; None means pooled.
+        The task and category it was computed on; None means pooled.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What plain transformers must be told to load a checkpoint: model classes and formats of our own, and GGUF files."""
+"""Arguments with which transformers loads every checkpoint, including our own classes and formats, and GGUF files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mlflow_compress.models.architectures import bnb_4bit, gptq_awq
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 
 GGUF_NATIVE = "native_gguf"
-"""What the ``config.json`` of a GGUF checkpoint says true of where llama.cpp is to compute it."""
+"""Flag in the ``config.json`` of a GGUF checkpoint; true where llama.cpp computes the logits."""
 
 OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
-"""What our checkpoints name as ``quant_method`` in their configuration; a module here is behind each."""
+"""Values of ``quant_method`` in our own checkpoints; each has a module of this name here."""
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files at the top of a checkpoint, sorted: safetensors, or GGUF where there are none.
 
-    A GGUF file by itself is a checkpoint too.
+    A single GGUF file is a checkpoint too.
     """
     if folder.suffix == ".gguf" and folder.is_file():
         return [folder]
@@ -32,15 +32,15 @@ def weight_files(folder: Path) -> list[Path]:
 def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """Return the arguments of `AutoModelForCausalLM.from_pretrained` that a checkpoint's files ask for.
 
-    Our own model classes and formats become known to transformers on the way. A GGUF file takes its configuration from
-    the ``config.json`` beside it, which says more than the file; its weights are expanded to plain floats, or, where
-    that says so, llama.cpp itself computes (`native_gguf`). GPTQ and AWQ files ask for the plain kernel, whose layers
-    `expand` then replaces, as it does with bitsandbytes' on a CPU.
+    Where needed, this also registers our own model classes and formats with transformers. The configuration of a GGUF
+    file is the ``config.json`` next to it, which is more complete than the file. Its weights are expanded to floats; if
+    the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ files use the
+    plain torch kernel, whose layers `expand` then replaces, as it does with those of bitsandbytes on a CPU.
 
     Raises
     ------
     MissingDependencyError
-        The checkpoint is a GPTQ or AWQ file or for llama.cpp to compute, and the extra that does it is not installed.
+        The checkpoint needs an extra that is not installed: it is a GPTQ or AWQ file, or llama.cpp computes it.
     """
     folder = Path(folder)
     settings = _settings(folder)
@@ -67,9 +67,9 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
 
 
 def attention(folder: Path) -> str | None:
-    """Return the attention kernel that a model folder asks for, as transformers names it; None leaves it its choice.
+    """Return transformers' name of the attention implementation that a model needs; None: transformers chooses.
 
-    Soft-capped attention is silently dropped by sdpa (transformers 5.17): such models run eager.
+    sdpa silently ignores soft-capping (transformers 5.17), so soft-capped models run with "eager".
     """
     settings = _settings(Path(folder))
     nested = [settings, settings.get("text_config") or {}]
@@ -77,45 +77,46 @@ def attention(folder: Path) -> str | None:
 
 
 def quant_method(folder: Path) -> str | None:
-    """Return the format of a checkpoint's quantized weights as its ``config.json`` names it; None for plain weights."""
+    """Return the ``quant_method`` in a checkpoint's ``config.json``; None for weights that are not quantized."""
     method = (_settings(Path(folder)).get("quantization_config") or {}).get("quant_method")
     return str(method) if method else None
 
 
 def is_native_gguf(folder: Path) -> bool:
-    """Return whether llama.cpp itself computes this checkpoint."""
+    """Return whether llama.cpp computes this checkpoint's logits."""
     return bool(_settings(Path(folder)).get(GGUF_NATIVE))
 
 
 def expand(model: Any) -> None:
-    """Replace packed layers, whose kernels would round activations as the processor decides, by plain linear ones.
+    """Replace packed layers by plain linear layers with the dequantized weights.
 
-    These are GPTQ's and AWQ's, and on a CPU those of bitsandbytes with 4 bits. The new ones hold what the file means.
+    This concerns GPTQ and AWQ layers, and 4-bit bitsandbytes layers on a CPU. Their own kernels round activations in a
+    way that depends on the processor.
     """
     gptq_awq.expand(model)
     bnb_4bit.expand(model)
 
 
 def require_complete(info: Mapping[str, Any], folder: Path) -> None:
-    """Raise `CheckpointError` where a checkpoint leaves parameters without values: transformers makes up random ones.
+    """Raise `CheckpointError` where a checkpoint has no values for some parameters: transformers makes them random.
 
     Parameters
     ----------
     info : mapping
-        What `from_pretrained` says with ``output_loading_info=True``.
+        Returned by `from_pretrained` with ``output_loading_info=True``.
     folder : Path
         The checkpoint, for the message.
     """
     broken = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if broken:
         raise CheckpointError(
-            f"The checkpoint leaves {len(broken)} parameters of the model without values",
+            f"The checkpoint has no values for {len(broken)} parameters of the model",
             got=f"{', '.join(broken[:3])} in {folder}",
         )
 
 
 def register_formats() -> None:
-    """Make transformers' loader know our own formats; a second call changes nothing."""
+    """Register our own formats with transformers' loader; a second call changes nothing."""
     from transformers.quantizers import auto
 
     from mlflow_compress.models.architectures.hqq_packed import HqqPackedConfig, HqqPackedQuantizer
@@ -134,7 +135,7 @@ def register_formats() -> None:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return ``config.json``; a folder without a readable one is left for the loader to complain about."""
+    """Return ``config.json`` as a dictionary; empty where it cannot be read, which the loader reports later."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,9 @@
-"""bitsandbytes' 4-bit layers on a CPU: computed from the values that they stand for.
+"""4-bit bitsandbytes layers on a CPU, computed with their dequantized weights.
 
-bitsandbytes 0.50 has two kernels for them there. Which one runs depends on the processor, and the one for AVX512-BF16
-rounds activations to bfloat16, stops at some shapes, and was seen to die with SIGFPE; when it is imported it asks a hub
-for a third. So layers on a CPU are expanded to plain ones, as `gptq_awq` does. Layers on a GPU stay as they are.
+bitsandbytes 0.50 has two CPU kernels for these layers, and the processor decides which one runs. The AVX512-BF16 kernel
+rounds activations to bfloat16, fails for some shapes, and has crashed with SIGFPE. On import, bitsandbytes also looks
+for a third kernel on a hub. So layers on a CPU are expanded to plain ones, as in `gptq_awq`. Layers on a GPU stay as
+they are.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ QUANT_METHOD = "bitsandbytes"
 
 
 def import_offline() -> None:
-    """Import bitsandbytes, where it is installed, without its search for a kernel on a hub (and the warning about it).
+    """Import bitsandbytes, if it is installed, without its search for a kernel on a hub and the warning about it.
 
-    Later imports find it loaded. Nothing happens when it is loaded already.
+    Later imports use the loaded package. If it is already loaded, nothing happens.
     """
     if "bitsandbytes" in sys.modules or importlib.util.find_spec("bitsandbytes") is None:
         return
@@ -34,12 +35,11 @@ def import_offline() -> None:
 
 
 def expand(model: Any) -> None:
-    """Replace each 4-bit layer on a CPU by a plain one with the weights that it stands for, in the model's own type.
+    """Replace each 4-bit layer on a CPU by a plain one with its dequantized weights, in the model's dtype.
 
-    Other layers, and models without such layers, stay as they are. Save a model before: what is expanded is not stored
-    in 4 bits.
+    Everything else stays as it is. Save a model before: expanded layers are not stored in 4 bits.
     """
-    if "bitsandbytes" not in sys.modules:  # whose layers would have brought it in
+    if "bitsandbytes" not in sys.modules:  # a model with such layers has imported it
         return
     from bitsandbytes.nn import Linear4bit
     from torch import nn
@@ -54,10 +54,10 @@ def expand(model: Any) -> None:
 
 
 def values(weight: Any) -> torch.Tensor:
-    """Return what a 4-bit weight stands for: ``code[level] * scale``, one float32 product per value.
+    """Return a dequantized 4-bit weight: ``code[level] * scale``, one float32 product per value.
 
-    Computed here in torch, since bitsandbytes' own function depends on the processor: with AVX-512 it was seen to give
-    wrong values where a row is shorter than a block (48 and 64), and for odd row lengths it compiles a kernel first.
+    Computed here in torch, because bitsandbytes' own function depends on the processor. With AVX-512 it gave wrong
+    values where a row is shorter than a block (48 and 64), and for odd row lengths it first compiles a kernel.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def values(weight: Any) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        Rounded to the type from which it was quantized, shape (out_features, in_features).
+        In the dtype from which it was quantized, shape (out_features, in_features).
     """
     import torch
 
@@ -78,23 +78,23 @@ def values(weight: Any) -> torch.Tensor:
     scales = state.absmax
     if state.nested:
         inner = state.state2
-        scales = _by_blocks(inner.code.float()[scales.long()], inner.absmax, inner.blocksize) + state.offset
-    found = _by_blocks(state.code.float()[levels.long()], scales, state.blocksize)
+        scales = _scale_blocks(inner.code.float()[scales.long()], inner.absmax, inner.blocksize) + state.offset
+    found = _scale_blocks(state.code.float()[levels.long()], scales, state.blocksize)
     return found.reshape(state.shape).to(state.dtype)
 
 
-def _by_blocks(numbers: torch.Tensor, scales: torch.Tensor, blocksize: int) -> torch.Tensor:
-    """Return the flat `numbers` times the scale of their block of `blocksize` neighbours; the last may be shorter."""
+def _scale_blocks(numbers: torch.Tensor, scales: torch.Tensor, blocksize: int) -> torch.Tensor:
+    """Return the flat `numbers`, each times the scale of its block of `blocksize`; the last block may be shorter."""
     return numbers * scales.float().repeat_interleave(blocksize)[: len(numbers)]
 
 
 @contextlib.contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """Within this block, importing a package fails as if it were not installed."""
+    """Within this block, importing the package fails as if it were not installed."""
     loaded = {name: module for name, module in sys.modules.items() if name.split(".")[0] == package}
     for name in loaded:
         del sys.modules[name]
-    sys.modules[package] = None  # type: ignore[assignment]  # how Python marks a name that cannot be imported
+    sys.modules[package] = None  # type: ignore[assignment]  # Python's mark for a module that cannot be imported
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def _hidden(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Within this block, a logger says nothing."""
+    """Within this block, the logger is disabled."""
     muted = logging.getLogger(logger)
     before, muted.disabled = muted.disabled, True
     try:

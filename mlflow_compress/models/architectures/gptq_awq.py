@@ -1,8 +1,8 @@
-"""GPTQ and AWQ files as hubs hold them (GPTQModel's, AutoGPTQ's, AutoAWQ's): read by gptqmodel, then expanded.
+"""GPTQ and AWQ files (of GPTQModel, AutoGPTQ or AutoAWQ): read by gptqmodel, then dequantized.
 
-On its own, transformers computes with whichever kernel gptqmodel likes best on a device, and most of them round
-activations to 16 bits. We ask for the plain torch kernel and expand each layer to the floats that the file means, so
-that what is measured is the checkpoint, on every device.
+By default, transformers uses the kernel that gptqmodel prefers on a device, and most of these kernels round activations
+to 16 bits. We request the plain torch kernel and replace each layer by its dequantized weights. So the checkpoint
+itself is measured, and not a kernel, on every device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 KERNELS = {"gptq": "torch", "awq": "torch_awq"}
-"""The plain kernel of each ``quant_method`` that is read here, as transformers names it."""
+"""Transformers' name of the plain kernel, by ``quant_method``."""
 
 EXTRA = "gptqmodel"
 PACKAGES = ("gptqmodel", "optimum")
@@ -36,7 +36,7 @@ def require_packages(folder: Path) -> None:
 
 
 def loading_options(folder: Path, quant_method: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that choose the plain kernel; of other formats there are none."""
+    """Return the arguments of `from_pretrained` that choose the plain kernel; empty for other formats."""
     if quant_method not in KERNELS:
         return {}
     require_packages(folder)
@@ -48,11 +48,11 @@ def loading_options(folder: Path, quant_method: str | None, *, trust_remote_code
 
 
 def expand(model: Any) -> None:
-    """Replace each packed layer by a plain one with the weights that it stands for, in the model's own type.
+    """Replace each packed layer by a plain one with its dequantized weights, in the model's dtype.
 
     A weight is ``scale * (level - zero)``, multiplied in float32 from the stored scale. Other models stay as they are.
     """
-    if "gptqmodel" not in sys.modules:  # whose layers would have brought it in; importing it patches transformers
+    if "gptqmodel" not in sys.modules:  # a model with such layers has imported it; importing it patches transformers
         return
     from gptqmodel.nn_modules.qlinear import BaseQuantLinear
     from torch import nn
@@ -80,10 +80,10 @@ def _weight(packed: Any) -> torch.Tensor:
         weight = dequantize_gemm(packed.qweight, packed.qzeros, scales, packed.bits, packed.group_size)
     else:
         assert type(packed) is TorchLinear, type(packed)
-        if packed.qzero_format() == 1:  # zero points less one, as in files; the loader has added it already
+        if packed.qzero_format() == 1:  # zero points minus one, as in files; the loader has already added one
             convert_gptq_v1_to_v2_format_module(packed, packed.bits, packed.pack_dtype)
         packed.scales = scales
-        weight = TorchLinear.dequantize_weight(packed)  # of the class: the instance's own would be compiled first
+        weight = TorchLinear.dequantize_weight(packed)  # the class's function: the instance's would be compiled first
     weight = weight.detach().T.contiguous()
     assert isinstance(weight, torch.Tensor)
     return weight

@@ -1,8 +1,8 @@
-"""Weights as HQQ leaves them: packed integers, with a scale and a zero point in float16 for each group of a row.
+"""File format for HQQ weights: packed integers, with a float16 scale and zero point for each group of a row.
 
-The ``hqq`` package saves pickles, and transformers 5.17 can no longer read its safetensors; compressed-tensors has
-integer zero points only, where HQQ's lie between the integers. So the format is our own, through transformers'
-registry of quantization formats.
+The ``hqq`` package saves pickles, and transformers 5.17 can no longer read its safetensors. compressed-tensors has only
+integer zero points, and those of HQQ are not integers. So the format is our own, registered in transformers' table of
+quantization formats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("weight_packed", "weight_scale", "weight_zero")
 
 
 def pack(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
-    """Return what is stored for one layer, by the names in `PARTS`.
+    """Return the stored tensors of one layer, by the names in `PARTS`.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def pack(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: in
     scale, zero : torch.Tensor
         Shape (out_features, groups); rounded to float16.
     bits : int
-        1 to 8; 32 neighbours of a row take `bits` words of 32 bits.
+        1 to 8; 32 neighbouring values of a row take `bits` words of 32 bits.
     """
     signed = (levels.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
     return dict(zip(PARTS, (pack_to_int32(signed, bits), scale.half(), zero.half()), strict=True))
@@ -47,15 +47,15 @@ def unpack(stored: dict[str, torch.Tensor], bits: int, in_features: int) -> torc
 
 
 class HqqPackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The part of ``config.json`` that says how weights are packed."""
+    """The quantization settings in ``config.json``."""
 
     def __init__(self, bits: int, **kwargs: Any) -> None:
         super().__init__(QUANT_METHOD)
         self.bits = bits
 
 
-class Unpack(ConversionOps):  # type: ignore[misc]
-    """Expand one layer's weight while transformers loads it."""
+class UnpackHqq(ConversionOps):  # type: ignore[misc]
+    """Unpacks one layer's weight while transformers loads it."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -63,16 +63,16 @@ class Unpack(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **kwargs: Any
     ) -> dict[str, torch.Tensor]:
-        """Return the weight in the type that the model is loaded in."""
+        """Return the weight in the dtype that the model is loaded in."""
         stored = {name.rstrip("$"): value[0] for name, value in input_dict.items()}
         expected = model.get_parameter(full_layer_name)
         return {full_layer_name: unpack(stored, self.bits, expected.shape[1]).to(expected.dtype)}
 
 
 class HqqPackedQuantizer(OwnFormat):
-    """Loads packed weights into plain linear layers; what is loaded can be computed with, but not saved again."""
+    """Loads packed weights into plain linear layers; a loaded model can compute, but not be saved again."""
 
     def get_weight_conversions(self) -> list[Any]:
-        """Return the one conversion: three stored tensors make a weight."""
+        """Return the only conversion: from three stored tensors to one weight."""
         bits = self.quantization_config.bits
-        return [WeightConverter([f"{part}$" for part in PARTS], "weight", [Unpack(bits)])]
+        return [WeightConverter([f"{part}$" for part in PARTS], "weight", [UnpackHqq(bits)])]

@@ -1,11 +1,11 @@
-"""The process in which llama.cpp computes: ``python llama_cpp_worker.py FILE THREADS``, asked on its standard input.
+"""Worker process in which llama.cpp computes logits: ``python llama_cpp_worker.py FILE THREADS``.
 
-A process of its own, because llama.cpp and torch bring two OpenMP runtimes, and llama.cpp ends its process where it
-meets something unforeseen. Nothing of this package is imported here.
+It is a separate process because llama.cpp and torch have two OpenMP runtimes, and because llama.cpp aborts its process
+on unexpected errors. Nothing of this package is imported here.
 
-The first line that it writes is ``{"vocabulary": n}``. A question is a line of JSON with `sequences` (token ids),
-`wanted` (positions of each, rising) and `reuse`; the answer a line ``{"rows": k}`` and k * n float32 logits. What goes
-wrong is answered by ``{"error": "..."}``.
+Protocol: the first line of output is ``{"vocabulary": n}``. A request is one line of JSON on standard input, with
+`sequences` (token ids), `wanted` (ascending positions in each) and `reuse`. The answer is a line ``{"rows": k}``,
+followed by k * n float32 logits, or a line ``{"error": "..."}``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-BATCH = 2048  # tokens handed over at once
-CELLS = 512  # tokens that a cache holds at first
-SLOTS = 256  # sequences that llama.cpp keeps at once
+BATCH = 2048  # tokens per call
+CELLS = 512  # initial size of a cache, in tokens
+SLOTS = 256  # most sequences at a time
 ERROR = 4  # of ggml_log_level
 
 
 class LlamaCppError(Exception):
-    """llama.cpp said no."""
+    """llama.cpp reported an error."""
 
 
 class Engine:
-    """A GGUF file on the CPU with llama.cpp's defaults: caches of 16-bit floats, attention as it chooses."""
+    """A GGUF file on the CPU, with llama.cpp's defaults: 16-bit caches, and the attention that it chooses."""
 
     def __init__(self, file: str, threads: int) -> None:
         self.messages: list[str] = []
-        self._log = llama_cpp.llama_log_callback(self._listen)  # kept: llama.cpp holds a pointer only
+        self._log = llama_cpp.llama_log_callback(
+            self._listen
+        )  # a reference must remain: llama.cpp holds only a pointer
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         settings = llama_cpp.llama_model_default_params()
@@ -49,8 +51,8 @@ class Engine:
     def logits(self, sequences: list[list[int]], wanted: list[list[int]], *, reuse: bool) -> Any:
         """Return logits at the wanted positions, sequence after sequence, float32 of shape (k, vocabulary).
 
-        Each sequence is decoded alone, from an empty cache. With `reuse` they are decoded side by side, and what
-        sequence i begins with is taken from the cache of the last question's sequence i, as in any generation.
+        Each sequence is decoded on its own, from an empty cache. With `reuse` they are decoded together, and the prefix
+        that sequence i shares with sequence i of the last request is taken from the cache, as in generation.
         """
         at_once = min(len(sequences), SLOTS) if reuse else 1
         self._make_room(at_once, max(map(len, sequences)))
@@ -69,7 +71,7 @@ class Engine:
         return np.concatenate(out)
 
     def _make_room(self, slots: int, length: int) -> None:
-        """Make a context whose caches hold so many sequences of such a length; an old one and what it held are lost."""
+        """Make a context with caches for this many sequences of this length; free the old one if it is too small."""
         if slots == self.slots and length <= self.cells:
             return
         while self.cells < length:
@@ -112,7 +114,7 @@ class Engine:
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    """Return how many ids two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     for i, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return i
@@ -120,7 +122,7 @@ def _shared(one: list[int], other: list[int]) -> int:
 
 
 def main() -> int:
-    """Answer until the standard input ends."""
+    """Answer requests until the standard input ends."""
     out = sys.stdout.buffer
 
     def say(**answer: Any) -> None:

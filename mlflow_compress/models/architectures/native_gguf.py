@@ -1,4 +1,4 @@
-"""A GGUF checkpoint whose logits llama.cpp itself computes, behind the interface of a transformers model."""
+"""A GGUF checkpoint whose logits llama.cpp computes, with the interface of a transformers model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 
 @strict
 class NativeGgufConfig(PreTrainedConfig):  # type: ignore[misc]
-    """What scoring and generation ask a configuration; everything else is in the file."""
+    """The settings that scoring and generation read; everything else is in the GGUF file."""
 
     model_type = GGUF_NATIVE
     vocab_size: int = 0
@@ -37,18 +37,18 @@ class NativeGgufConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """Logits by llama.cpp on the CPU: activations rounded to 8 bits in quantized products, keys and values in 16 bits.
+    """Logits of llama.cpp on the CPU: activations rounded to 8 bits in quantized products, keys and values in 16 bits.
 
-    All is as llama.cpp's own programs have it by default, its fast attention too, where it offers that.
-    There are no weights here: llama.cpp maps the file into a process of its own, which ends with this object. Every row
-    of a batch is decoded as a sequence of its own, without its padding.
+    All settings are the defaults of llama.cpp's own programs, including flash attention where it is available. This
+    object holds no weights: llama.cpp maps the file into a separate process, which ends with this object. Every row of
+    a batch is decoded as a sequence of its own, without its padding.
     """
 
     config_class = NativeGgufConfig
 
     def __init__(self, config: NativeGgufConfig, file: Path) -> None:
         super().__init__(config)
-        self.place = nn.Embedding(1, 1)  # says where ids have to lie and of what type the logits are
+        self.place = nn.Embedding(1, 1)  # gives device and dtype
         self.engine = _Engine(file)
         self._grows = False
         if self.engine.vocabulary != config.vocab_size:
@@ -60,13 +60,13 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
 
     @classmethod
     def from_pretrained(cls, folder: Any, *, config: Any, output_loading_info: bool = False, **_: Any) -> Any:
-        """Open a checkpoint's file; where to place which type of weights is not asked, llama.cpp has its own answer."""
+        """Open a checkpoint's file. Device and dtype arguments are ignored: llama.cpp has its own."""
         model = cls(config, next(iter(sorted(Path(folder).glob("*.gguf"))))).eval()
         model.name_or_path = config.name_or_path = str(folder)
         return (model, {"missing_keys": set(), "mismatched_keys": set()}) if output_loading_info else model
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return a stand-in that says where ids have to lie."""
+        """Return a placeholder on the device that token ids must be on."""
         return self.place
 
     def get_output_embeddings(self) -> None:
@@ -85,11 +85,11 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
         Parameters
         ----------
         input_ids, attention_mask : torch.Tensor
-            Shape (rows, tokens); the mask's zeros stand at a row's beginning or end.
+            Shape (rows, tokens); zeros of the mask are at the beginning or end of a row.
         past_key_values : None
-            Anything else is a `NotImplementedError`: llama.cpp keeps its caches itself.
+            Anything else is a `NotImplementedError`: llama.cpp manages its caches itself.
         logits_to_keep : int
-            Only so many last positions, 0 for all.
+            Number of last positions to return; 0 for all.
         """
         if past_key_values is not None or (attention_mask is not None and attention_mask.ndim != 2):
             raise NotImplementedError("llama.cpp keeps its caches itself and takes no mask")
@@ -110,7 +110,7 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
         return self.engine.logits(sequences, rows, reuse=False)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with llama.cpp's caches: it is given whole rows, and knows their past."""
+        """Generate with transformers' search and llama.cpp's caches, which recognise the prefix of each row."""
         self._grows = True
         try:
             return super().generate(*args, **{**kwargs, "use_cache": False})
@@ -119,7 +119,7 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
 
 
 class _Engine:
-    """The process of `llama_cpp_worker`, and what is asked of it."""
+    """Client of the worker process `llama_cpp_worker`."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._busy = str(file), False
@@ -134,28 +134,28 @@ class _Engine:
         """Return the logits at the wanted positions of each sequence, float32, shape (k, vocabulary)."""
         question = {"sequences": [s.tolist() for s in sequences], "wanted": [w.tolist() for w in wanted]}
         assert self._process.stdin is not None and self._process.stdout is not None
-        if self._busy:  # what comes next would be the answer to another question
+        if self._busy:  # the next output would be the answer to an earlier request
             raise CheckpointError("llama.cpp was interrupted while it answered", fix="Load the checkpoint again")
         self._busy = True
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
+        with contextlib.suppress(BrokenPipeError):  # the answer gives the reason
             self._process.stdin.write(json.dumps({**question, "reuse": reuse}).encode() + b"\n")
             self._process.stdin.flush()
         out = torch.empty((self._answer()["rows"], self.vocabulary))
         if self._process.stdout.readinto(out.numpy().reshape(-1).data) != out.nbytes:  # type: ignore[attr-defined]
-            raise CheckpointError(f"llama.cpp {self._last_words()}", got=self._file)
+            raise CheckpointError(f"llama.cpp {self._exit_reason()}", got=self._file)
         self._busy = False
         return out
 
     def _answer(self) -> dict[str, Any]:
-        """Return the next line of the process; an error or its end is a `CheckpointError`."""
+        """Return the next line of the process; an error, or its end, is a `CheckpointError`."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._exit_reason()}
         if "error" in answer:
             raise CheckpointError(f"llama.cpp {answer['error']}", got=self._file)
         return answer
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -163,7 +163,7 @@ class _Engine:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process: it stops where its questions do."""
+    """End the process by closing its input."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -182,7 +182,7 @@ def require_package(folder: Path) -> None:
 
 
 def loading_options(folder: Path) -> dict[str, Any]:
-    """Return the arguments of `AutoModelForCausalLM.from_pretrained` that let llama.cpp compute a checkpoint."""
+    """Return the arguments of `AutoModelForCausalLM.from_pretrained` for a checkpoint that llama.cpp computes."""
     require_package(folder)
     AutoConfig.register(GGUF_NATIVE, NativeGgufConfig, exist_ok=True)
     AutoModelForCausalLM.register(NativeGgufConfig, NativeGgufForCausalLM, exist_ok=True)
@@ -199,5 +199,5 @@ def loading_options(folder: Path) -> dict[str, Any]:
 
 
 def open_native(folder: Path) -> Any:
-    """Open a checkpoint as any user of it does."""
+    """Open a checkpoint with transformers."""
     return AutoModelForCausalLM.from_pretrained(folder, **loading_options(folder))

@@ -1,4 +1,4 @@
-"""A model whose logits carry Gaussian noise: a control, stored as the base with a note in its configuration."""
+"""A model with Gaussian noise on its logits: a control, stored as the base model with an entry in its configuration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KEY_ENTRIES = 8
 class NoisyHead(nn.Linear):
     """A head that adds independent ``N(0, scale^2)`` to every logit of every position.
 
-    The noise belongs to the position's hidden state: a generator is seeded with `seed` and eight of its entries in
-    bfloat16. So the model stays a function of its input, a text scored twice gets the same noise, and rounding errors
-    of another batch composition rarely reach it (some 0.2 % of positions then get another draw).
+    The noise depends on the position's hidden state: a generator is seeded with `seed` and eight entries of the state
+    in bfloat16. So a text that is scored twice gets the same noise. The rounding of another batch composition rarely
+    changes it (about 0.2 % of positions then get another draw).
     """
 
     def __init__(self, head: nn.Linear, scale: float, seed: int) -> None:
@@ -40,12 +40,12 @@ class NoisyHead(nn.Linear):
 
 
 def add_noise(model: Any, scale: float, seed: int) -> None:
-    """Put a `NoisyHead` in the place of the model's head."""
+    """Replace the model's head by a `NoisyHead`."""
     model.set_output_embeddings(NoisyHead(model.get_output_embeddings(), scale, seed))
 
 
 class NoisyLogitsConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The part of ``config.json`` that asks for noise."""
+    """The noise settings in ``config.json``."""
 
     def __init__(self, scale: float, seed: int, **kwargs: Any) -> None:
         super().__init__(QUANT_METHOD)
@@ -53,7 +53,7 @@ class NoisyLogitsConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class NoisyLogitsQuantizer(OwnFormat):
-    """Transformers' hook after loading, where the noise is put in; nothing is quantized."""
+    """Transformers' hook after loading, which adds the noise; nothing is quantized."""
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         add_noise(model, self.quantization_config.scale, self.quantization_config.seed)

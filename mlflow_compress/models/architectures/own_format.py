@@ -1,4 +1,4 @@
-"""What the loaders of our own formats have in common."""
+"""Common base of the loaders of our own formats."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from transformers.quantizers import HfQuantizer
 
 
 class OwnFormat(HfQuantizer):  # type: ignore[misc]
-    """Transformers' hook while and after loading: such a model can be computed with, but not saved again or trained."""
+    """Transformers' hook during and after loading; a loaded model can compute, but not be saved again or trained."""
 
     def is_serializable(self) -> bool:
-        """Return False: the method that made a checkpoint wrote it, and what is loaded is not what is stored."""
+        """Return False: the loaded weights are not the stored ones."""
         return False
 
     @property

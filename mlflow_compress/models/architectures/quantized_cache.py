@@ -1,4 +1,4 @@
-"""A model whose attention reads rounded keys and values, stored as the base with a note in its configuration."""
+"""A model whose attention reads rounded keys and values; stored as the base with an entry in its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ QUANT_METHOD = "quantized_cache"
 
 
 def rounded(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Round every group of neighbours in a head to ``2^bits`` evenly spaced values from its least to its greatest.
+    """Return the vectors with every group of neighbours in a head rounded to ``2^bits`` evenly spaced values.
+
+    The values range from the smallest to the largest number of the group.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ def rounded(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 
 
 def quantize_cache(model: Any, bits: int, group: int) -> None:
-    """Let every attention layer read rounded keys (after their rotation) and values.
+    """Make every attention layer read rounded keys (after their rotation) and values.
 
     Raises
     ------
@@ -61,7 +63,7 @@ def quantize_cache(model: Any, bits: int, group: int) -> None:
 
 
 class QuantizedCacheConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The part of ``config.json`` that asks for rounding."""
+    """The rounding settings in ``config.json``."""
 
     def __init__(self, cache_bits: int, cache_group: int, **kwargs: Any) -> None:
         super().__init__(QUANT_METHOD)
@@ -69,7 +71,7 @@ class QuantizedCacheConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class QuantizedCacheQuantizer(OwnFormat):
-    """Transformers' hook after loading, where attention is told to round; the weights are not quantized."""
+    """Transformers' hook after loading, which makes attention round; the weights are not quantized."""
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         quantize_cache(model, self.quantization_config.cache_bits, self.quantization_config.cache_group)

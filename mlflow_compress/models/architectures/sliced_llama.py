@@ -1,4 +1,4 @@
-"""Llama with a residual stream that is rotated and cut between its blocks: what SliceGPT makes."""
+"""Llama with a rotated and narrower residual stream between its blocks: the architecture that SliceGPT makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 @strict
 class SlicedLlamaConfig(LlamaConfig):  # type: ignore[misc]
-    """Llama's configuration, with the width that is left of the residual stream.
+    """Llama's configuration, and the width of the sliced residual stream.
 
     ``hidden_size`` stays the original width: the norms divide by it, and the head reads it.
     """
@@ -24,7 +24,7 @@ class SlicedLlamaConfig(LlamaConfig):  # type: ignore[misc]
 
 
 class ScalelessRMSNorm(nn.Module):
-    """``x / sqrt(sum(x^2) / full_size + eps)``: the norm of the uncut vector, its scale moved into the next layers."""
+    """``x / sqrt(sum(x^2) / full_size + eps)``: RMSNorm of the original width; its scale is in the next layers."""
 
     def __init__(self, full_size: int, eps: float) -> None:
         super().__init__()
@@ -38,9 +38,9 @@ class ScalelessRMSNorm(nn.Module):
 
 
 class SlicedLlamaDecoderLayer(LlamaDecoderLayer):  # type: ignore[misc]
-    """A Llama layer on `sliced_size` channels whose two residual connections pass through a matrix each.
+    """A Llama layer on `sliced_size` channels; each of its two residual connections has a matrix.
 
-    The last layer gives the full width back.
+    The last layer returns the original width.
     """
 
     def __init__(self, config: SlicedLlamaConfig, layer_idx: int) -> None:
@@ -58,7 +58,7 @@ class SlicedLlamaDecoderLayer(LlamaDecoderLayer):  # type: ignore[misc]
         self.mlp_shortcut = nn.Linear(config.sliced_size, width, bias=False)
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Run attention and MLP; every residual goes through its shortcut first."""
+        """Run attention and MLP; each residual connection is multiplied by its shortcut matrix."""
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         hidden_states = self.attn_shortcut(hidden_states) + attended
         fed: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -67,7 +67,7 @@ class SlicedLlamaDecoderLayer(LlamaDecoderLayer):  # type: ignore[misc]
 
 
 class SlicedLlamaModel(LlamaModel):  # type: ignore[misc]
-    """The body: embeddings and layers on the cut stream, the final norm on the full one."""
+    """The body: embeddings and layers have the sliced width, the final norm the original width."""
 
     config_class = SlicedLlamaConfig
     _no_split_modules = ["SlicedLlamaDecoderLayer"]  # noqa: RUF012
@@ -93,6 +93,6 @@ class SlicedLlamaForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Make `AutoConfig` and `AutoModelForCausalLM` know the architecture; a second call changes nothing."""
+    """Register the architecture with `AutoConfig` and `AutoModelForCausalLM`; a second call changes nothing."""
     AutoConfig.register("sliced_llama", SlicedLlamaConfig, exist_ok=True)
     AutoModelForCausalLM.register(SlicedLlamaConfig, SlicedLlamaForCausalLM, exist_ok=True)
