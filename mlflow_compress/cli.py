@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlflow_compress import api, config, lifetime
-from mlflow_compress.config.base import as_typed, choices
+from mlflow_compress.config.declarations import as_typed, choices
 from mlflow_compress.config.old_names import OldNameWarning
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow_compress.config import Command, parameters
-from mlflow_compress.config.base import path_kind
+from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
 
 C = TypeVar("C", bound=Command)

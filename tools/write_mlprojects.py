@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow_compress.cli import CONFIG_HELP, STAGES
 from mlflow_compress.config import Command, parameters
-from mlflow_compress.config.base import as_typed
+from mlflow_compress.config.declarations import as_typed
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = ("quantize", "evaluate", "judge")  # stages that are MLflow projects of their own

@@ -1,7 +1,7 @@
 """Parameters of every command: what they are called, what they accept, and how they are read from text and files."""
 
-from mlflow_compress.config.base import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.commands import EvaluateConfig, JudgeConfig, MainConfig, PromoteConfig, QuantizeConfig
+from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,

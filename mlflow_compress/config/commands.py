@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlflow_compress.config.base import EMBEDDED, Command, OptionalText, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.base import EMBEDDED, Group, Names, OptionalText, Pairs, option
+from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.config.base import NONE, Command, as_typed, parameters
-from mlflow_compress.config.errors import unknown_parameter
+from mlflow_compress.config.declarations import NONE, Command, as_typed, parameters
 from mlflow_compress.config.old_names import renamed
+from mlflow_compress.config.validation_errors import unknown_parameter
 from mlflow_compress.errors import ConfigError
 
 C = TypeVar("C", bound=Command)

@@ -4,7 +4,7 @@ from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.listing import Listing
-from mlflow_compress.results.promotion import Promotion
+from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.variant_run import VariantRun
 from mlflow_compress.tracking.store import RunLink
 

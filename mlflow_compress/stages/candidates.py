@@ -11,7 +11,7 @@ from mlflow_compress.config import EMBEDDED, PromoteConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.stages.model_names import model_label, model_path
-from mlflow_compress.tracking.evaluations import Evaluation, evaluations
+from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.tracker import Tracker
 
 AUTO = "auto"
@@ -26,14 +26,14 @@ class Competition:
     ----------
     label : str
         The baseline's name.
-    evaluation : Evaluation
+    evaluation : EvaluationGroup
         The one whose variants compete.
     left_out : tuple of str
         Runs that cannot be compared with it, in words: one sentence part per group.
     """
 
     label: str
-    evaluation: Evaluation
+    evaluation: EvaluationGroup
     left_out: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ def _weights(model: str) -> str | None:
     return None
 
 
-def _by_id(every: Sequence[Evaluation], text: str) -> Evaluation:
+def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
     """Return the one evaluation whose id begins so."""
     matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
     if len(matching) != 1:
@@ -61,7 +61,7 @@ def _by_id(every: Sequence[Evaluation], text: str) -> Evaluation:
     return matching[0]
 
 
-def _of_one_model(every: Sequence[Evaluation], config: PromoteConfig, label: str) -> list[Evaluation]:
+def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label: str) -> list[EvaluationGroup]:
     """Return the evaluations of one baseline: of the folder's weights, or of a name that stands for one model only."""
     hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
     listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]

@@ -129,14 +129,14 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
     from mlflow_compress.stages.evaluation.result_files import results_from_json
-    from mlflow_compress.stages.summary import Outcome, publish
+    from mlflow_compress.stages.summary import StageOutputs, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
     measured = [children[stage] for stage in ("evaluate", "judge") if stage in children]
     results = [
         result for run_id in measured for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
     ]
-    outcome = Outcome(
+    outputs = StageOutputs(
         label=label,
         variant=variant,
         checkpoint=stages.checkpoint,
@@ -151,7 +151,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         failed=stages.failed,
     )
     with tempfile.TemporaryDirectory() as folder:
-        skipped = publish(outcome, tracker, stages.run, Path(folder))
+        skipped = publish(outputs, tracker, stages.run, Path(folder))
     save_leaderboard(tracker, stages.run.run_id)
     return VariantRun(
         name=variant,
@@ -160,11 +160,11 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         records_folder=tracker.fetch(children["evaluate"], run_names.RECORDS),
         run=tracker.link(stages.run.run_id),
         baseline=label,
-        verdict=outcome.verdict,
-        manifest=outcome.manifest,
-        checkpoint=outcome.checkpoint,
-        gates=gate_values(outcome.pooled),
-        n_truncated=outcome.n_truncated,
+        verdict=outputs.verdict,
+        manifest=outputs.manifest,
+        checkpoint=outputs.checkpoint,
+        gates=gate_values(outputs.pooled),
+        n_truncated=outputs.n_truncated,
         failed=stages.failed,
     )
 

@@ -30,7 +30,7 @@ from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StageOutputs:
     """Everything that the stages of one variant left behind.
 
     Attributes
@@ -83,44 +83,44 @@ class Outcome:
         return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
 
 
-def _beside(outcome: Outcome) -> dict[str, Any]:
+def _beside(outputs: StageOutputs) -> dict[str, Any]:
     """Return what table, note and page say beside the results."""
     return {
-        "gates": gate_values(outcome.pooled),
-        "n_truncated": outcome.n_truncated,
-        "failed_stages": outcome.failed,
+        "gates": gate_values(outputs.pooled),
+        "n_truncated": outputs.n_truncated,
+        "failed_stages": outputs.failed,
     }
 
 
-def _not_computed(outcome: Outcome, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
+def _not_computed(outputs: StageOutputs, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
     """Return what neither the evaluation nor the judge has computed, and why."""
-    judge = outcome.children.get("judge")
-    absent = f"the judge stage {'failed' if 'judge' in outcome.failed else 'was not run'}"
+    judge = outputs.children.get("judge")
+    absent = f"the judge stage {'failed' if 'judge' in outputs.failed else 'was not run'}"
     judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
-    return not_computed(outcome.results, evaluated=evaluated, judged=judged)
+    return not_computed(outputs.results, evaluated=evaluated, judged=judged)
 
 
-def _evidence(outcome: Outcome, tracker: Tracker) -> tuple[MetricInputs, str]:
+def _evidence(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs, str]:
     """Read the records of variant, baseline and second baseline run back from the store."""
-    evaluate = outcome.children["evaluate"]
+    evaluate = outputs.children["evaluate"]
     baseline_run = tracker.client.get_run(evaluate).data.tags[run_names.BASELINE_RUN]
     found = MetricInputs(
         baseline=RunRecords.read(tracker.fetch(baseline_run, RECORDS)),
         variant=RunRecords.read(tracker.fetch(evaluate, RECORDS)),
         noise=RunRecords.read(tracker.fetch(baseline_run, NOISE)),
-        settings=MetricSettings(seed=outcome.seed, split_seed=outcome.seed),
+        settings=MetricSettings(seed=outputs.seed, split_seed=outputs.seed),
     )
     return found, baseline_run
 
 
-def _variants(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
+def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
     """Return size and distance of this variant and of every other of the same evaluation, and this one's name there."""
-    this = (outcome.variant, outcome.checkpoint_sha256)
+    this = (outputs.variant, outputs.checkpoint_sha256)
     points: dict[tuple[str, str], Mapping[str, float]] = {}
-    for group in evaluations(tracker, outcome.label)[0]:
+    for group in evaluations(tracker, outputs.label)[0]:
         if group.id == evaluation:
             points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
-    points[this] = _values(outcome)
+    points[this] = _values(outputs)
     shown = names_of(points)
     wanted = {"bits_per_weight": "size/bits_per_weight", "bytes": "size/bytes", "kl": KL}
     rows: list[dict[str, Any]] = [
@@ -131,22 +131,22 @@ def _variants(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tup
     return rows, shown[this]
 
 
-def _values(outcome: Outcome) -> dict[str, float]:
+def _values(outputs: StageOutputs) -> dict[str, float]:
     """Return the parent run's metrics that are not rounded results: sizes and gate bounds, and the pooled values."""
-    pooled = {name: result.value for name, result in outcome.pooled.items()}
-    return {**pooled, **size_values(outcome.manifest), **gate_values(outcome.pooled)}
+    pooled = {name: result.value for name, result in outputs.pooled.items()}
+    return {**pooled, **size_values(outputs.manifest), **gate_values(outputs.pooled)}
 
 
-def _setup(outcome: Outcome, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
+def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
     """Return what a reader needs to repeat the numbers."""
-    manifest = asdict(outcome.manifest)
+    manifest = asdict(outputs.manifest)
     kept = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
-    runs = {"variant": run.run_id, "baseline": baseline_run, **outcome.children}
+    runs = {"variant": run.run_id, "baseline": baseline_run, **outputs.children}
     return {
-        "baseline": outcome.label,
+        "baseline": outputs.label,
         **{key: manifest[key] for key in kept},
-        "dtype": outcome.dtype,
-        "seed": outcome.seed,
+        "dtype": outputs.dtype,
+        "seed": outputs.seed,
         "runs": runs,
     }
 
@@ -158,17 +158,17 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-def _log_answers(outcome: Outcome, tracker: Tracker, run: TrackedRun) -> None:
+def _log_answers(outputs: StageOutputs, tracker: Tracker, run: TrackedRun) -> None:
     """Log the variant's answers to the instructions as `outputs.json`, which MLflow compares across runs."""
-    if "judge" not in outcome.children:
+    if "judge" not in outputs.children:
         return
-    records = RunRecords.read(tracker.fetch(outcome.children["judge"], RECORDS)).generations
+    records = RunRecords.read(tracker.fetch(outputs.children["judge"], RECORDS)).generations
     if records is not None:
         prompts, texts = records.column("prompt").tolist(), records.column("text").tolist()
         run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
 
 
-def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -> dict[str, str]:
+def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Path) -> dict[str, str]:
     """Log everything that a person looks at or compares on the variant's parent run.
 
     Returns
@@ -178,44 +178,44 @@ def publish(outcome: Outcome, tracker: Tracker, run: TrackedRun, folder: Path) -
 
     Parameters
     ----------
-    outcome : Outcome
+    outputs : StageOutputs
         What the stages found.
     tracker, run : Tracker, TrackedRun
         The store and the parent run.
     folder : Path
         Scratch folder for figures and report.
     """
-    evidence, baseline_run = _evidence(outcome, tracker)
-    evaluation = tracker.client.get_run(outcome.children["evaluate"]).data.tags.get(run_names.EVALUATION)
-    variants, shown = _variants(outcome, tracker, evaluation)
-    figures = draw_all(evidence, outcome.results, variants, shown, folder / "figures")
+    evidence, baseline_run = _evidence(outputs, tracker)
+    evaluation = tracker.client.get_run(outputs.children["evaluate"]).data.tags.get(run_names.EVALUATION)
+    variants, shown = _variants(outputs, tracker, evaluation)
+    figures = draw_all(evidence, outputs.results, variants, shown, folder / "figures")
     changed = flips_table(evidence)
-    skipped = _not_computed(outcome, tracker, unmet(evidence))
+    skipped = _not_computed(outputs, tracker, unmet(evidence))
     page = render_report(
-        title=f"{outcome.variant} against {outcome.label}",
-        verdict=outcome.verdict,
-        results=outcome.results,
+        title=f"{outputs.variant} against {outputs.label}",
+        verdict=outputs.verdict,
+        results=outputs.results,
         figures=figures,
         flips=changed,
-        setup=_setup(outcome, baseline_run, run),
+        setup=_setup(outputs, baseline_run, run),
         not_computed=skipped,
-        manifest=outcome.manifest,
-        **_beside(outcome),
+        manifest=outputs.manifest,
+        **_beside(outputs),
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
     run.set_tags(
         {
-            run_names.BASE_WEIGHTS: outcome.manifest.base_weights_hash,
-            run_names.CHECKPOINT_SHA256: outcome.checkpoint_sha256,
+            run_names.BASE_WEIGHTS: outputs.manifest.base_weights_hash,
+            run_names.CHECKPOINT_SHA256: outputs.checkpoint_sha256,
         }
     )
-    log_model(outcome, tracker, run, evaluation)
+    log_model(outputs, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")
     if changed:
         run.log_table(_columns(changed), "flips.json")
-    _log_answers(outcome, tracker, run)
-    run.set_tags({run_names.VERDICT: outcome.verdict, run_names.CHECKPOINT: outcome.checkpoint})
-    run.set_note(note_markdown(outcome.verdict, outcome.pooled, outcome.manifest, **_beside(outcome)))
+    _log_answers(outputs, tracker, run)
+    run.set_tags({run_names.VERDICT: outputs.verdict, run_names.CHECKPOINT: outputs.checkpoint})
+    run.set_note(note_markdown(outputs.verdict, outputs.pooled, outputs.manifest, **_beside(outputs)))
     return skipped

@@ -24,25 +24,27 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 if TYPE_CHECKING:
-    from mlflow_compress.stages.summary import Outcome
+    from mlflow_compress.stages.summary import StageOutputs
 
 ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
 
 
-def _params(outcome: Outcome) -> dict[str, object]:
+def _params(outputs: StageOutputs) -> dict[str, object]:
     """Return the settings behind the numbers, resolved."""
     return {
-        "model": outcome.label,
-        "method": outcome.manifest.method,
-        **outcome.manifest.settings,
-        "dtype": outcome.dtype,
-        "seed": outcome.seed,
+        "model": outputs.label,
+        "method": outputs.manifest.method,
+        **outputs.manifest.settings,
+        "dtype": outputs.dtype,
+        "seed": outputs.seed,
     }
 
 
-def _data_sets(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tuple[dict[str, DataSet], DataSet | None]:
+def _data_sets(
+    outputs: StageOutputs, tracker: Tracker, evaluation: str | None
+) -> tuple[dict[str, DataSet], DataSet | None]:
     """Return the data set of every task and corpus by name, and that of the whole evaluation."""
-    hashes = read_about(tracker.fetch(outcome.children["evaluate"], RECORDS)).get("tasks")
+    hashes = read_about(tracker.fetch(outputs.children["evaluate"], RECORDS)).get("tasks")
     by_task = {
         name: DataSet(
             name=name,
@@ -56,47 +58,47 @@ def _data_sets(outcome: Outcome, tracker: Tracker, evaluation: str | None) -> tu
     return by_task, DataSet(name=EVALUATION_SET, digest=evaluation, source={"tasks": sorted(by_task)})
 
 
-def log_model(outcome: Outcome, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
+def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
     """Log the variant's model, and every metric on run and model at once, with the data sets they were measured on.
 
     Parameters
     ----------
-    outcome : Outcome
+    outputs : StageOutputs
         What the stages found.
     tracker, run : Tracker, TrackedRun
         The store and the main run.
     evaluation : str or None
         The evaluation id, which is the digest of the data set of all tasks.
     """
-    manifest = outcome.manifest
+    manifest = outputs.manifest
     entry = VariantEntry(
-        name=outcome.variant,
-        checkpoint=Path(outcome.checkpoint),
-        checkpoint_sha256=outcome.checkpoint_sha256,
+        name=outputs.variant,
+        checkpoint=Path(outputs.checkpoint),
+        checkpoint_sha256=outputs.checkpoint_sha256,
         weight_files=manifest.weight_files,
-        dtype=outcome.dtype,
-        params=_params(outcome),
+        dtype=outputs.dtype,
+        params=_params(outputs),
         tags={
-            run_names.VARIANT: outcome.variant,
+            run_names.VARIANT: outputs.variant,
             run_names.METHOD: manifest.method,
-            run_names.BASE_MODEL: outcome.label,
+            run_names.BASE_MODEL: outputs.label,
             run_names.BASE_WEIGHTS: manifest.base_weights_hash,
             **({run_names.EVALUATION: evaluation} if evaluation else {}),
         },
-        log_weights=outcome.log_weights,
+        log_weights=outputs.log_weights,
     )
     run.log_params({**manifest.settings, "log_weights": str(entry.keeps_weights).lower()})
     model = log_variant_model(tracker, run.run_id, entry)
-    by_task, whole = _data_sets(outcome, tracker, evaluation)
+    by_task, whole = _data_sets(outputs, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
     read_first = run_names.leaderboard()
-    first = sorted(outcome.pooled.values(), key=lambda r: r.name not in read_first)
-    values = {r.name: rounded(r) for r in first} | gate_values(outcome.pooled) | size_values(manifest)
+    first = sorted(outputs.pooled.values(), key=lambda r: r.name not in read_first)
+    values = {r.name: rounded(r) for r in first} | gate_values(outputs.pooled) | size_values(manifest)
     apart = {name for name in values if name.startswith(ITEMLESS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
     log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
     # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
     for name, data_set in by_task.items():
-        values = {f"{r.name}/{name}": rounded(r) for r in logged(outcome.results) if r.task == name}
+        values = {f"{r.name}/{name}": rounded(r) for r in logged(outputs.results) if r.task == name}
         if values:
-            log_model_values(tracker, outcome.children["evaluate"], model, values, data_set)
+            log_model_values(tracker, outputs.children["evaluate"], model, values, data_set)

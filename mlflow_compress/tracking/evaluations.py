@@ -34,7 +34,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationGroup:
     """All variants that answered the same items in the same setting, against the same baseline.
 
     Attributes
@@ -98,12 +98,12 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
     return tuple(sorted(found, key=lambda variant: variant.name))
 
 
-def evaluations(tracker: Tracker, base_model: str) -> tuple[list[Evaluation], list[Run]]:
+def evaluations(tracker: Tracker, base_model: str) -> tuple[list[EvaluationGroup], list[Run]]:
     """Group the finished main runs of a baseline's label by evaluation.
 
     Returns
     -------
-    evaluations : list of Evaluation
+    evaluations : list of EvaluationGroup
         Most items first, then newest first.
     without : list of mlflow.entities.Run
         Runs that do not say which evaluation they belong to, made by an earlier release: comparable with nothing.
@@ -116,7 +116,7 @@ def evaluations(tracker: Tracker, base_model: str) -> tuple[list[Evaluation], li
         else:
             without.append(run)
     found = [
-        Evaluation(
+        EvaluationGroup(
             id=key,
             base_weights=runs[0].data.tags[run_names.BASE_WEIGHTS],
             variants=_newest(runs),

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import Field, FieldInfo
 
-from mlflow_compress.config.errors import one_error
 from mlflow_compress.config.old_names import renamed
+from mlflow_compress.config.validation_errors import one_error
 
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
 

@@ -17,7 +17,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "b
 
 def one_error(error: ValidationError, cls: type[Any]) -> ConfigError:
     """Return the first thing that is wrong with the values of a configuration class."""
-    from mlflow_compress.config.base import Command, parameters
+    from mlflow_compress.config.declarations import Command, parameters
 
     known = list(parameters(cls)) if issubclass(cls, Command) else list(cls.model_fields)
     details = error.errors(include_url=False)
