@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.estimates import Estimates, Number, Resampled, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
-from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
+from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.metrics.stats.bootstrap import Statistic, first_column
 from mlflow_compress.records import MetricResult
 
 
@@ -109,41 +109,52 @@ def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
     return np.column_stack([right[:, 0], (right[:, :1] & right[:, 1:]).mean(axis=1)])
 
 
-def _complete(predictions: Predictions, subset: ItemSubset, used: int) -> Bool:
-    return np.asarray(predictions.scored[subset.rows, :used].all(axis=1), dtype=bool)
-
-
 def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
     return MetricKey(
         name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
     )
 
 
+_KEYS = (
+    _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
+    _key(
+        "shuffle_drop_pct",
+        "lower",
+        0.0,
+        100.0,
+        "percent",
+        "Relative loss of accuracy under shuffled answers.",
+        label="Lost under shuffled answers",
+        headline=90,
+        leaderboard=True,
+        difference="robustness/shuffle_drop_delta_pct",
+    ),
+    *(
+        _key(*row, by_category=False)
+        for row in (
+            ("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
+            ("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
+            ("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
+            ("content_consistency_baseline", "neither", 0.0, 1.0, "share", "The baseline's consistency."),
+            (
+                "content_consistency_delta",
+                "higher",
+                -1.0,
+                1.0,
+                "share",
+                "Variant minus baseline consistency, paired.",
+            ),
+            ("position_bias", "lower", 0.0, 1.0, "share", "Distance of chosen from gold letters, over all orders."),
+            ("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
+            ("position_bias_delta", "lower", -1.0, 1.0, "share", "Variant minus baseline position bias, paired."),
+        )
+    ),
+)
+
+
 @METRICS.register("answer_order")
 @metric(
-    keys=(
-        _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
-        _key(
-            "shuffle_drop_pct",
-            "lower",
-            0.0,
-            100.0,
-            "percent",
-            "Relative loss of accuracy under shuffled answers.",
-            label="Lost under shuffled answers",
-            headline=90,
-            leaderboard=True,
-            difference="robustness/shuffle_drop_delta_pct",
-        ),
-        _key("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
-        _key("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
-        _key("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
-        _key("content_consistency_baseline", "neither", 0.0, 1.0, "share", "The baseline's consistency."),
-        _key("content_consistency_delta", "higher", -1.0, 1.0, "share", "Variant minus baseline consistency, paired."),
-        _key("position_bias", "lower", 0.0, 1.0, "share", "Distance of chosen from gold letters, over all orders."),
-        _key("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
-        _key("position_bias_delta", "lower", -1.0, 1.0, "share", "Variant minus baseline position bias, paired."),
-    ),
+    keys=_KEYS,
     requires=("items", "option_scores", "family:lettered", "shuffles"),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
 )
@@ -157,49 +168,31 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
         models["_baseline"] = inputs.baseline_predictions
     used = min(p.scored.shape[1] for p in models.values())
     golds = gold_letters(inputs.grid("baseline"), inputs.view.gold)
-    s = inputs.settings
-    results: list[MetricResult] = []
-    for subset in inputs.subsets(("lettered",), pooled=("lettered",)):
-        complete = np.logical_and.reduce([_complete(p, subset, used) for p in models.values()])
-        rows = subset.rows[complete]
-        if not len(rows):
-            continue
-        values: list[tuple[str, Float, Statistic]] = []
-        columns = {suffix: _columns(predictions, rows, used) for suffix, predictions in models.items()}
-        values.append(("shuffle_accuracy", columns[""], _second_column))
-        for suffix in models if subset.category is None else ("",):
-            values.append((f"shuffle_drop_pct{suffix}", columns[suffix], _drop(0, 1)))
-        if subset.category is None:
-            same = {suffix: content_consistency(p.content[rows, :used])[:, None] for suffix, p in models.items()}
-            values += [
-                (f"content_consistency{suffix}", consistent, first_column) for suffix, consistent in same.items()
-            ]
-            letters = int(inputs.view.n_options[rows].max())
-            every = np.ones((len(rows), used), dtype=bool)
-            excess = {
-                suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
-                for suffix, p in models.items()
-            }
-            if inputs.variant is not None:
-                both = np.hstack([columns["_baseline"], columns[""]])
-                values.append(("shuffle_drop_delta_pct", both, _drop_difference))
-                values.append(("content_consistency_delta", same[""] - same["_baseline"], first_column))
-                values.append(("position_bias_delta", np.hstack([excess["_baseline"], excess[""]]), bias_difference))
-        left = len(subset.rows) - len(rows)
-        for name, table, statistic in values:
-            value = float(statistic(table.mean(axis=0)))
-            if not np.isfinite(value):  # no drop exists where the accuracy is 0
-                continue
-            interval = bootstrap(table, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-            results.append(
-                subset.result(f"robustness/{name}", value, interval, n=len(rows), level=s.level, n_unscored=left)
-            )
-        if subset.category is None:
-            for suffix in models:
-                bias = float(bias_of(excess[suffix].mean(axis=0)))
-                results.append(
-                    subset.result(
-                        f"robustness/position_bias{suffix}", bias, n=len(rows), level=s.level, n_unscored=left
-                    )
-                )
-    return results
+
+    def estimates(rows: Int) -> Estimates:
+        letters, every = int(inputs.view.n_options[rows].max()), np.ones((len(rows), used), dtype=bool)
+        right = {suffix: _columns(p, rows, used) for suffix, p in models.items()}
+        same = {suffix: content_consistency(p.content[rows, :used])[:, None] for suffix, p in models.items()}
+        excess = {
+            suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
+            for suffix, p in models.items()
+        }
+        found = {"shuffle_accuracy": Resampled(right[""], _second_column)}
+        found |= {f"shuffle_drop_pct{suffix}": Resampled(right[suffix], _drop(0, 1)) for suffix in models}
+        found |= {f"content_consistency{suffix}": Resampled(same[suffix], first_column) for suffix in models}
+        if "_baseline" in models:
+            both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}
+            found["shuffle_drop_delta_pct"] = Resampled(both["right"], _drop_difference)
+            found["content_consistency_delta"] = Resampled(same[""] - same["_baseline"], first_column)
+            found["position_bias_delta"] = Resampled(both["excess"], bias_difference)
+        # No drop exists where the accuracy is 0. A bias is a distance, which resampling overestimates: no interval.
+        exist = {name: estimate for name, estimate in found.items() if np.isfinite(estimate.value)}
+        bias = {
+            f"position_bias{suffix}": Number(float(bias_of(excess[suffix].mean(axis=0))), len(rows))
+            for suffix in models
+        }
+        keys = {key.name.removeprefix("robustness/"): key for key in _KEYS}
+        return {keys[name]: estimate for name, estimate in (exist | bias).items()}
+
+    scored = np.logical_and.reduce([p.scored[:, :used].all(axis=1) for p in models.values()])
+    return by_subset(inputs, estimates, scored=scored, families=("lettered",))

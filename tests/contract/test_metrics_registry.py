@@ -301,6 +301,24 @@ def test_unknown_key_names_those_that_exist():
         key("quality/acuracy")
 
 
+def test_a_key_of_two_metrics_is_refused_and_both_are_named(monkeypatch):
+    monkeypatch.setitem(METRICS._objects, "mine", METRICS.get("accuracy"))
+    with pytest.raises(ConfigError, match=r"'accuracy' and 'mine' declare the same key. Got: 'quality/accuracy'"):
+        all_keys()
+
+
+def test_a_result_that_is_not_declared_is_refused():
+    metric = METRICS.get("accuracy")
+    undeclared = replace(metric, function=lambda _: [replace(metric.compute(FULL)[0], name="quality/other")])
+    with pytest.raises(ConfigError, match="quality/other"):
+        undeclared.compute(FULL)
+
+
+def test_an_unknown_requirement_is_refused():
+    with pytest.raises(ConfigError, match="'itmes'"):
+        FULL.missing("itmes")
+
+
 @pytest.mark.parametrize("bad", [{"level": 1.0}, {"alpha": 0.0}, {"resamples": 10}, {"method": "magic"}])
 def test_settings_are_checked(bad):
     with pytest.raises(ConfigError):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress.compression import compress_model, method_config
-from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, ValueWithError, corpus_statistics
+from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, WithUncertainty, corpus_statistics
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.shared_data import SHARED, needs_shared
 
@@ -85,16 +85,16 @@ PLAIN = {
 WORDS = {"Maximum": 1.0, "Median": 0.5, "Minimum": 0.0}
 
 
-def _ours(name: str, found: CorpusStatistics) -> ValueWithError:
+def _ours(name: str, found: CorpusStatistics) -> WithUncertainty:
     if name.startswith("Cor("):
         assert found.correlation is not None
-        return ValueWithError(found.correlation, 0.0)
+        return WithUncertainty(found.correlation, 0.0)
     if name in PLAIN:
         return getattr(found, PLAIN[name])
     level, kind = name.split()
     percentiles = found.kl_percentiles if kind == "KLD" else found.dp_percentiles
     share = WORDS[level] if level in WORDS else round(float(level.rstrip("%")) / 100, 6)
-    return ValueWithError(percentiles[share], 0.0)
+    return WithUncertainty(percentiles[share], 0.0)
 
 
 def _tolerance(name: str, value: float) -> float:

@@ -247,7 +247,7 @@ def test_similarity_against_scores_of_many_models():
     found = model_pair_correlation(1.0 - 0.1 * np.abs(scores[:, None] - scores), scores)
     assert (found.value, found.n, found.interval) == (-1.0, 6, None)
     assert model_pair_correlation(np.ones((3, 3)), [1, 2, 3]) is None
-    with pytest.raises(DataError, match="one score a model"):
+    with pytest.raises(DataError, match="one score per model"):
         model_pair_correlation(np.ones((3, 3)), [1, 2])
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_compress.decide import promotion
 from mlflow_compress.decide.promotion import Candidate, DivergenceGate, Gate, decide
+from mlflow_compress.metrics import all_keys
 
 GATES = [Gate(metric="gate/kl_upper", bound=0.05, label="KL"), Gate(metric="gate/flips", bound=5.0, label="flips")]
 
@@ -136,3 +138,10 @@ def test_generated_answers_have_no_kl_and_are_ranked_by_size_then_flips() -> Non
     assert decision.outcomes[0].reasons == ("KL: does not apply, every answer of this evaluation is generated",)
     without = replace(decision.outcomes[0].candidate, metrics={"size/bytes": 1, "size/ratio": 4, "gate/kl_items": 0})
     assert decide([without], KL_GATE).outcomes[0].reasons[-1] == "rank: distance/flips_pct is missing"
+
+
+def test_every_value_that_the_policy_reads_is_declared_by_a_metric() -> None:
+    gates = {value for name, value in vars(promotion).items() if name.startswith("GATE_")}
+    keys = all_keys().values()
+    assert gates == {key.gate.name for key in keys if key.gate is not None}
+    assert {promotion.KL, promotion.FLIPS} <= {key.name for key in keys}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.stages.judge import run_judge
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges import Judged
+from mlflow_compress.judges.judge_registry import AnswerVectors
+from mlflow_compress.stages.judge import _embeddings, run_judge
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 
@@ -30,3 +34,13 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
     [judged] = tracker.find_finished("judge")
     # The same model under the same prompts: its sampled answers are exactly the baseline's second sample.
     assert judged.data.metrics["judge/similarity"] == judged.data.metrics["judge/similarity_floor"]
+
+
+def test_two_judges_that_embed_are_refused_and_named() -> None:
+    same = {who: np.ones((1, 2, 3), dtype=np.float32) for who in ("baseline", "variant", "again")}
+    vectors = AnswerVectors("instructions", ("i",), same, "encoder")
+    found = _embeddings({"a": Judged(vectors=vectors), "rates": Judged()})
+    assert found is not None and found.item_ids == ("i",)
+    assert _embeddings({"rates": Judged()}) is None
+    with pytest.raises(ConfigError, match="a, b"):
+        _embeddings({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlflow_compress.metrics.stats.corpus_statistics import (
     CorpusStatistics,
-    ValueWithError,
+    WithUncertainty,
     corpus_statistics,
     mean_and_error,
 )
@@ -56,7 +56,7 @@ def _propagates(row: Row, ppl: float, u: float) -> bool:
     )
 
 
-def _mean_dp(row: Row, n: int) -> ValueWithError:
+def _mean_dp(row: Row, n: int) -> WithUncertainty:
     """Return mean and uncertainty of n changes of a probability with the printed mean and root mean square."""
     mean, rms = float(row["mean_dp_pct"]), float(row["rms_dp_pct"])
     spread = math.sqrt(rms**2 - mean**2)

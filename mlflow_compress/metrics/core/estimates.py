@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import bootstrap
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.metrics.stats.studentized import studentized_interval
@@ -127,6 +127,41 @@ class Mean:
         else:
             interval = bootstrap(self.values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
         return float(self.values.mean()), interval
+
+
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """A statistic of column means in the key's unit, with a bootstrap interval over items.
+
+    Attributes
+    ----------
+    columns : numpy.ndarray, shape (n, n_columns)
+        One row per item.
+    statistic : callable
+        From column means, shape (..., n_columns), to values, shape (...).
+    """
+
+    columns: Float
+    statistic: Statistic
+    n_unscored: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of items."""
+        return len(self.columns)
+
+    @property
+    def value(self) -> float:
+        """The statistic of the items' means; not finite where it does not exist."""
+        return float(self.statistic(self.columns.mean(axis=0)))
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return the value and its interval; None for the latter where resampling gives none."""
+        s = settings
+        interval = bootstrap(
+            self.columns, self.statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
+        )
+        return self.value, interval
 
 
 def by_subset(

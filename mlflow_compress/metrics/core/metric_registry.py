@@ -164,11 +164,15 @@ class Metric:
         ------
         DataError
             When a value is NaN, infinite or outside its bounds: the records are broken.
+        ConfigError
+            When a result has a name that the metric does not declare.
         """
         declared = {key.name: key for key in self.keys}
         results = self.function(inputs)
         for result in results:
-            key = declared[result.name]
+            key = declared.get(result.name)
+            if key is None:
+                raise ConfigError("A metric returned a key that it does not declare", allowed=declared, got=result.name)
             for value in (result.value, result.low, result.high):
                 if value is not None and not math.isfinite(value):
                     raise DataError(f"{result.name} is not a finite number", got=result.value)
@@ -196,8 +200,22 @@ def metric(
 
 
 def all_keys() -> dict[str, MetricKey]:
-    """Return every declared key by name."""
-    return {key.name: key for _, registered in METRICS.items() for key in registered.keys}
+    """Return every declared key by name.
+
+    Raises
+    ------
+    ConfigError
+        When two metrics declare the same key: one would hide the other in every table.
+    """
+    found: dict[str, MetricKey] = {}
+    owners: dict[str, str] = {}
+    for name, registered in METRICS.items():
+        for declared in registered.keys:
+            if declared.name in found:
+                owner = owners[declared.name]
+                raise ConfigError(f"The metrics {owner!r} and {name!r} declare the same key", got=declared.name)
+            found[declared.name], owners[declared.name] = declared, name
+    return found
 
 
 def key(name: str) -> MetricKey:

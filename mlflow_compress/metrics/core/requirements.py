@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from mlflow_compress.errors import ConfigError
+
 if TYPE_CHECKING:
     from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 
@@ -32,6 +34,9 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
         return None if find_spec(package) is not None else f"the package {package} is not installed"
     if requirement.startswith("judgments:"):
         return _judged(inputs, requirement.removeprefix("judgments:"))
+    if requirement not in _CHECKS:
+        allowed = [*_CHECKS, "family:<name>", "package:<name>", "judgments:<judge>"]
+        raise ConfigError("Unknown requirement of a metric", allowed=allowed, got=requirement)
     return _CHECKS[requirement](inputs)
 
 

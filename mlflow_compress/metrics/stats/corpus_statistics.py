@@ -16,7 +16,7 @@ KL_LEVELS = (1.0, 0.999, 0.99, 0.95, 0.90, 0.75, 0.5, 0.25, 0.10, 0.05, 0.01, 0.
 """Percentiles that are reported, from the maximum to the minimum, as shares."""
 
 
-class ValueWithError(NamedTuple):
+class WithUncertainty(NamedTuple):
     """A value with its standard uncertainty (one sigma), tokens taken as independent."""
 
     value: float
@@ -31,50 +31,50 @@ class CorpusStatistics:
     ----------
     n : int
         Scored tokens.
-    perplexity_baseline, perplexity_variant : ValueWithError
+    perplexity_baseline, perplexity_variant : WithUncertainty
         ``exp(mean nll)``, ``u = PPL se(nll)``.
-    log_ratio, ratio, difference : ValueWithError
+    log_ratio, ratio, difference : WithUncertainty
         ``ln(PPL_q/PPL_b)``, ``PPL_q/PPL_b``, ``PPL_q - PPL_b``, with the covariance of both nlls propagated.
     correlation : float or None
         Of the two nlls (llama.cpp's "Cor(ln(PPL(Q)), ln(PPL(base)))"); None where one of them does not vary.
-    kl : ValueWithError
+    kl : WithUncertainty
         Mean ``KL(P_b || P_q)`` in nats.
-    dp_mean, dp_rms : ValueWithError
+    dp_mean, dp_rms : WithUncertainty
         Mean and root mean square of ``p_q(target) - p_b(target)``; ``u(RMS) = se(dp²) / (2 RMS)``.
     p_correlation : float or None
         Pearson correlation of the target probabilities.
-    same_top : ValueWithError
+    same_top : WithUncertainty
         Share of equal argmax tokens, ``u = sqrt(p (1 - p)/(n - 1))``.
     kl_percentiles, dp_percentiles : mapping of float to float
         By share (0.999 is the 99.9th percentile), linear interpolation at ``f (n - 1)``.
     """
 
     n: int
-    perplexity_baseline: ValueWithError
-    perplexity_variant: ValueWithError
-    log_ratio: ValueWithError
-    ratio: ValueWithError
-    difference: ValueWithError
+    perplexity_baseline: WithUncertainty
+    perplexity_variant: WithUncertainty
+    log_ratio: WithUncertainty
+    ratio: WithUncertainty
+    difference: WithUncertainty
     correlation: float | None
-    kl: ValueWithError
-    dp_mean: ValueWithError
-    dp_rms: ValueWithError
+    kl: WithUncertainty
+    dp_mean: WithUncertainty
+    dp_rms: WithUncertainty
     p_correlation: float | None
-    same_top: ValueWithError
+    same_top: WithUncertainty
     kl_percentiles: Mapping[float, float]
     dp_percentiles: Mapping[float, float]
 
 
-def mean_and_error(values: npt.ArrayLike) -> ValueWithError:
+def mean_and_error(values: npt.ArrayLike) -> WithUncertainty:
     """Return the mean and ``se = sqrt((mean(x²) - mean(x)²)/(n - 1))``, llama.cpp's `mean_and_uncertainty`."""
     x = finite("values", values)
     return _from_moments(len(x), float(x.sum()), float(x @ x))
 
 
-def _from_moments(n: int, total: float, square: float) -> ValueWithError:
+def _from_moments(n: int, total: float, square: float) -> WithUncertainty:
     mean = total / n
     variance = max(square / n - mean * mean, 0.0)
-    return ValueWithError(mean, float(np.sqrt(variance / (n - 1))) if n > 1 else 0.0)
+    return WithUncertainty(mean, float(np.sqrt(variance / (n - 1))) if n > 1 else 0.0)
 
 
 def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) -> dict[float, float]:
@@ -155,9 +155,9 @@ class _Sums:
         self.kl.append(x["kl"])
         self.dp.append(x["dp"])
 
-    def mean(self, name: str) -> ValueWithError:
+    def mean(self, name: str) -> WithUncertainty:
         shifted = _from_moments(self.n, self.total[name], self.product[name, name])
-        return ValueWithError(self.origin.get(name, 0.0) + shifted.value, shifted.uncertainty)
+        return WithUncertainty(self.origin.get(name, 0.0) + shifted.value, shifted.uncertainty)
 
     def covariance(self, a: str, b: str) -> float:
         """Covariance of the two means, llama.cpp's ``(mean(ab) - mean(a) mean(b))/(n - 1)``."""
@@ -184,17 +184,17 @@ class _Sums:
         rms = float(np.sqrt(square.value))
         return CorpusStatistics(
             n=self.n,
-            perplexity_baseline=ValueWithError(ppl_b, u_b),
-            perplexity_variant=ValueWithError(ppl_q, u_q),
-            log_ratio=ValueWithError(log_ratio, u_log),
-            ratio=ValueWithError(float(np.exp(log_ratio)), float(np.exp(log_ratio)) * u_log),
-            difference=ValueWithError(ppl_q - ppl_b, u_difference),
+            perplexity_baseline=WithUncertainty(ppl_b, u_b),
+            perplexity_variant=WithUncertainty(ppl_q, u_q),
+            log_ratio=WithUncertainty(log_ratio, u_log),
+            ratio=WithUncertainty(float(np.exp(log_ratio)), float(np.exp(log_ratio)) * u_log),
+            difference=WithUncertainty(ppl_q - ppl_b, u_difference),
             correlation=self.correlation("nll_baseline", "nll_variant"),
             kl=self.mean("kl"),
             dp_mean=self.mean("dp"),
-            dp_rms=ValueWithError(rms, 0.5 / rms * square.uncertainty if rms > 0.0 else 0.0),
+            dp_rms=WithUncertainty(rms, 0.5 / rms * square.uncertainty if rms > 0.0 else 0.0),
             p_correlation=self.correlation("p_baseline", "p_variant"),
-            same_top=ValueWithError(share, float(np.sqrt(share * (1 - share) / (self.n - 1))) if self.n > 1 else 0.0),
+            same_top=WithUncertainty(share, float(np.sqrt(share * (1 - share) / (self.n - 1))) if self.n > 1 else 0.0),
             kl_percentiles=percentiles(np.concatenate(self.kl)),
             dp_percentiles=percentiles(np.concatenate(self.dp)),
         )

@@ -1,0 +1,140 @@
+"""Estimates with their intervals, the loop over subsets, and what families declare about their items."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from statsmodels.stats.proportion import proportion_confint
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
+from mlflow_compress.items.task import FAMILIES
+from mlflow_compress.metrics import (
+    Mean,
+    MetricInputs,
+    MetricKey,
+    MetricSettings,
+    Number,
+    PairedDifference,
+    Proportion,
+    by_subset,
+    pooled,
+)
+from mlflow_compress.metrics.stats.intervals import paired_difference
+from mlflow_compress.records import Items, RunRecords
+
+SETTINGS = MetricSettings(resamples=200)
+SHARE = MetricKey.share("quality/even", "neither", "Items with an even number.")
+PERCENT = MetricKey.percent("distance/even_pct", "neither", "The same in percent.", by_category=False)
+
+
+def _items(*families: str, n: int = 4) -> Items:
+    """Items of one task per family, named after it; the category of item i is "even" or "odd"."""
+    return Items.from_rows(
+        [
+            {
+                "task": f"t_{family}",
+                "item_id": str(i),
+                "family": family,
+                "rule": "exact_match" if family == "exact" else "loglik",
+                "category": ("even", "odd")[i % 2],
+                "question": "q",
+                "prompt": "p",
+                "options": None if family == "exact" else ["a", "b"],
+                "gold": None if family == "exact" else 0,
+                "answers": ["x"],
+            }
+            for family in families
+            for i in range(n)
+        ]
+    )
+
+
+def _inputs(*families: str) -> MetricInputs:
+    return MetricInputs(RunRecords(items=_items(*families)), settings=SETTINGS)
+
+
+def test_a_proportion_has_wilsons_interval_in_the_keys_unit():
+    value, interval = Proportion(3, 12).at(SETTINGS, 1.0)
+    assert value == 0.25 and interval == pytest.approx(proportion_confint(3, 12, method="wilson"))
+    value, percent = Proportion(3, 12).at(SETTINGS, 100.0)
+    assert value == 25.0 and percent == pytest.approx([100 * x for x in interval])
+
+
+def test_a_paired_difference_has_tangos_interval_and_the_exact_p_value():
+    change = PairedDifference(gained=2, lost=7, n=50)
+    assert change.at(SETTINGS, 1.0) == (-0.1, paired_difference(2, 7, 50))
+    expected = scipy.stats.binomtest(2, 9).pvalue
+    assert change.p_value.at(SETTINGS, 1.0) == (pytest.approx(expected), None)
+    assert change.p_value.n == 50
+
+
+def test_a_mean_counts_what_has_no_value():
+    mean = Mean.of_scored(np.array([1.0, np.nan, 3.0]))
+    assert (mean.n, mean.n_unscored) == (2, 1)
+    assert mean.at(SETTINGS, 100.0)[0] == 2.0  # a mean is in the key's unit already
+    assert Mean(np.empty(0)).n == 0
+
+
+def test_a_formula_is_called_for_the_headline_each_task_and_each_category():
+    inputs = _inputs("lettered", "cloze", "exact")
+    scored = np.arange(12) != 0  # the first lettered item has no value
+    number = inputs.view.item_id.astype(int)
+
+    def even(rows):
+        share = Proportion(int((number[rows] % 2 == 0).sum()), len(rows))
+        return {SHARE: share, PERCENT: share}
+
+    results = by_subset(inputs, even, scored=scored)
+    shown = [(r.name, r.task, r.category, r.value, r.n, r.n_unscored) for r in results]
+    # Pooled over the two families of multiple choice: 3 even ones of 7. Only lettered tasks are split by category, and
+    # the category "even" has one scored item of two.
+    assert shown == [
+        ("quality/even", None, None, 3 / 7, 7, 1),
+        ("distance/even_pct", None, None, 300 / 7, 7, 1),
+        ("quality/even", "t_cloze", None, 0.5, 4, 0),
+        ("distance/even_pct", "t_cloze", None, 50.0, 4, 0),
+        ("quality/even", "t_exact", None, 0.5, 4, 0),
+        ("distance/even_pct", "t_exact", None, 50.0, 4, 0),
+        ("quality/even", "t_lettered", None, 1 / 3, 3, 1),
+        ("distance/even_pct", "t_lettered", None, 100 / 3, 3, 1),
+        ("quality/even", "t_lettered", "even", 1.0, 1, 1),
+        ("quality/even", "t_lettered", "odd", 0.0, 2, 0),
+    ]
+
+
+def test_without_multiple_choice_all_graded_items_are_pooled():
+    inputs = _inputs("exact", "ungraded")
+    found = by_subset(inputs, lambda rows: {SHARE: Proportion(0, len(rows))})
+    assert [(r.task, r.n) for r in found] == [(None, 4), ("t_exact", 4)]
+
+
+def test_an_estimate_of_nothing_is_left_out():
+    assert by_subset(_inputs("cloze"), lambda rows: {SHARE: Proportion(0, 0)}) == []
+    assert pooled(_inputs("cloze"), {SHARE: Number(0.5, 0)}) == []
+
+
+def test_an_estimate_about_everything_has_neither_task_nor_category():
+    [found] = pooled(MetricInputs(RunRecords()), {SHARE: Number(0.5, 3, 2)})
+    assert (found.value, found.n, found.n_unscored, found.low) == (0.5, 3, 2, None)
+    assert found.task is None and found.category is None
+
+
+def test_every_family_declares_its_items():
+    declared = {kind for _, family in FAMILIES.items() for kind in family.items}
+    assert {"lettered", "lettered_six", "lettered_orders", "cloze", "last_word", "exact"} <= declared
+    assert set(ITEM_FAMILIES.names()) == declared | {"ungraded"}
+    for _, family in ITEM_FAMILIES.items():
+        assert isinstance(family, ItemFamily)
+        assert family.graded or not family.headline, "an item without an accuracy cannot be in the headline"
+
+
+def test_records_of_a_family_that_is_not_installed_are_refused():
+    with pytest.raises(ConfigError, match=r"Unknown item family.*lettered.*Got: 'riddles'"):
+        by_subset(_inputs("riddles"), lambda rows: {})
+
+
+def test_a_row_without_a_label_is_refused():
+    with pytest.raises(ValueError, match="label"):
+        MetricKey.share("quality/x", "higher", "X.", headline=5)
