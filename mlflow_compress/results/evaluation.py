@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.decide.promotion import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.results.tabular import Tabular
@@ -83,6 +84,14 @@ class Measurement(Tabular):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateCheck:
+    """Whether a variant passes every gate, and what each of them read."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(Measurement):
     """A variant held against its baseline on the same items, or the baseline alone.
 
@@ -112,6 +121,20 @@ class Evaluation(Measurement):
     evaluation_id: str | None = None
     baseline_found: bool = False
     variant_found_in: str | None = None
+
+    def check(self, **bounds: float) -> GateCheck:
+        """Return whether the variant is near enough to its baseline, by the gates of a promotion.
+
+        Parameters
+        ----------
+        **bounds
+            `max_kl`, `max_kl_outliers_pct`, `max_flips_pct`, `max_accuracy_drop_pct`: see `decide.standard_gates`.
+        """
+        from mlflow_compress.decide.gate_values import gate_values
+
+        values = gate_values(self.pooled)
+        checks = [check for gate in standard_gates(**bounds) for check in gate.checks(values)]
+        return GateCheck(passed=all(check.passed for check in checks), reasons=tuple(c.reason for c in checks))
 
     @property
     def summary(self) -> str:

@@ -6,30 +6,13 @@ from dataclasses import asdict
 
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import PromoteConfig
-from mlflow_compress.decide.promotion import (
-    GATE_DROP,
-    GATE_FLIPS,
-    Candidate,
-    Decision,
-    DivergenceGate,
-    Gate,
-    decide,
-)
+from mlflow_compress.decide.promotion import Candidate, Decision, decide, standard_gates
 from mlflow_compress.results import Promotion
 from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.model_registry import check_alias, move_alias, register, registered_model
 from mlflow_compress.tracking.tracker import Tracker
-
-
-def gates(config: PromoteConfig) -> list[Gate | DivergenceGate]:
-    """Return the gates of a promotion, each on the upper end of an interval."""
-    return [
-        DivergenceGate(max_kl=config.max_kl, max_outliers_pct=config.max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=config.max_flips_pct, label="flips in % (upper end)"),
-        Gate(metric=GATE_DROP, bound=config.max_accuracy_drop_pct, label="accuracy drop in points (upper end)"),
-    ]
 
 
 def _candidate(variant: Variant, version: str) -> Candidate:
@@ -104,7 +87,12 @@ def run_promote(config: PromoteConfig) -> Promotion:
     with tracker.run(f"promote {label}", "promote", tags) as run:
         name, naming = registered_model(tracker, label, evaluation.base_weights)
         candidates = [_candidate(v, str(register(tracker, name, v).version)) for v in evaluation.variants]
-        policy = gates(config)
+        policy = standard_gates(
+            max_kl=config.max_kl,
+            max_kl_outliers_pct=config.max_kl_outliers_pct,
+            max_flips_pct=config.max_flips_pct,
+            max_accuracy_drop_pct=config.max_accuracy_drop_pct,
+        )
         decision = decide(candidates, policy)
         former = move_alias(tracker, name, config.alias, decision.champion.version) if decision.champion else None
         verdict = _verdict(decision, config.alias, former)

@@ -60,7 +60,7 @@ JUDGED = """
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from mlflow_compress.config import JudgeSettings
+from mlflow_compress.config import JudgeConfig
 from mlflow_compress.judges import JUDGES, JudgeInputs
 from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.records import Generations, RunRecords
@@ -71,7 +71,7 @@ def answers(words):
     return Generations.from_rows(rows)
 
 graded = {"baseline": answers([5, 5]), "variant": answers([25, 5])}
-judge = JUDGES.get("brevity").open(JudgeSettings(), Path())
+judge = JUDGES.get("brevity").open(JudgeConfig(), Path())
 found = judge(JudgeInputs(instructions=[], graded=graded, samples={})).judgments
 runs = [RunRecords(generations=graded[who], judgments=found[who]) for who in ("baseline", "variant")]
 pooled = headline(compute_all(MetricInputs(*runs)))
@@ -143,6 +143,7 @@ def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_main_job_shows_all_four(installed: Path, tmp_path: Path) -> None:
     left_out = ("MLFLOW_", "OPENAI_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
