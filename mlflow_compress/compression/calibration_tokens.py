@@ -1,4 +1,4 @@
-"""Calibration text to a fixed, seeded, hashed set of token sequences."""
+"""Makes a fixed set of token sequences from calibration text, with a seed and a hash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Token sequences of one length.
+    """Calibration sequences of equal length.
 
     Parameters
     ----------
@@ -30,11 +30,11 @@ class Calibration:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 over the token ids as little-endian int64, row by row, in hexadecimal."""
+        """SHA-256 (hexadecimal) over the token ids as little-endian int64, row by row."""
         return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
 
     def describe(self) -> dict[str, int | str]:
-        """Return what the manifest keeps."""
+        """Return the entries for the checkpoint's manifest."""
         samples, length = self.ids.shape
         return {"samples": samples, "length": length, "tokens": samples * length, "sha256": self.sha256}
 
@@ -47,7 +47,7 @@ class Calibration:
         return DataLoader(rows, batch_size=batch_size, shuffle=False)  # type: ignore[arg-type]
 
     def run_through(self, model: Any, hooks: Sequence[RemovableHandle]) -> None:
-        """Let the model read every sequence, for what its hooks see, and remove these."""
+        """Run the model on every sequence, so that its hooks collect their values; then remove the hooks."""
         import torch
 
         try:
@@ -60,16 +60,16 @@ class Calibration:
 
 
 def prepare(tokenizer: Any, texts: Sequence[str], *, samples: int, length: int, seed: int) -> Calibration:
-    """Cut the texts into sequences of `length` tokens and take `samples` of them.
+    """Return `samples` sequences of `length` tokens from the texts.
 
-    The texts are tokenized one by one (with the tokenizer's own special tokens, which a text that begins with BOS has
-    already), joined to one stream and cut into whole windows, so that nothing is padded; a seeded permutation of the
-    windows decides which are used and in which order.
+    Each text is tokenized with the tokenizer's special tokens, unless it already begins with BOS. The tokens are joined
+    to one stream and cut into windows without padding. A seeded permutation decides which windows are used, and in
+    which order.
 
     Raises
     ------
     ConfigError
-        The texts hold fewer windows than asked for.
+        The texts have fewer windows than `samples`.
     """
     bos = getattr(tokenizer, "bos_token", None)
     stream = np.concatenate(

@@ -1,4 +1,4 @@
-"""`compression.json`: what a compressed checkpoint is, how it was made, what it weighs."""
+"""The manifest of a compressed checkpoint, `compression.json`: method, base, sizes and hashes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """Record of one compression; written last, so that a half-written folder has none."""
+    """Record of one compression. It is written last, so that an unfinished folder has none."""
 
     method: str
     """Registered name of the method."""
     label: str
-    """Short name of the variant, as in ``awq-4bit-g128``."""
+    """Short name of the variant, for example ``awq-4bit-g128``."""
     settings: dict[str, Any]
-    """The method's Config."""
+    """The method's settings."""
     format: str
     """Checkpoint format."""
     base_model: str
@@ -34,38 +34,38 @@ class CheckpointManifest:
     base_size_bytes: int
     """Bytes of the base's stored tensors."""
     base_parameters: int
-    """Weights in the base; tied ones count once."""
+    """Number of weights in the base; tied weights count once."""
     base_dtype: str
-    """Element type of most of the base's weights; everything left unquantized keeps it."""
+    """Dtype of most of the base's weights, and of everything that is not quantized."""
     calibration: dict[str, int | str] | None
-    """samples, length, tokens and SHA-256 of the token ids; None where the method looks at no text."""
+    """samples, length, tokens and SHA-256 of the token ids; None where the method needs no text."""
     size_bytes: int
-    """Bytes of the tensors really stored."""
+    """Bytes of the stored tensors."""
     size_ratio: float
     """base_size_bytes / size_bytes: how many times smaller the checkpoint is."""
     bits_per_weight: float
     """8 x bytes of everything stored for the linear layers' weights (packed values, scales, zero points, states) /
-    number of weights in the base's linear layers. The language-model head, embeddings, norms and biases are out."""
+    number of weights in the base's linear layers. Language-model head, embeddings, norms and biases do not count."""
     bits_per_weight_model: float
-    """8 x size_bytes / base_parameters: the same over the whole model, unquantized parts included."""
+    """8 x size_bytes / base_parameters: the same for the complete model, including everything that is not quantized."""
     sparsity: float | None
     """Share of exact zeros in the linear layers' weights; None where they are stored packed."""
     seconds: float
-    """Time of the compression, model loading and saving included, reload check excluded."""
+    """Time of the compression, including loading and saving, without the reload check."""
     peak_memory_bytes: int
-    """Highest memory in use during the compression."""
+    """Peak memory of the compression."""
     peak_memory_kind: str
     """"cuda", "rss" or "rss_process": see `memory.Peak`."""
     device: str
-    """Where the compression ran."""
+    """Device of the compression."""
     library_versions: dict[str, str]
-    """Versions of Python and of every library that had a part."""
+    """Versions of Python and of the installed libraries that take part."""
     weight_files: dict[str, str]
     """SHA-256 of every weight file."""
     probe_sha256: str
     """SHA-256 of the stored reload probe."""
     reload: dict[str, float]
-    """Numbers of the reload check: see `probe.ReloadReport`."""
+    """Results of the reload check: see `probe.ReloadReport`."""
 
     def write(self, folder: Path) -> Path:
         """Write the manifest atomically and return its path."""
@@ -76,14 +76,14 @@ class CheckpointManifest:
 
     @classmethod
     def read(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Read a checkpoint's manifest and check that the weights are the ones it describes.
+        """Return a checkpoint's manifest, after a check that the weights are those that it describes.
 
         Parameters
         ----------
         folder : Path
             The checkpoint.
         verify : bool
-            Compare the SHA-256 of every weight file (reads them all).
+            Compare the SHA-256 of every weight file, which reads them all.
 
         Raises
         ------

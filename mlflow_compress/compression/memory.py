@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work."""
+"""Measures the peak memory of a block of code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 @dataclass
 class Peak:
-    """Result of `peak_memory`, filled in when the work ends.
+    """Result of `peak_memory`; it has its values when the block ends.
 
     Parameters
     ----------
     n_bytes : int
-        Highest memory in use.
+        Peak memory in bytes.
     kind : str
-        "cuda": allocated on the GPU by torch; "rss": resident memory of the process during the work; "rss_process":
-        resident memory since the process began, where the system cannot reset its mark.
+        "cuda": allocated on the GPU by torch; "rss": resident memory of the process during the block; "rss_process":
+        resident memory since the process began, where the system cannot reset the peak.
     """
 
     n_bytes: int = 0
@@ -28,7 +28,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: str) -> Iterator[Peak]:
-    """Measure the highest memory in use until the block ends."""
+    """Measure the peak memory until the block ends."""
     peak = Peak()
     if device.startswith("cuda"):
         import torch
@@ -37,13 +37,13 @@ def peak_memory(device: str) -> Iterator[Peak]:
         yield peak
         peak.n_bytes, peak.kind = int(torch.cuda.max_memory_allocated()), "cuda"
         return
-    peak.kind = "rss" if _reset_mark() else "rss_process"
+    peak.kind = "rss" if _reset_peak() else "rss_process"
     yield peak
-    peak.n_bytes = _high_water_mark()
+    peak.n_bytes = _peak_rss()
 
 
-def _reset_mark() -> bool:
-    """Set the kernel's mark to the present use (Linux); False where that is not possible."""
+def _reset_peak() -> bool:
+    """Reset the kernel's peak to the present use (Linux); return False where that is not possible."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -51,7 +51,7 @@ def _reset_mark() -> bool:
     return True
 
 
-def _high_water_mark() -> int:
+def _peak_rss() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

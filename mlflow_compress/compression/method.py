@@ -1,4 +1,4 @@
-"""What a compression method is: a frozen Config, a check before any work, and `compress`."""
+"""Base class and registry of compression methods: frozen settings, a check before any work, and `compress`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Base of every method's settings; a method adds exactly the fields that it reads."""
+    """Base of every method's settings; a method adds only the fields that it uses."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, as plain values."""
@@ -31,17 +31,17 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedConfig(MethodConfig):
-    """Settings of a method that looks at text."""
+    """Settings of a method that needs calibration text."""
 
     calibration_samples: int = 128
-    """Sequences used for calibration."""
+    """Number of calibration sequences."""
     calibration_length: int = 256
-    """Tokens in each sequence."""
+    """Tokens per sequence."""
     seed: int = 0
-    """Chooses and orders the sequences."""
+    """Seed of the choice and order of the sequences."""
 
     def __post_init__(self) -> None:
-        """Refuse counts that are not positive."""
+        """Raise `ConfigError` for counts that are too small."""
         require_at_least("calibration_samples", self.calibration_samples, 1)
         require_at_least("calibration_length", self.calibration_length, 2)
         require_at_least("seed", self.seed, 0)
@@ -49,7 +49,7 @@ class CalibratedConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionJob:
-    """Everything that `Method.compress` gets.
+    """Everything that `Method.compress` needs.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class CompressionJob:
     config : MethodConfig
         The method's own settings, already checked.
     calibration : Calibration or None
-        Token ids, when the method needs them.
+        Token ids, if the method needs them.
     probe : Probe
-        Input on which the in-memory compressed model has to be measured.
+        Input on which the logits of the compressed model in memory are computed.
     device : str
         "cpu" or "cuda".
     folder : Path
@@ -76,32 +76,32 @@ class CompressionJob:
 
 
 class Method(ABC):
-    """One compression method; a subclass with the `register` decorator is all that a new method needs."""
+    """One compression method. A new method is a subclass with the `register` decorator."""
 
     name: ClassVar[str]
     """Name in the registry and on the command line."""
     description: ClassVar[str]
     """One line for `mlflow-compress methods`."""
     reference: ClassVar[str]
-    """The paper or the library's documentation."""
+    """Paper, or documentation of the library."""
     format: ClassVar[str]
-    """Checkpoint format written."""
+    """Format of the checkpoint."""
     Config: ClassVar[type[MethodConfig]]
     """Frozen keyword-only settings."""
     supported_bits: ClassVar[tuple[int, ...]] = ()
-    """Weight bits that may be asked for, high to low; empty where the method has no such setting."""
+    """Allowed bits per weight, from high to low; empty where the method has no such setting."""
     needs_calibration: ClassVar[bool] = False
     """Whether calibration text is required."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Import names of optional packages."""
     linear_only: ClassVar[bool] = True
-    """Whether linear layers are all that changes: weights elsewhere, as of experts in one tensor, would stay."""
+    """Whether the method changes linear layers only; other weights (experts in one tensor) stay as they are."""
     by_class: ClassVar[bool] = False
-    """Whether its library knows linear layers by their exact class, and passes over those of another."""
+    """Whether the method's library finds linear layers by their exact class, and skips subclasses."""
     rounds_activations: ClassVar[bool] = False
-    """Whether the reload check allows that activations land on neighbouring steps: see `probe.MAX_MEAN_KL_ROUNDED`."""
+    """Whether the reload check has a wider tolerance, for rounded activations: `probe.MAX_MEAN_KL_ROUNDED`."""
     compresses: ClassVar[bool] = True
-    """False for a control that leaves the weights as they are and may never be promoted."""
+    """False for a control, which does not change the weights and can never be promoted."""
     extra: ClassVar[str | None] = None
     """Extra of this package that installs `requires`, where the plain installation does not."""
     runs_in: ClassVar[tuple[str, ...]] = ()
@@ -119,15 +119,15 @@ class Method(ABC):
         return "-".join(parts)
 
     def fingerprint(self, config: Any) -> str:
-        """Return what decides the checkpoint's bytes beside settings, base and calibration text; mostly nothing."""
+        """Return what else decides the checkpoint, besides settings, base and calibration text; "" by default."""
         return ""
 
     def format_of(self, config: Any) -> str:
-        """Return the format of the checkpoint that these settings make: `format`, unless they choose another."""
+        """Return the checkpoint format for these settings; by default `format`."""
         return self.format
 
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
-        """Return the import names of the packages that these settings need, and the extra that installs them."""
+        """Return the import names of the packages for these settings, and the extra that installs them."""
         return self.requires, self.extra
 
     def require_backend(self, config: Any) -> None:
@@ -143,7 +143,7 @@ class Method(ABC):
             )
 
     def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits
-        """Refuse, before any work, what this method cannot do with this model; the default accepts everything."""
+        """Raise an error, before any work, if the method does not support the model; the default accepts all."""
 
     @abstractmethod
     def compress(self, job: CompressionJob) -> torch.Tensor:
@@ -152,8 +152,8 @@ class Method(ABC):
         Returns
         -------
         torch.Tensor
-            Float32 logits of the in-memory compressed model on `job.probe`, of shape (n_positions, vocabulary).
-            They are what the saved checkpoint must reproduce in a fresh process.
+            Float32 logits of the compressed model in memory on `job.probe`, shape (n_positions, vocabulary). The saved
+            checkpoint must reproduce them in a new process.
         """
 
 

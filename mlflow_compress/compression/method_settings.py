@@ -1,4 +1,4 @@
-"""Strict parameters (often strings from a command line) to a method's Config."""
+"""Builds a method's settings from parameters, which are often strings from the command line."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.errors import ConfigError
 
 AUTO = "auto"
-"""Means "not given": the method's default stands."""
+"""Means "not given": use the method's default."""
 
 NONE = "none"
 """Means "no further settings"."""
 
 
 def method_config(name: str, *, bits: int | str = AUTO, group_size: int | str = AUTO, **overrides: Any) -> MethodConfig:
-    """Build the Config of method `name`.
+    """Return the settings of method `name`.
 
     Parameters
     ----------
     name : str
         Registered method.
     bits, group_size : int or str
-        Given values override the method's default; "auto" keeps it.
+        Values that replace the method's default; "auto" keeps it.
     **overrides
-        Any other setting of the method, as its own type or as text ("true", "0.01", "64").
+        Other settings of the method, as values or as text ("true", "0.01", "64").
 
     Returns
     -------
     MethodConfig
-        Checked settings.
+        Validated settings.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _parse_one(value: Any, kind: Any) -> Any:
-    """Return `value` as `kind`, or None where it is not one."""
+    """Return `value` converted to `kind`, or None where that is not possible."""
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if kind is bool:

@@ -1,4 +1,4 @@
-"""The methods as a table, for the terminal and for the README: written from the registry alone."""
+"""The table of methods, for the terminal and for the documentation; generated from the registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it doe
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return one row of `COLUMNS` a method, sorted by name."""
+    """Return one row per method with the columns of `COLUMNS`, sorted by name."""
     return [_row(method) for _, method in METHODS.items()]
 
 
@@ -25,6 +25,6 @@ def _row(method: Method) -> tuple[str, ...]:
 
 
 def as_markdown() -> str:
-    """Return the table for the README, which `tools/write_methods_table.py` puts there."""
+    """Return the table for the documentation, which `tools/write_methods_table.py` writes."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *((f"`{name}`", *rest) for name, *rest in rows())]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)

@@ -1,4 +1,4 @@
-"""The one way to compress: check, compress, prove by reloading, publish."""
+"""The compression pipeline: check, compress, verify by reloading, publish."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def compress_model(
 ) -> CheckpointManifest:
     """Compress a model into a new folder.
 
-    The checkpoint is written to a hidden folder beside `out`, loaded again in a fresh process and compared with the
-    model in memory, given its manifest, and only then renamed to `out`: what stands there is finished and proven.
+    The checkpoint is written to a hidden folder next to `out`, loaded in a new process, and compared with the model in
+    memory. Then its manifest is written, and the folder is renamed to `out`. So `out` is always complete and verified.
 
     Parameters
     ----------
@@ -69,13 +69,13 @@ def compress_model(
     method : str
         Name in `METHODS`.
     config : MethodConfig or None
-        The method's settings (`method_config` builds them from text); None takes its defaults.
+        The method's settings (`method_config` builds them from text); None: its defaults.
     calibration : sequence of str
-        Texts for methods that need them; others do not look at them.
+        Texts for methods that need them; others ignore them.
     out : Path
         Folder to create; an existing one must be empty.
     device : str
-        "auto" (a GPU where there is one), "cpu" or "cuda".
+        "auto" (a GPU if there is one), "cpu" or "cuda".
     trust_remote_code : bool
         Whether the model's own Python code may run.
 
@@ -87,11 +87,11 @@ def compress_model(
     Raises
     ------
     ConfigError, UnsupportedError, MissingDependencyError
-        Before any work, when the request cannot be met.
+        Before any work, when the request cannot be fulfilled.
     CheckpointError
         The model is missing or broken.
     ReloadMismatchError
-        The saved checkpoint does not compute what the model in memory computed; nothing is published.
+        The saved checkpoint does not compute the same as the model in memory; nothing is published.
     """
     chosen = METHODS.get(method)
     settings = chosen.Config() if config is None else config
@@ -111,7 +111,7 @@ def compress_model(
     with quiet():
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
-    with _staging(out) as folder:
+    with _staging_folder(out) as folder:
         job = CompressionJob(
             source=source,
             config=settings,
@@ -120,12 +120,12 @@ def compress_model(
             device=placed,
             folder=folder,
         )
-        manifest = _make(chosen, job)
+        manifest = _compress_and_verify(chosen, job)
         manifest.write(folder)
     return manifest
 
 
-def _make(method: Method, job: CompressionJob) -> CheckpointManifest:
+def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManifest:
     import torch
 
     start = time.perf_counter()
@@ -134,7 +134,7 @@ def _make(method: Method, job: CompressionJob) -> CheckpointManifest:
         logits = method.compress(job)
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
-    probe_file = probe_module.write(job.folder, job.probe, logits, rounded=method.rounds_activations)
+    probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds_activations)
     report = reload_in_fresh_process(job.folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
     tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
@@ -167,13 +167,13 @@ def _make(method: Method, job: CompressionJob) -> CheckpointManifest:
 
 
 def _require_compressed(method: Method, job: CompressionJob) -> None:
-    """Refuse to publish a checkpoint with linear layers that a method of so many bits has passed over in silence."""
+    """Raise `UnsupportedError` where a quantization method has silently skipped linear layers."""
     if not method.supported_bits:
         return
     left = stored_weights.plain_layers(stored_weights.read_headers(job.folder), job.source.linear)
     if left:
         raise UnsupportedError(
-            f"Method {method.name!r} left {len(left)} of {len(job.source.linear)} linear layers as they were, "
+            f"Method {method.name!r} left {len(left)} of {len(job.source.linear)} linear layers unchanged, "
             f"the first of them {left[0]}",
             got=job.source.architecture,
             fix="Use another method, or another backend of this one",
@@ -183,7 +183,7 @@ def _require_compressed(method: Method, job: CompressionJob) -> None:
 def reload_in_fresh_process(
     folder: Path, *, device: str = "cpu", trust_remote_code: bool = False
 ) -> probe_module.ReloadReport:
-    """Load a checkpoint in a new Python process and compare it with its stored probe logits.
+    """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def reload_in_fresh_process(
     command += ["--trust-remote-code"] if trust_remote_code else []
     package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
-    # The checkpoint is local: a look-up on the hub would only add a wait where there is no network.
+    # The checkpoint is local: without network access, a request to the hub would only cost time.
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     answer = _last_json(done.stdout)
@@ -207,7 +207,7 @@ def reload_in_fresh_process(
         reason = (
             answer["error"] if answer else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         )
-        raise CheckpointError(f"The saved checkpoint does not load in a fresh process: {reason}", got=str(folder))
+        raise CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
     del answer["agrees"]
     report = probe_module.ReloadReport(**answer)
     report.require_agreement()
@@ -258,8 +258,8 @@ def _require_free(out: Path) -> None:
 
 
 @contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `out` that is renamed to `out` on success and removed on any failure."""
+def _staging_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
@@ -267,14 +267,14 @@ def _staging(out: Path) -> Iterator[Path]:
         raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
     try:
         yield folder
-        _share(folder)
+        _set_default_permissions(folder)
         atomic.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _share(folder: Path) -> None:
-    """Give the permissions that new files have here: temporary folders and safetensors files are private."""
+def _set_default_permissions(folder: Path) -> None:
+    """Set the permissions of ordinary new files; temporary folders and safetensors files are private by default."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (folder, *folder.rglob("*")):

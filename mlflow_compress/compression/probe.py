@@ -1,4 +1,4 @@
-"""A fixed input, the logits of a model on it, and how two sets of such logits are compared."""
+"""The reload probe: a fixed input, a model's logits on it, and the comparison of two such sets of logits."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 SEQUENCES, LENGTH, STRIDE = 4, 48, 6
 PROBE_FILE = Path("probe") / "logits.safetensors"
-"""In a subfolder: loaders that read every ``*.safetensors`` of a checkpoint must not meet it."""
+"""In a subfolder, because some loaders read every ``*.safetensors`` file of a checkpoint."""
 
 MAX_RELATIVE_DIFF = 1e-3
 MAX_KL = 1e-6
 """Tolerances of the reload check, on float32 logits computed on the same machine and device.
 
-Both processes run the same kernels on the same numbers, so the expected difference is exactly 0, and it was in every
-method when this was written. The room left (a thousandth of the logits' root mean square, a millionth of a nat) is for
-sums taken in another order, which for float32 models lies around 1e-5. Saved checkpoints known to be wrong lay at
-0.01 nats and more.
+Both processes run the same kernels on the same numbers, so the expected difference is exactly 0. It was 0 for every
+method when this was written. The tolerance (a thousandth of the logits' root mean square, a millionth of a nat) allows
+sums in another order, which change the logits of float32 models by about 1e-5. Checkpoints known to be wrong differ by
+0.01 nats or more.
 """
 
 MAX_MEAN_KL_ROUNDED = 0.01
-"""Tolerance, in nats, for models that round every token's activations by a scale of its own (`w8a8`, `fp8`).
+"""Tolerance, in nats, for models that round the activations of every token with a scale of its own (`w8a8`, `fp8`).
 
-Mostly they agree to the bit too. But where a sum comes out one unit in the last place apart, a value at the edge of a
-step goes to the neighbour, and all that follows with it: `w8a8` was refused once for that. A test moves the demo's
-embeddings by 1e-7 of themselves to show it. Checkpoints known to be wrong lie at this value and above.
+Usually their logits are equal too. But where a sum differs in its last bit, a value between two steps is rounded to the
+other one, which changes everything after it: `w8a8` was rejected once for this. A test shows it by changing the demo's
+embeddings by a factor of 1e-7. Checkpoints known to be wrong differ by this value or more.
 """
 
 
@@ -52,7 +52,7 @@ class Probe:
 
     @classmethod
     def for_model(cls, source: SourceModel) -> Probe:
-        """Draw the probe of a model: uniform over its vocabulary, the same each time."""
+        """Return the probe of a model: token ids drawn uniformly from its vocabulary, with a fixed seed."""
         length = min(LENGTH, source.max_length)
         return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(SEQUENCES, length), dtype=np.int64))
 
@@ -80,10 +80,10 @@ class Probe:
         return logits
 
 
-def write(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bool = False) -> Path:
-    """Store the probe and the logits of the in-memory model beside the checkpoint; return the file.
+def write_probe(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bool = False) -> Path:
+    """Write the probe and the logits of the model in memory into the checkpoint's folder; return the file.
 
-    `rounded` says that the model rounds activations as it computes.
+    `rounded`: the model rounds activations.
     """
     import torch
     from safetensors.torch import save_file
@@ -95,8 +95,8 @@ def write(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bool = F
     return path
 
 
-def read(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
-    """Read what `write` stored."""
+def read_probe(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
+    """Return the probe, the logits and `rounded` that `write_probe` stored."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -110,7 +110,7 @@ def read(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReloadReport:
-    """How far a reloaded checkpoint is from the in-memory model that was saved.
+    """Differences between the logits of a reloaded checkpoint and of the model in memory that was saved.
 
     Parameters
     ----------
@@ -119,11 +119,11 @@ class ReloadReport:
     max_abs_diff : float
         Largest absolute difference of two logits.
     logit_rms : float
-        Root mean square of the in-memory logits, after taking the mean off each row.
+        Root mean square of the logits in memory, after subtracting the mean of each row.
     kl_mean, kl_max : float
         KL(in-memory || reloaded) in nats, over the positions.
     rounded : bool
-        Whether the model rounds activations, and `MAX_MEAN_KL_ROUNDED` is the tolerance.
+        Whether the model rounds activations, so that `MAX_MEAN_KL_ROUNDED` is the tolerance.
     """
 
     positions: int
@@ -135,13 +135,13 @@ class ReloadReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether the differences lie within the tolerances."""
+        """Whether the differences are within the tolerances."""
         if self.rounded:
             return self.kl_mean <= MAX_MEAN_KL_ROUNDED
         return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
 
     def require_agreement(self) -> None:
-        """Raise `ReloadMismatchError` where a difference is beyond the tolerances."""
+        """Raise `ReloadMismatchError` where a difference exceeds its tolerance."""
         if not self.agrees:
             raise ReloadMismatchError(
                 "The saved checkpoint does not compute what the compressed model in memory computed",
@@ -158,7 +158,10 @@ class ReloadReport:
 
 
 def compare(saved: torch.Tensor, reloaded: torch.Tensor, *, rounded: bool = False) -> ReloadReport:
-    """Compare logits of shape (n_positions, vocabulary); other shapes or values that are not finite are a mismatch."""
+    """Return the differences between two sets of logits of shape (n_positions, vocabulary).
+
+    Different shapes raise `ReloadMismatchError`. Values that are not finite do not agree.
+    """
     import torch
 
     if saved.shape != reloaded.shape:

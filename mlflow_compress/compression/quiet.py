@@ -1,4 +1,4 @@
-"""Keeping libraries quiet while they work for us."""
+"""Suppresses the output of libraries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back what the backends print, log below ERROR, warn and draw; exceptions come through unchanged.
+    """Within this block, suppress output, progress bars, warnings, and log messages below ERROR.
 
-    A method is run a hundred times in a sweep, and its libraries write several hundred lines and progress bars each
-    time. torch.fx logs through a handler that no redirection reaches, hence the switch in `logging`.
+    Exceptions are not affected. The libraries write several hundred lines for each compression. torch.fx logs through a
+    handler that a redirection of the output does not reach, so logging itself is disabled. The environment variable
+    TOKENIZERS_PARALLELISM is set within the block; llm-compressor would set it too, with a warning.
     """
     parallelism = os.environ.get("TOKENIZERS_PARALLELISM")
     logging_before = logging.root.manager.disable
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # llm-compressor sets it too, with a warning
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.disable(logging.WARNING)
     try:
         with (

@@ -1,8 +1,8 @@
-"""Fresh-process half of the reload check: ``python -m mlflow_compress.compression.reload_check FOLDER [FOLDER ...]``.
+"""The reload check, run in a new process: ``python -m mlflow_compress.compression.reload_check FOLDER [FOLDER ...]``.
 
-Loads each checkpoint the way any user would (plain transformers), computes its logits on the stored probe, compares
-them with those of the in-memory model, and writes one line of JSON a folder to the standard output. Exit code 0: they
-agree; 1: one does not; 2: one does not load.
+Loads each checkpoint with plain transformers, as a user does, computes its logits on the stored probe, and compares
+them with those of the model that was compressed in memory. Writes one line of JSON per folder to the standard output.
+Exit code 0: all agree; 1: at least one does not; 2: at least one does not load.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mlflow_compress.models import architectures
 
 
 def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
-    """Load `folder` in float32 and compare it with its stored probe logits."""
-    stored, logits, rounded = probe.read(folder)
+    """Load a checkpoint in float32, and compare its logits with the stored ones."""
+    stored, logits, rounded = probe.read_probe(folder)
     model = load(folder, device=device, trust_remote_code=trust_remote_code)
     return probe.compare(logits, stored.logits(model), rounded=rounded)
 
@@ -33,7 +33,7 @@ def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
     Raises
     ------
     CheckpointError
-        It leaves parameters of the model without values.
+        The checkpoint has no values for some parameters of the model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -50,8 +50,8 @@ def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
     )
     architectures.require_complete(info, folder)
     model.eval()
-    # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored type, and the
-    # model then stops at mixed types. Widening what is stored changes no number.
+    # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored dtype, and the
+    # model then fails with mixed dtypes. The conversion to float32 changes no number.
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare a checkpoint with the logits stored when it was made.")
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's default")
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(arguments)
 
@@ -74,11 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return max([_answer(folder, options.device, options.trust_remote_code) for folder in options.folders])
+    return max([_check_and_report(folder, options.device, options.trust_remote_code) for folder in options.folders])
 
 
-def _answer(folder: Path, device: str, trust_remote_code: bool) -> int:
-    """Check one folder, write its line and return its exit code."""
+def _check_and_report(folder: Path, device: str, trust_remote_code: bool) -> int:
+    """Check one folder, write its line of JSON, and return its exit code."""
     from safetensors import SafetensorError
 
     try:

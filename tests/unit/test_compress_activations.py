@@ -79,7 +79,7 @@ def test_weights_and_activations_both_lie_on_the_grid(base: Path, tmp_path: Path
 @pytest.mark.parametrize("method", ["w8a8", "fp8"])
 def test_what_moves_a_sum_in_its_last_place_moves_rounded_activations_by_steps(method: str, tmp_path: Path) -> None:
     compress_model(str(demo.MODEL_DIR), method, None, [], tmp_path / "out")
-    stored, before, rounded = probe.read(tmp_path / "out")
+    stored, before, rounded = probe.read_probe(tmp_path / "out")
     model = load(tmp_path / "out", device="cpu", trust_remote_code=False)
     embeddings = model.get_input_embeddings().weight.data
     embeddings *= 1 + 1e-7 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))

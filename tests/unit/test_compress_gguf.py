@@ -180,7 +180,7 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"scaled in this way.*Allowed: default, llama3\. Got: 'linear'"):
         compress_model(str(scaled), "gguf", None, [], tmp_path / "out")
     windows = make_mistral(tmp_path / "windows", sliding_window=32)
-    with pytest.raises(UnsupportedError, match=r"sliding windows.*128 tokens\. Got: 'sliding_window=32'"):
+    with pytest.raises(UnsupportedError, match=r"Sliding-window.*128 tokens\. Got: 'sliding_window=32'"):
         compress_model(str(windows), "gguf", None, [], tmp_path / "out")
     compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
     with pytest.raises(UnsupportedError, match="The model is a GGUF file"):

@@ -61,12 +61,12 @@ def test_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
 def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:
     ids = np.arange(12, dtype=np.int64).reshape(3, 4)
     for rounded in (False, True):
-        probe.write(tmp_path, probe.Probe(ids), logits, rounded=rounded)
-        stored, same, told = probe.read(tmp_path)
+        probe.write_probe(tmp_path, probe.Probe(ids), logits, rounded=rounded)
+        stored, same, told = probe.read_probe(tmp_path)
         assert np.array_equal(stored.ids, ids) and torch.equal(same, logits) and told is rounded
     assert not list(tmp_path.glob("*.safetensors"))  # not among the weights
 
 
 def test_a_missing_probe_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="probe"):
-        probe.read(tmp_path)
+        probe.read_probe(tmp_path)

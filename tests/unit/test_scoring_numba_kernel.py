@@ -23,7 +23,7 @@ print(hashlib.sha256(b"".join(x.numpy().tobytes() for x in (*alone[:3], *both)))
 """
 
 IMPORTS = """
-import os, pkgutil, numba, numba.core.config, torch, transformers
+import os, pkgutil, numba, torch, transformers.modeling_utils  # importing these may change the environment
 before = dict(os.environ), {n: getattr(numba.config, n) for n in dir(numba.config) if n.isupper()}
 import mlflow_compress.scoring
 for module in pkgutil.walk_packages(mlflow_compress.scoring.__path__, "mlflow_compress.scoring."):

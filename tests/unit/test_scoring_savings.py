@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward import tree_attention as tree_module
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
-from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches
+from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches, install_tree_attention
 from mlflow_compress.scoring.plan.units import PaddedBatch
 from tests.unit.scoring_models import CONFIGS, load_random, mixed_requests, naive_logliks
 
@@ -63,6 +63,14 @@ def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, mo
     uses_sdpa = name != "gemma2"  # whose soft caps only its own attention knows
     assert (calls["_attend_per_branch"] > 0) == uses_sdpa
     assert (calls["_attend_at_rows"] > 0) == uses_sdpa
+
+
+def test_the_attention_table_is_changed_within_the_block_only() -> None:
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with pytest.raises(ZeroDivisionError), install_tree_attention() as attention:
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attention
+        raise ZeroDivisionError
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
 
 
 def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:

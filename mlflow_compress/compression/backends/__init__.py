@@ -1,1 +1,1 @@
-"""Compression libraries, each imported by its own file alone."""
+"""Compression libraries; each is imported only by the file named after it."""

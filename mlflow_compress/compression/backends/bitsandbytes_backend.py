@@ -1,4 +1,4 @@
-"""Running bitsandbytes through transformers, in the one order that is safe: load, save, and only then compute."""
+"""Runs bitsandbytes through transformers, in the only safe order: load, save, then compute."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FourBitConfig(MethodConfig):
     """Settings of the 4-bit methods."""
 
     codes: ClassVar[str]
-    """The sixteen codes' name in bitsandbytes."""
+    """Name of the sixteen codes in bitsandbytes."""
     bits: int = 4
-    """Bits of a weight: always 4."""
+    """Bits per weight: always 4."""
     double_quant: bool = False
-    """Quantize the blocks' scales to 8 bits as well: up to 0.37 bits a weight less."""
+    """Quantize the scales to 8 bits too, which saves up to 0.37 bits per weight."""
 
     def __post_init__(self) -> None:
         """Refuse other bits."""
@@ -29,7 +29,7 @@ class FourBitConfig(MethodConfig):
 
 
 class FourBitMethod(Method):
-    """A 4-bit method of bitsandbytes: the same but for its sixteen codes."""
+    """Base of the 4-bit methods of bitsandbytes, which differ only in their sixteen codes."""
 
     runs_in = ("vLLM",)
     supported_bits = (4,)
@@ -51,19 +51,19 @@ class FourBitMethod(Method):
 
 
 def quantize_and_save(job: CompressionJob, **options: Any) -> torch.Tensor:
-    """Quantize while loading, save, and measure the model in memory afterwards.
+    """Quantize while loading, save, and return the logits of the model in memory.
 
-    On a CPU the first forward in evaluation mode repacks 4-bit weights in place; a checkpoint saved after that is
-    silently corrupt. So the model is saved before any forward. Its 4-bit layers are then expanded to the values that
-    they stand for, on a CPU, and the logits come from these (see `architectures.bnb_4bit`).
+    On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved
+    after it is silently corrupt. So the model is saved before any forward pass. On a CPU its 4-bit layers are then
+    replaced by layers with the dequantized weights, which compute the logits (see `architectures.bnb_4bit`).
 
-    Quantization starts from the stored weights widened to float32, and everything left unquantized is stored in the
-    base's own type, which loses nothing.
+    Quantization starts from the stored weights in float32. Everything that is not quantized is stored in the base's
+    dtype, without loss.
 
     Parameters
     ----------
     job : CompressionJob
-        What to compress and where to write it.
+        What to compress, and where to write it.
     **options
         Arguments of `transformers.BitsAndBytesConfig`.
 
@@ -88,7 +88,7 @@ def quantize_and_save(job: CompressionJob, **options: Any) -> torch.Tensor:
 
 
 def _cast_unquantized(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast the parameters that bitsandbytes leaves alone (its own are integers)."""
+    """Cast the parameters that bitsandbytes has not quantized (its own are integers)."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

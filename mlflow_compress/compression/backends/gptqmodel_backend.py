@@ -1,4 +1,4 @@
-"""Running gptqmodel: the second backend of `gptq` and `awq`, which writes the files that AutoGPTQ and AutoAWQ wrote."""
+"""Runs gptqmodel: the second backend of `gptq` and `awq`, which writes the formats of AutoGPTQ and AutoAWQ."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ NAME = "gptqmodel"
 EXTRA, PACKAGES = gptq_awq.EXTRA, gptq_awq.PACKAGES
 BATCH = 8
 CLIPPED = 64
-"""Output features whose clipping AWQ searches at once."""
+"""Number of output features for which AWQ searches the clipping together."""
 WITH_AWQ = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
-"""Architectures on which its AWQ was nearer to the base than plain rounding (`benchmarks/architectures.py`).
+"""Architectures on which gptqmodel's AWQ is closer to the base than plain rounding (`benchmarks/architectures.py`).
 
-Gemma 2 and OPT ended four to six times as far away, GPT-NeoX gave NaN; others it does not take, or were not tried.
+Gemma 2 and OPT are four to six times as far away, and GPT-NeoX gives NaN. Others are not supported, or not tested.
 """
 WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
-"""Architectures whose GPTQ it does not save, or saves without some of the parameters."""
+"""Architectures whose GPTQ checkpoint gptqmodel does not save, or saves without some parameters."""
 
 
 class TwoBackendMethod(Method):
-    """`gptq` or `awq`: llm-compressor's by default, gptqmodel's with ``backend=gptqmodel``."""
+    """Base of `gptq` and `awq`: with llm-compressor by default, with gptqmodel for ``backend=gptqmodel``."""
 
     other_format: ClassVar[str]
     """Format of gptqmodel's checkpoints."""
@@ -53,7 +53,7 @@ class TwoBackendMethod(Method):
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group size that does not divide a layer, and what the chosen backend cannot do."""
+        """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         source.require_group_size(config.group_size)
         if config.backend == NAME:
             check(source, self.name, self.quantize_config(config))
@@ -72,21 +72,24 @@ class TwoBackendMethod(Method):
         return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
 
     def check_llmcompressor(self, source: SourceModel) -> None:
-        """Refuse what llm-compressor cannot do with this model; the default accepts everything."""
+        """Raise an error for what llm-compressor does not support with this model; the default accepts everything."""
 
     @abstractmethod
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
-        """Do with llm-compressor what `compress` does."""
+        """Compress with llm-compressor; contract as `compress`."""
 
 
 def load() -> None:
-    """Import gptqmodel with enough workers: its default on two cores is one."""
+    """Import gptqmodel with at least two workers: its default on two cores is one.
+
+    It reads the number from the environment. A value that is already set is not changed.
+    """
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, min(12, os.cpu_count() or 2))))
     import gptqmodel  # noqa: F401
 
 
 def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
-    """Refuse what gptqmodel cannot do: architectures without a definition, group sizes and layers without a kernel."""
+    """Raise `UnsupportedError` for architectures, group sizes and layers that gptqmodel does not support."""
     load()
     from gptqmodel.models.auto import SUPPORTED_MODELS
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
@@ -99,7 +102,7 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
         )
     if method == "gptq" and source.model_type in WITHOUT_GPTQ:
         raise UnsupportedError(
-            "gptqmodel's GPTQ of this architecture is not saved whole",
+            "gptqmodel does not save its GPTQ checkpoint of this architecture completely",
             got=source.architecture,
             fix="Use backend=llmcompressor",
         )
@@ -127,26 +130,26 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
 
 
 def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
-    """Quantize on the calibration set, save, and measure what was packed.
+    """Quantize on the calibration set, save, and return the logits of the packed weights.
 
-    The base is read in its own type, in which gptqmodel also runs the calibration text; layers are solved in float32.
+    The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.
 
     Parameters
     ----------
     job : CompressionJob
-        What to compress and where to write it.
+        What to compress, and where to write it.
     settings : dict
         Arguments of `gptqmodel.QuantizeConfig`.
 
     Returns
     -------
     torch.Tensor
-        Logits of the in-memory model on the probe, shape (n_positions, vocabulary), its packed layers expanded.
+        Logits of the model in memory on the probe, its packed layers dequantized; shape (n_positions, vocabulary).
 
     Raises
     ------
     UnsupportedError
-        A layer was not solved with the damping asked for, or gptqmodel stopped.
+        A layer could not be solved with the given damping, or gptqmodel failed.
     """
     load()
     import torch
@@ -163,14 +166,14 @@ def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
             dtype=job.source.torch_dtype,
             trust_remote_code=job.source.trust_remote_code,
         )
-        with _contained() as failures:
+        with _collect_worker_errors() as failures:
             wrapped.quantize(rows, calibration_sort=None, batch_size=BATCH, backend=kernel)
             if failures:
                 raise RuntimeError(failures[0]) from failures[0]
         _require_solved(wrapped.quant_log, settings.get("damp_percent"))
         wrapped.save(str(job.folder))
     except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError, LookupError) as error:
-        # What it raises where its definition of an architecture is not the pinned transformers'.
+        # Raised where its definition of an architecture does not fit the pinned version of transformers.
         raise UnsupportedError(f"gptqmodel cannot compress this model: {error}", got=job.source.architecture) from error
     job.source.tokenizer().save_pretrained(job.folder)  # gptqmodel adds a padding token to its own copy
     model = wrapped.model.eval()
@@ -181,7 +184,7 @@ def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
 
 
 def _require_solved(log: list[dict[str, str]], damping: float | None) -> None:
-    """Refuse layers whose Hessian needed more damping than was asked for, or was not used at all."""
+    """Raise `UnsupportedError` where a layer's Hessian needed more damping than was given, or was not used."""
     for entry in log:
         if damping is not None and float(entry["damp"]) != round(damping, 5):
             raise UnsupportedError(
@@ -192,8 +195,11 @@ def _require_solved(log: list[dict[str, str]], damping: float | None) -> None:
 
 
 @contextlib.contextmanager
-def _contained() -> Iterator[list[BaseException]]:
-    """Collect what worker threads raise, where gptqmodel would end the process, and keep its logs out of the way."""
+def _collect_worker_errors() -> Iterator[list[BaseException]]:
+    """Within this block, collect the errors of worker threads, for which gptqmodel would end the process.
+
+    Its log files go to a temporary folder.
+    """
     from gptqmodel.looper import loop_processor
     from gptqmodel.utils import threadx
 

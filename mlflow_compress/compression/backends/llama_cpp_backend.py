@@ -1,4 +1,4 @@
-"""Running llama.cpp's quantizer for K-quants: 2 to 6 bits in blocks of 256, with types mixed by layer."""
+"""Runs llama.cpp's quantizer for K-quants: 2 to 6 bits in blocks of 256, with types that differ by layer."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class KQuantConfig(gguf_model.BaseGgufConfig):
     bits: int = 4
     """Bits of most weights; `Q4_K_M` is 4 bits with mix M."""
     mix: Literal["L", "M", "S"] = "M"
-    """How many of the sensitive layers get more bits: large, medium, small; Q6_K and Q2_K have one mix each."""
+    """How many sensitive layers get more bits: large, medium or small. Q6_K and Q2_K have only one mix."""
     embeddings: bool = False
-    """Quantize the embeddings and the head as well, as files made by llama.cpp do."""
+    """Quantize the embeddings and the head too, as in files made by llama.cpp."""
 
     def __post_init__(self) -> None:
-        """Refuse bits and mixes without a type."""
+        """Raise an error for bits and mixes without a GGUF type."""
         require_bits("gguf-k", self.bits, BITS)
         if self.mix not in MIXES[self.bits]:
             raise ConfigError(
@@ -46,14 +46,14 @@ class KQuantConfig(gguf_model.BaseGgufConfig):
 
     @property
     def type_name(self) -> str:
-        """llama.cpp's name of the type, as in ``Q4_K_M``."""
+        """llama.cpp's name of the type, for example ``Q4_K_M``."""
         return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{self.mix}"
 
 
 class KQuantMethod(Method):
-    """A method whose file llama.cpp's own quantizer writes.
+    """Base of the methods whose file is written by llama.cpp's own quantizer.
 
-    transformers computes with the values it means; with `native`, llama.cpp itself does.
+    transformers computes with the dequantized values; with `native`, llama.cpp computes.
     """
 
     format = "gguf"
@@ -63,20 +63,20 @@ class KQuantMethod(Method):
     extra = gguf_model.EXTRA
 
     def label(self, config: Any) -> str:
-        """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp itself."""
+        """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
         kind = f"{self.name.removesuffix('-k')}-{config.type_name.lower()}"
         return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse what `gguf` refuses, and rows that are no whole blocks: llama.cpp would take other types for them."""
+        """Raise an error as `gguf` does, and for rows that are not complete blocks: llama.cpp would use other types."""
         gguf_model.require_known(source, BLOCK)
 
     @abstractmethod
     def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
-        """Return how much each input channel of each tensor counts, by GGUF's name; None where all count alike."""
+        """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Write the base as GGUF, let llama.cpp quantize that file, and measure what the new one means."""
+        """Write the base as GGUF, let llama.cpp quantize the file, and return the new file's logits."""
         import gguf
 
         model, path = gguf_model.load(job), job.folder / gguf_file.FILE
@@ -86,9 +86,9 @@ class KQuantMethod(Method):
         with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
             full = Path(scratch) / gguf_file.FILE
             gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
-            kept = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
-            quantize_file(full, path, gguf.LlamaFileType[f"MOSTLY_{job.config.type_name}"], kept, importance)
-        return gguf_model.measure(job, model, path)
+            embedding_type = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
+            quantize_file(full, path, gguf.LlamaFileType[f"MOSTLY_{job.config.type_name}"], embedding_type, importance)
+        return gguf_model.file_logits(job, model, path)
 
 
 def quantize_file(
@@ -107,10 +107,9 @@ def quantize_file(
     file_type : int
         A member of `gguf.LlamaFileType`.
     embedding_type : int or None
-        `gguf.GGMLQuantizationType` that the embeddings get, with the head left as it is; None lets llama.cpp choose for
-        both.
+        `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp chooses both.
     importance : mapping or None
-        The importance matrix: float32 of shape (in_features,) by GGUF's tensor name.
+        The importance matrix: float32, shape (in_features,), by GGUF tensor name.
 
     Raises
     ------
@@ -132,7 +131,7 @@ def quantize_file(
 
 
 def _entries(importance: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """Return the importance matrix as llama.cpp takes it: an array that an entry without a name ends."""
+    """Return the importance matrix as a C array for llama.cpp; an entry without a name marks its end."""
     import llama_cpp
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Running llm-compressor: without network or stray files, exact in float32, stored in the base's type."""
+"""Runs llm-compressor without network access or extra files, in float32, and stores in the base's dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool) -> dict[
 
 
 def activation_scheme(kind: Literal["int", "float"]) -> dict[str, Any]:
-    """Return the config group of 8-bit weights, one scale a row, and 8-bit activations, one scale a token as they come.
+    """Return the config group of 8-bit weights (one scale per row) and activations (one dynamic scale per token).
 
     Both grids are symmetric. "float" is float8 e4m3: 4 bits of exponent, 3 of mantissa, magnitudes up to 448.
     """
@@ -43,37 +43,38 @@ def activation_scheme(kind: Literal["int", "float"]) -> dict[str, Any]:
 
 
 def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, instead: str) -> None:
-    """Raise `UnsupportedError` for an architecture without mappings: the method would do nothing, without a word."""
+    """Raise `UnsupportedError` for an architecture without mappings: the method would silently do nothing."""
     if source.architecture not in (names := sorted(set(known))):
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
 def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, rescales: bool = False) -> torch.Tensor:
-    """Apply modifiers to the source model, measure it on the probe and save it.
+    """Apply modifiers to the source model, save it, and return its logits on the probe.
 
-    Everything is computed in float32 and stored in the base's own element type. What is stored in less than float32
-    (scales, and norms that a method rescaled) is rounded BEFORE the model is measured, so that the stored checkpoint
-    is exactly the measured one. Integers that a method has already chosen survive it: a scale moves by at most 2^-9 of
-    itself, which over up to 127 steps is a quarter of a step.
+    Everything is computed in float32 and stored in the base's dtype. What is stored with less precision than float32
+    (scales, and norms that a method rescaled) is rounded BEFORE the logits are computed, so that they are exactly those
+    of the stored checkpoint. Integers that a method has already chosen do not change: a scale changes by at most 2^-9
+    of itself, which over up to 127 steps is a quarter of a step.
 
     Parameters
     ----------
     job : CompressionJob
-        What to compress and where to write it.
+        What to compress, and where to write it.
     recipe : callable
         Returns the modifiers; called after llm-compressor has been imported.
     rescales : bool
-        Whether they scale channels between layers, after which the unrounded model must compute what it did before.
+        Whether the modifiers move scales between layers. The model without rounding must then compute the same as
+        before.
 
     Returns
     -------
     torch.Tensor
-        Logits of the in-memory model on the probe, shape (n_positions, vocabulary).
+        Logits of the model in memory on the probe, shape (n_positions, vocabulary).
 
     Raises
     ------
     UnsupportedError
-        llm-compressor cannot take the model, or scaled channels that are not the same ones.
+        llm-compressor does not support the model, or moved scales between channels that do not belong together.
     """
     load()
     _require_device(job.device)
@@ -100,7 +101,7 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
             **data,
         )
     except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
-        # What it raises where it cannot trace or match an architecture (and where memory runs out).
+        # Raised where it cannot trace or match an architecture (and where memory runs out).
         raise UnsupportedError(
             f"llm-compressor cannot compress this model: {error}", got=job.source.architecture
         ) from error
@@ -115,7 +116,7 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
 
 
 def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor) -> None:
-    """Refuse a model that computes something else than before although nothing is rounded yet."""
+    """Raise `UnsupportedError` where the model without rounding computes other logits than before."""
     from compressed_tensors.quantization import disable_quantization, enable_quantization
 
     model.apply(disable_quantization)
@@ -124,16 +125,16 @@ def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor
     if not report.agrees:
         raise UnsupportedError(
             "llm-compressor's scaling changes what this model computes: its channels belong to other layers",
-            allowed="logits as before, nothing being rounded",
+            allowed="logits as before, without rounding",
             got=f"{job.source.architecture}, KL up to {report.kl_max:.3g} nats",
             fix="Use a method that does not rescale",
         )
 
 
 def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Round everything that will be stored as a float to `dtype`, keeping float32 arithmetic.
+    """Round everything that will be stored as a float to `dtype`; tensors stay float32.
 
-    The weights of quantized layers are left alone: only their integers are stored.
+    The weights of quantized layers are not rounded: only their integers are stored.
     """
     quantized = {id(m.weight) for m in model.modules() if hasattr(m, "quantization_scheme") and hasattr(m, "weight")}
     for tensor in model.parameters():
@@ -145,10 +146,10 @@ def _save(model: Any, tokenizer: Any, job: CompressionJob) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of
-    # mantissa and land 8-bit weights on neighbouring integers.
+    # mantissa, and some 8-bit weights to a neighbouring integer.
     ModelCompressor.from_pretrained_model(model).compress_model(model, skip_compressed=True)
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are what a method has chosen
+        if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are quantized weights
             tensor.data = tensor.data.to(job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     model.save_pretrained(job.folder, save_compressed=True)
@@ -160,7 +161,7 @@ def _require_device(device: str) -> None:
 
     if device == "cpu" and torch.accelerator.is_available():
         raise UnsupportedError(
-            "llm-compressor always uses the accelerator that it finds",
+            "llm-compressor always uses an accelerator if there is one",
             got="device=cpu",
             fix="Use device=auto, or hide the accelerator (CUDA_VISIBLE_DEVICES=)",
         )
@@ -168,9 +169,9 @@ def _require_device(device: str) -> None:
 
 @contextlib.contextmanager
 def unpinned_cache() -> Iterator[None]:
-    """Switch off page-locking of cached activations where there is no accelerator to transfer them to.
+    """Within this block, cached activations are not page-locked if there is no accelerator.
 
-    Without one, torch refuses with "Cannot access accelerator device when none is available".
+    Otherwise torch raises "Cannot access accelerator device when none is available".
     """
     import torch
     from llmcompressor.pipelines.cache import IntermediatesCache
@@ -181,7 +182,7 @@ def unpinned_cache() -> Iterator[None]:
     original = IntermediatesCache.pin_memory
 
     def keep(self: Any, batch_index: int, input_names: list[str] | None = None) -> None:
-        """Leave the batch where it is."""
+        """Do nothing."""
 
     IntermediatesCache.pin_memory = keep
     try:
@@ -191,7 +192,7 @@ def unpinned_cache() -> Iterator[None]:
 
 
 def load() -> None:
-    """Import llm-compressor and switch its own log off: the import installs a sink and switches it on."""
+    """Import llm-compressor, and disable its log, which the import enables."""
     import llmcompressor  # noqa: F401
     from loguru import logger
 

@@ -1,1 +1,1 @@
-"""GGUF files: names, blocks, models."""
+"""Models as GGUF files."""

@@ -1,4 +1,4 @@
-"""A Llama-like model as the tensors of a GGUF file, and back."""
+"""Converts a Llama-like model to the tensors of a GGUF file, and back."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""Model classes whose tensors and settings are known, and what GGUF calls them; it knows a Mistral as a Llama."""
+"""GGUF's architecture names, by model class; in GGUF a Mistral is a Llama."""
 
 PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""A tensor of the file only: by what llama.cpp divides the rotary frequencies."""
+"""A tensor that only the file has: llama.cpp divides the rotary frequencies by it."""
 
 ROPE_TYPES = ("default", "llama3")
 
 MAX_NATIVE_KL = 0.05
-"""Nats between llama.cpp's own logits and those of the file's values, on random tokens (see `measure`)."""
+"""Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseGgufConfig(MethodConfig):
-    """What all methods that write GGUF can be told."""
+    """Settings of every method that writes GGUF."""
 
     native: bool = False
-    """Let llama.cpp itself compute wherever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
+    """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
 
 
 def require_known(source: SourceModel, block: int) -> None:
-    """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
+    """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows that are not complete blocks."""
     if source.architecture not in ARCHITECTURES:
         raise UnsupportedError(
             "The names of this architecture's tensors in GGUF are not known here",
@@ -77,13 +77,13 @@ def require_known(source: SourceModel, block: int) -> None:
 
 
 def load(job: CompressionJob) -> Any:
-    """Load the base for evaluation in float32, as the architecture by which GGUF knows it."""
+    """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
     model = job.source.load(job.device)
     return llama_like.as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
 
 
 def plain_kind(dtype: str) -> Callable[[Any], Any]:
-    """Return which type an unquantized parameter has: the base's own, but float32 for norms and biases."""
+    """Return a function that gives the GGUF type of an unquantized parameter: the base's own, float32 for 1-d ones."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
@@ -92,27 +92,29 @@ def plain_kind(dtype: str) -> Callable[[Any], Any]:
 
 
 def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Reorder the rows of a Llama query or key weight: GGUF rotates neighbours, transformers the two halves of a head.
+    """Return a Llama query or key weight in GGUF's row order.
+
+    In GGUF, rotary positions rotate neighbouring rows; in transformers, the two halves of a head.
 
     Parameters
     ----------
     weight : numpy.ndarray
         Shape (heads * head_dim, ...); rows may be packed.
     heads : int
-        Query heads, or key heads for the key.
+        Number of query heads, or of key heads for a key weight.
     """
     rows = weight.shape[0]
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Undo `interleave_heads`."""
+    """Return the weight in transformers' row order: the inverse of `interleave_heads`."""
     rows = weight.shape[0]
     return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def interleaved_heads(name: str, config: Any) -> int | None:
-    """Return the number of heads of a parameter whose rows GGUF interleaves, None for all others."""
+    """Return the number of heads of a parameter whose rows GGUF interleaves; None for all others."""
     module = name.rpartition(".")[0]
     if config.model_type != "llama" or not module.endswith(("q_proj", "k_proj")):
         return None
@@ -132,7 +134,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     model : transformers model
         Its parameters are read as float32.
     kind_of : callable
-        Gets a parameter's name and itself; returns its `gguf.GGMLQuantizationType`.
+        Returns the `gguf.GGMLQuantizationType` of a parameter, given its name and the parameter.
     """
     import gguf
     import numpy as np
@@ -149,7 +151,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
 
 
 def rope_factors(model: Any) -> Any:
-    """Return by what llama.cpp divides each rotary frequency; float32, shape (head_dim / 2,), 1 without scaling."""
+    """Return the divisors of the rotary frequencies, float32, shape (head_dim / 2,); 1 without scaling."""
     import torch
 
     rotary = model.model.rotary_emb.inv_freq.float().cpu()
@@ -159,7 +161,7 @@ def rope_factors(model: Any) -> Any:
 
 
 def load_values(model: Any, path: Path) -> None:
-    """Give a model's parameters the values that a file's blocks mean."""
+    """Set a model's parameters to the dequantized values of a file."""
     import gguf
     import torch
 
@@ -171,13 +173,13 @@ def load_values(model: Any, path: Path) -> None:
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def measure(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
-    """Return the probe's logits of a written file: of the values that it means, or llama.cpp's own.
+def file_logits(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
+    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`.
 
     Raises
     ------
     ReloadMismatchError
-        llama.cpp's own are further from those of the values than its rounding of activations could bring them.
+        llama.cpp's logits differ from those of the dequantized values by more than its rounding explains.
     """
     load_values(model, path)
     logits = job.probe.logits(model)
@@ -187,18 +189,18 @@ def measure(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
     from mlflow_compress.models.architectures.native_gguf import open_native
 
     native = job.probe.logits(open_native(job.folder))
-    apart = compare(logits, native).kl_mean
-    if apart > MAX_NATIVE_KL:
+    kl = compare(logits, native).kl_mean
+    if kl > MAX_NATIVE_KL:
         raise ReloadMismatchError(
-            "llama.cpp computes something else than the values in its file mean",
+            "llama.cpp's logits differ too much from those of the dequantized file",
             allowed=f"a mean KL up to {MAX_NATIVE_KL} nats on random tokens",
-            got=f"{apart:.3g}",
+            got=f"{kl:.3g}",
         )
     return native
 
 
-def describe(job: CompressionJob, model: Any) -> Any:
-    """Write what transformers needs beside a checkpoint's file, configuration and tokenizer; return the tokenizer."""
+def save_configuration(job: CompressionJob, model: Any) -> Any:
+    """Write the configuration, generation settings and tokenizer of a checkpoint; return the tokenizer."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
@@ -209,39 +211,39 @@ def describe(job: CompressionJob, model: Any) -> Any:
 
 
 def save(job: CompressionJob, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
-    """Write the file and what stands beside it."""
-    tokenizer = describe(job, model)
+    """Write the GGUF file, the configuration and the tokenizer."""
+    tokenizer = save_configuration(job, model)
     gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
 def adopt(job: CompressionJob, file: Path) -> torch.Tensor:
-    """Copy a file that another tool wrote, put the base's configuration and tokenizer beside it, and measure it."""
+    """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)
-    describe(job, model)
-    return measure(job, model, path)
+    save_configuration(job, model)
+    return file_logits(job, model, path)
 
 
 def require_version(source: SourceModel, file: Path) -> None:
-    """Refuse a file that does not hold a version of the base: another architecture, other tensors, other shapes."""
+    """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
     from transformers import AutoConfig
 
     require_known(source, block=1)
     kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
     if kind != wanted:
         raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
-    theirs = {name: t.shape for name, t in stored_weights.read_headers(file).items() if name != ROPE_FACTORS}
-    ours = {
+    in_file = {name: t.shape for name, t in stored_weights.read_headers(file).items() if name != ROPE_FACTORS}
+    in_base = {
         name: t.shape for name, t in stored_weights.read_headers(source.folder).items() if not name.endswith("inv_freq")
     }
     if AutoConfig.from_pretrained(source.folder, local_files_only=True).tie_word_embeddings:
-        ours.pop("lm_head.weight", None)  # some stores hold it twice
-    differ = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        in_base.pop("lm_head.weight", None)  # some checkpoints store it twice
+    differ = sorted(name for name in in_file.keys() | in_base.keys() if in_file.get(name) != in_base.get(name))
     if differ:
         first = differ[0]
         raise UnsupportedError(
             f"The GGUF file and the base differ in {len(differ)} tensors, the first of them {first}",
-            allowed=str(ours.get(first, "none")),
-            got=str(theirs.get(first, "none")),
+            allowed=str(in_base.get(first, "none")),
+            got=str(in_file.get(first, "none")),
             fix="Give the base that it was made from as -P model=...",
         )

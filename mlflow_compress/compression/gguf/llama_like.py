@@ -1,4 +1,4 @@
-"""Models that are a Llama under another name, as the Llama that they are."""
+"""Converts models with Llama's computation and another name (Mistral, Qwen2) to a Llama."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHARED = (
 
 
 def require_whole_context(source: SourceModel) -> None:
-    """Raise `UnsupportedError` for a model some of whose layers see only a window of the text before a token."""
+    """Raise `UnsupportedError` for a model with sliding-window attention that is shorter than its context."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -38,17 +38,17 @@ def require_whole_context(source: SourceModel) -> None:
     window = getattr(config, "sliding_window", None)
     if window is not None and window < source.max_length:
         raise UnsupportedError(
-            "Attention in sliding windows is not known here",
+            "Sliding-window attention is not supported here",
             allowed=f"no window, or one of the context's {source.max_length} tokens",
             got=f"sliding_window={window}",
         )
 
 
 def as_llama(model: Any) -> Any:
-    """Return a Llama that computes what a Mistral or Qwen2 without sliding windows computes; it takes its parameters.
+    """Return a Llama that computes the same as a Mistral or Qwen2 without sliding windows; it shares the parameters.
 
-    Qwen2's query, key and value have biases and its output projection has none, where Llama has all or none: that one
-    becomes zero. A Llama comes back as it is.
+    In Qwen2, query, key and value have biases and the output projection has none. A Llama has all four or none, so the
+    output projection gets a bias of zero. A Llama is returned as it is.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

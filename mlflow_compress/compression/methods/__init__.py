@@ -1,1 +1,1 @@
-"""The compression methods, one file each: look-ups in `METHODS` import them all."""
+"""The compression methods, one file each. Every look-up in `METHODS` imports them all."""

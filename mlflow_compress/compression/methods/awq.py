@@ -1,4 +1,4 @@
-"""AWQ: scale up the input channels that matter before rounding, and scale the layer before them down."""
+"""AWQ: scales important input channels up before rounding, and scales the outputs of the layer before down."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class AwqConfig(CalibratedConfig):
     """Settings of `awq`."""
 
     bits: int = 4
-    """Bits of a weight."""
+    """Bits per weight."""
     group_size: int | Literal["channel"] = 128
-    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    """Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
     symmetric: bool = False
-    """A grid around zero (no zero point) instead of one between the group's extremes, as in the paper."""
+    """Use a grid around zero, without zero point. The paper's grid is between the group's minimum and maximum."""
     duo_scaling: bool = True
-    """Let the weights' size, not only the activations', shape the scales."""
+    """Compute the scales from the magnitudes of weights and activations, not of activations only."""
     grid: int = 20
-    """Exponents tried between 0 and 1 for each layer's scales."""
+    """Number of exponents between 0 and 1 that are tried for each layer's scales."""
     calibration_samples: int = 32
-    """Sequences used for calibration; the search passes them through each block once for every exponent."""
+    """Number of calibration sequences; each block runs on all of them once per exponent."""
     backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
-    """What does the work; gptqmodel also clips, and writes AutoAWQ's format (GEMM)."""
+    """Library that compresses; gptqmodel also clips, and writes AutoAWQ's format (GEMM)."""
 
     def __post_init__(self) -> None:
-        """Refuse bits, group sizes and grids that do not exist."""
+        """Raise an error for bits, group sizes and grids that do not exist."""
         super().__post_init__()
         require_bits("awq", self.bits, BITS)
         if not isinstance(self.group_size, str):
@@ -89,7 +89,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
         return {**super().quantize_config(config), "quant_method": "awq", "format": "gemm", "sym": False}
 
     def check_llmcompressor(self, source: SourceModel) -> None:
-        """Refuse an architecture without known scaling pairs."""
+        """Raise `UnsupportedError` for an architecture without known scaling pairs."""
         backend.load()
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
@@ -102,7 +102,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
         )
 
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
-        """Search scales layer by layer on the calibration set, then round."""
+        """Search the scales of each layer on the calibration set, then round."""
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier

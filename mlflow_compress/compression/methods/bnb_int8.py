@@ -1,4 +1,4 @@
-"""LLM.int8(): 8-bit weights and activations, outlier columns apart."""
+"""LLM.int8(): 8-bit weights and activations; outlier columns are computed in 16 bits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class BnbInt8Config(MethodConfig):
     """Settings of `bnb-int8`."""
 
     bits: int = 8
-    """Bits of a weight: always 8."""
+    """Bits per weight: always 8."""
     threshold: float = 6.0
     """Input columns with a value above this are computed in 16 bits."""
 
     def __post_init__(self) -> None:
-        """Refuse other bits and a negative threshold."""
+        """Raise an error for other bits and a negative threshold."""
         require_bits("bnb-int8", self.bits, BITS)
         if self.threshold < 0:
             raise ConfigError("threshold is negative", allowed="0 or more", got=self.threshold)
@@ -33,7 +33,7 @@ class BnbInt8Config(MethodConfig):
 
 @register
 class BnbInt8(Method):
-    """bitsandbytes 8-bit: one scale a row of weights, one a row of activations."""
+    """bitsandbytes 8-bit: one scale per row of weights, and one per row of activations."""
 
     name = "bnb-int8"
     description = "bitsandbytes LLM.int8(): 8-bit weights and activations, outliers in 16 bits"

@@ -1,4 +1,4 @@
-"""A checkpoint made elsewhere: copied, proven to load, and recorded like any other."""
+"""A checkpoint made by another tool: copied, checked by reloading, and recorded like any other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class CheckpointConfig(MethodConfig):
     checkpoint: str = ""
     """Folder or hub id of a compressed version of the base, in any format that transformers loads, or a GGUF file."""
     native: bool = False
-    """Let llama.cpp itself compute a GGUF file wherever it is evaluated, on the CPU (extra `llama-cpp`)."""
+    """Let llama.cpp compute the logits of a GGUF file whenever it is evaluated, on the CPU (extra `llama-cpp`)."""
 
     @property
     def path(self) -> Path:
-        """Where it lies: a folder, or a GGUF file by itself; a hub id is downloaded."""
+        """Local path: a folder, or a single GGUF file; a hub id is downloaded."""
         if not self.checkpoint:
             raise ConfigError(
                 "Method 'checkpoint' needs a checkpoint",
@@ -50,10 +50,10 @@ class CheckpointConfig(MethodConfig):
 
 @register
 class Checkpoint(Method):
-    """Evaluate what another tool has compressed, with the same records.
+    """Evaluates a checkpoint that another tool has compressed, with the same records as every method.
 
-    The files are copied, so that what was evaluated stays what it was; `seconds` and memory are those of copying and
-    loading, not of the compression, of which nothing is known here.
+    The files are copied, so that later changes of the original have no effect. `seconds` and memory are those of
+    copying and loading: nothing is known about the compression.
     """
 
     name = "checkpoint"
@@ -72,15 +72,15 @@ class Checkpoint(Method):
         return f"{self.name}-{name}{'-native' if config.native else ''}"
 
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
-        """Return llama.cpp's, where it is to compute."""
+        """Return llama.cpp's package where it computes the logits."""
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
     def fingerprint(self, config: Any) -> str:
-        """Return the hash of the checkpoint's weight files: what lies in the folder may change."""
+        """Return the hash of the checkpoint's weight files: the folder's content may change."""
         return stored_weights.hash_weights(config.path)[1]
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a missing extra, a folder without a model, another vocabulary, and other layers than the base has."""
+        """Raise an error for a missing extra, a folder without a model, or one of another vocabulary or layers."""
         from transformers import AutoConfig
 
         folder = config.path
@@ -89,7 +89,7 @@ class Checkpoint(Method):
             return
         if config.native:
             raise UnsupportedError("llama.cpp computes GGUF files only", allowed="a .gguf file", got=config.checkpoint)
-        # A missing extra is said here, before any work.
+        # Reports a missing extra before any work.
         architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = stored_weights.read_headers(folder)
         try:
@@ -114,7 +114,7 @@ class Checkpoint(Method):
             )
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Copy the files and measure the original."""
+        """Copy the files, and return the logits of the original."""
         folder = job.config.path
         if folder.suffix == GGUF:
             return gguf_model.adopt(job, folder)

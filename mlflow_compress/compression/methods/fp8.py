@@ -17,9 +17,9 @@ class Fp8Config(EightBitConfig):
 
 @register
 class Fp8(EightBitMethod):
-    """e4m3 weights (one scale a row) and activations (one scale a token, found at run time).
+    """e4m3 weights (one scale per row) and activations (one scale per token, computed at run time).
 
-    A processor without float8 arithmetic evaluates it by rounding to the float8 grid and multiplying in float32.
+    On a processor without float8 arithmetic, values are rounded to the float8 grid and multiplied in float32.
     """
 
     name = "fp8"

@@ -1,4 +1,4 @@
-"""Gaussian noise on the logits: what a model without any direction in its errors shows."""
+"""Gaussian noise on the logits: a control whose errors are independent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GaussianNoiseConfig(MethodConfig):
     """Seed of the noise."""
 
     def __post_init__(self) -> None:
-        """Refuse no noise, and seeds below 0."""
+        """Raise `ConfigError` for a scale that is not positive, and for a negative seed."""
         if self.scale <= 0:
             raise ConfigError("scale is out of range", allowed="above 0", got=self.scale, fix="Use method=none")
         require_at_least("seed", self.seed, 0)
@@ -32,13 +32,13 @@ class GaussianNoiseConfig(MethodConfig):
 
 @register
 class GaussianNoise(Method):
-    """The base with independent ``N(0, scale^2)`` on every logit, added wherever the model is scored or generates.
+    """The base model with independent ``N(0, scale^2)`` noise on every logit, in scoring and in generation.
 
-    The control of "Accuracy is Not All You Need", table 19. There the perplexity stays while the KL grows, which one
-    distribution cannot do: where tokens follow the baseline, the mean nll rises by the mean KL. The paper's perplexity
-    is that of the target's noisy log-probability without renormalisation. Here noise goes in before the softmax, so
-    that predictions stay distributions, and the perplexity rises. The weights are the base's own; the checkpoint asks
-    for the noise in its configuration.
+    The control of "Accuracy is Not All You Need", table 19. In the paper the perplexity stays the same while the KL
+    grows. That is impossible for a distribution: where tokens follow the baseline, the mean nll rises by the mean KL.
+    The paper's perplexity uses the noisy log-probability of the target without renormalisation. Here the noise is added
+    before the softmax, so predictions are distributions, and the perplexity rises. The weights are the base's; the
+    noise settings are in the checkpoint's configuration.
     """
 
     name = "gaussian-noise"
@@ -54,12 +54,12 @@ class GaussianNoise(Method):
         return f"{self.name}-{config.scale:g}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a model without a head of its own."""
+        """Raise `UnsupportedError` for a model without a language-model head."""
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Save the base with the note, and measure it with the noise."""
+        """Save the base with the settings in its configuration, and return its logits with noise."""
         from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()

@@ -22,23 +22,23 @@ class GgufConfig(gguf_model.BaseGgufConfig):
     """Settings of `gguf`."""
 
     bits: int = 4
-    """8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale for 32 weights."""
+    """8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale per 32 weights."""
     embeddings: bool = False
-    """Quantize the embeddings and the head as well, as files made by llama.cpp do."""
+    """Quantize the embeddings and the head too, as in files made by llama.cpp."""
 
     def __post_init__(self) -> None:
-        """Refuse bits without a type."""
+        """Raise an error for bits without a GGUF type."""
         require_bits("gguf", self.bits, BITS)
 
 
 @register
 class Gguf(Method):
-    """Symmetric round-to-nearest in blocks of 32; transformers reads the file and computes with the values it means.
+    """Symmetric round-to-nearest in blocks of 32; transformers computes with the dequantized values of the file.
 
-    llama.cpp itself also rounds activations to 8 bits on many devices, which adds to the distance measured here; with
-    `native` it computes itself, and what runs is what is measured. Its K-quants are `gguf-k` and `gguf-imatrix`. The
-    file carries the vocabulary of a byte-level BPE whose splitting llama.cpp knows; with any other tokenizer it carries
-    none, and llama.cpp then takes token ids only.
+    llama.cpp also rounds activations to 8 bits on many devices, which adds to the distance measured here. With `native`
+    llama.cpp computes the logits, so the distance includes it. llama.cpp's K-quants are the methods `gguf-k` and
+    `gguf-imatrix`. The file contains the vocabulary of a byte-level BPE whose pre-tokenizer llama.cpp knows. With any
+    other tokenizer it contains none, and llama.cpp then accepts token ids only.
     """
 
     name = "gguf"
@@ -51,21 +51,21 @@ class Gguf(Method):
     requires = ("gguf",)
 
     def label(self, config: Any) -> str:
-        """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp itself."""
+        """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
         return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
-        """Return also llama.cpp's, where it is to compute."""
+        """Return the packages, including llama.cpp's where it computes the logits."""
         if not config.native:
             return super().packages(config)
         return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse architectures without a known mapping, scaled positions, and rows that are no whole blocks."""
+        """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
         gguf_model.require_known(source, BLOCK)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize, write the file, and measure the values that its blocks mean."""
+        """Quantize, write the file, and return its logits."""
         import gguf
 
         model, path = gguf_model.load(job), job.folder / gguf_file.FILE
@@ -78,4 +78,4 @@ class Gguf(Method):
 
         tensors = gguf_model.tensors_of(model, kind_of)
         gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{job.config.bits}_0"], tensors, path)
-        return gguf_model.measure(job, model, path)
+        return gguf_model.file_logits(job, model, path)

@@ -1,4 +1,4 @@
-"""llama.cpp's K-quants with an importance matrix: errors count by the size of what flows through a channel."""
+"""llama.cpp's K-quants with an importance matrix: errors are weighted by the activations of their channel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GgufImatrixConfig(CalibratedConfig, KQuantConfig):
     """Settings of `gguf-imatrix`."""
 
     def __post_init__(self) -> None:
-        """Check both halves."""
+        """Run the checks of both base classes."""
         CalibratedConfig.__post_init__(self)
         KQuantConfig.__post_init__(self)
 
@@ -37,7 +37,7 @@ class GgufImatrix(KQuantMethod):
     needs_calibration = True
 
     def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the mean square of every linear layer's inputs."""
+        """Return the mean square of each input channel of every linear layer, by GGUF name."""
         assert job.calibration is not None
         found = mean_squares(model, list(job.source.linear), job.calibration)
         names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in found}

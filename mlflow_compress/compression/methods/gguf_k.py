@@ -1,4 +1,4 @@
-"""llama.cpp's K-quants, without data."""
+"""llama.cpp's K-quants, without an importance matrix."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class GgufK(KQuantMethod):
     Config = GgufKConfig
 
     def importance(self, job: CompressionJob, model: Any) -> None:
-        """Return None: every channel counts alike."""
+        """Return None: all channels are equally important."""

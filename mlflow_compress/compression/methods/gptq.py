@@ -1,4 +1,4 @@
-"""GPTQ: quantize column by column, repairing each column's error in those that follow."""
+"""GPTQ: quantizes column by column, and corrects each column's error in the columns that follow."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class GptqConfig(CalibratedConfig):
     """Settings of `gptq`."""
 
     bits: int = 4
-    """Bits of a weight."""
+    """Bits per weight."""
     group_size: int | Literal["channel"] = 128
-    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    """Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
     symmetric: bool = True
-    """A grid around zero (no zero point) instead of one between the group's extremes."""
+    """Use a grid around zero, without zero point, instead of one between the group's minimum and maximum."""
     damping: float = 0.01
     """Added to the Hessian's diagonal, as a fraction of its mean."""
     act_order: bool = True
-    """Quantize the columns with the largest activations first; groups stay where they are."""
+    """Quantize the columns with the largest activations first; the groups are not reordered."""
     backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
-    """What does the work; gptqmodel writes AutoGPTQ's format."""
+    """Library that compresses; gptqmodel writes AutoGPTQ's format."""
 
     def __post_init__(self) -> None:
-        """Refuse bits, group sizes and damping that do not exist."""
+        """Raise an error for bits, group sizes and damping that do not exist."""
         super().__post_init__()
         require_bits("gptq", self.bits, BITS)
         if not isinstance(self.group_size, str):
@@ -59,7 +59,7 @@ class GptqConfig(CalibratedConfig):
 
 @register
 class Gptq(gptqmodel_backend.TwoBackendMethod):
-    """Weight-only quantization with second-order error repair."""
+    """Weight-only quantization with second-order error correction."""
 
     name = "gptq"
     description = "GPTQ, weight only: repairs each column's rounding error in the columns that follow"
@@ -81,14 +81,14 @@ class Gptq(gptqmodel_backend.TwoBackendMethod):
             "sym": True,
             "format": "gptq",
             "desc_act": config.act_order,
-            "static_groups": config.act_order and grouped,  # columns are reordered, groups stay where they are
+            "static_groups": config.act_order and grouped,  # columns are reordered, groups are not
             "act_group_aware": False,
             "damp_percent": config.damping,
             "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
         }
 
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
-        """Repair errors layer by layer on the calibration set."""
+        """Quantize layer by layer on the calibration set."""
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.gptq import GPTQModifier
@@ -110,7 +110,7 @@ class Gptq(gptqmodel_backend.TwoBackendMethod):
 
 @contextlib.contextmanager
 def _refuse_fallback() -> Iterator[None]:
-    """Turn llm-compressor's silent round-to-nearest fallback into an error."""
+    """Within this block, llm-compressor's silent fallback to round-to-nearest is an error."""
     backend.load()
     from llmcompressor.modifiers.gptq import GPTQModifier
 

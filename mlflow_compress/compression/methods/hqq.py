@@ -1,4 +1,4 @@
-"""HQQ: round to a grid whose zero points minimise a norm that forgives outliers, without data."""
+"""HQQ: rounds to a grid whose zero points minimise a norm that tolerates outliers, without data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BITS = (8, 4, 3, 2, 1)
 BETA = 10.0
-"""Weight of the split's penalty. The publication lets it grow by 1 % a step; the package's default solver does not."""
+"""Weight of the penalty. It grows by 1 % per step in the publication, but not in the package's default solver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class HqqConfig(MethodConfig):
     """Settings of `hqq`."""
 
     bits: int = 4
-    """Bits of a weight."""
+    """Bits per weight."""
     group_size: int | Literal["channel"] = 64
-    """Neighbouring weights of a row that share a scale and a zero point; "channel": one of each a row."""
+    """Number of neighbouring weights of a row that share a scale and a zero point; "channel": one of each per row."""
     norm: float = 0.7
-    """Exponent p of the error's norm, below 1: the smaller, the less outliers count."""
+    """Exponent p of the error's norm, below 1; a smaller p gives outliers less weight."""
     iterations: int = 20
-    """Most steps of the solver."""
+    """Maximum number of steps of the solver."""
 
     def __post_init__(self) -> None:
-        """Refuse bits, group sizes, norms and steps that do not exist."""
+        """Raise an error for bits, group sizes, norms and steps that do not exist."""
         require_bits("hqq", self.bits, BITS)
         if not isinstance(self.group_size, str):
             require_at_least("group_size", self.group_size, 1)
@@ -52,9 +52,10 @@ class HqqConfig(MethodConfig):
 class Hqq(Method):
     """Half-quadratic quantization, weight only: the scale is the group's range, the zero point is optimised.
 
-    Our own code for the published solver, as the package's checkpoints cannot be stored and read back safely: it saves
-    pickles, and transformers 5.17 reads neither those nor its safetensors. Levels, scales and zero points are those of
-    ``hqq`` 0.2.8 with ``axis=1`` on a CPU. Scales and zero points are stored in float16, as there.
+    This is our own implementation of the published solver, because checkpoints of the package ``hqq`` cannot be stored
+    safely: it saves pickles, and transformers 5.17 reads neither these nor its safetensors. Levels, scales and zero
+    points equal those of ``hqq`` 0.2.8 with ``axis=1`` on a CPU. Scales and zero points are stored in float16, as in
+    ``hqq``.
     """
 
     name = "hqq"
@@ -66,11 +67,11 @@ class Hqq(Method):
     supported_bits = BITS
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group size that does not divide a layer."""
+        """Raise `UnsupportedError` for a group size that does not divide a layer."""
         source.require_group_size(config.group_size)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Solve layer by layer, store the packed weights, and measure what they mean."""
+        """Solve layer by layer, store the packed weights, and return the logits of the unpacked ones."""
         import torch
 
         from mlflow_compress.models.architectures import hqq_packed
@@ -83,7 +84,7 @@ class Hqq(Method):
             packed[name] = hqq_packed.pack(levels, scale, zero, config.bits)
             if not all(torch.isfinite(part).all() for part in packed[name].values()):
                 raise UnsupportedError(
-                    f"The weights of {name} lie so far from zero that their zero points exceed float16",
+                    f"The weights of {name} are so far from zero that their zero points exceed float16",
                     got=f"{float(zero.abs().max()):.3g}",
                     fix="Use rtn with symmetric=false",
                 )
@@ -107,10 +108,10 @@ def half_quadratic(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""Choose the zero points that minimise :math:`\sum |W - s (W_q - z)|^p`, with :math:`W_q = round(W / s + z)`.
 
-    The error is split off as a variable of its own, :math:`E`, with a quadratic penalty of weight :math:`\beta`. Then
-    two steps take turns: the shrinkage :math:`E = sign(D) \max(0, |D| - |D|^{p-1} / \beta)` of the present error
+    The error is a separate variable :math:`E` with a quadratic penalty of weight :math:`\beta`. Two steps alternate:
+    the shrinkage :math:`E = sign(D) \max(0, |D| - |D|^{p-1} / \beta)` of the present error
     :math:`D`, and :math:`z = mean(W_q - (W - E) / s)` over the group. They end when the mean absolute error of the
-    whole layer stops falling; as in the package, the last step stays although it was not better.
+    layer no longer falls. As in the package, the last step is used although it was not better.
 
     Parameters
     ----------
@@ -119,15 +120,15 @@ def half_quadratic(
     bits : int
         Levels run from 0 to ``2^bits - 1``.
     group_size : int or "channel"
-        Neighbours of a row that share :math:`s` and :math:`z`; it divides in_features.
+        Number of neighbours of a row that share :math:`s` and :math:`z`; it divides in_features.
     norm, iterations : float, int
-        :math:`p`, and the most steps.
+        :math:`p`, and the maximum number of steps.
 
     Returns
     -------
     levels, scale, zero : torch.Tensor
         Float32, shapes (out_features, in_features), (out_features, groups), (out_features, groups).
-        The weight they mean is ``(levels - zero) * scale``.
+        The dequantized weight is ``(levels - zero) * scale``.
     """
     import torch
 

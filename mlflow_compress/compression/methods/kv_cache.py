@@ -1,4 +1,4 @@
-"""Quantization of the cache of keys and values, at evaluation time."""
+"""KV-cache quantization at evaluation time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class KvCacheConfig(MethodConfig):
     """Settings of `kv-cache`."""
 
     cache_bits: int = 4
-    """Bits of a number in the cache."""
+    """Bits per number in the cache."""
     cache_group: int | Literal["head"] = "head"
-    """Neighbouring numbers of a head's vector that share a scale and an offset; "head": one of each a vector."""
+    """Number of neighbours in a head's vector that share a scale and an offset; "head": one of each per vector."""
 
     def __post_init__(self) -> None:
-        """Refuse bits and groups that do not exist."""
+        """Raise an error for bits and groups that do not exist."""
         if self.cache_bits not in BITS:
             raise UnsupportedError(
                 "Method 'kv-cache' does not support these cache_bits", allowed=map(str, BITS), got=self.cache_bits
@@ -37,13 +37,13 @@ class KvCacheConfig(MethodConfig):
 
 @register
 class KvCache(Method):
-    """The base, whose attention reads every key and value rounded to an asymmetric grid, token by token.
+    """The base model, whose attention reads every key and value rounded to an asymmetric grid, token by token.
 
-    Modelled: a cache in which each head's vector of each token is rounded on its own, keys after their rotation, and
-    from which every token is read, the present one too. So a text is scored as if it had been decoded token by token.
-    Servers differ: vLLM's fp8 cache has a floating grid; KIVI rounds keys by channel over groups of tokens; it and
-    transformers' `QuantizedCache` keep the latest tokens exact and read a whole prompt unrounded. Scales and offsets
-    are not rounded here. The weights are the base's own: the checkpoint is as large, the memory saved is the server's.
+    The model of the cache: each head's vector of each token is rounded separately, keys after their rotation, and every
+    token is read from the cache, including the present one. So a text is scored as if it were decoded token by token.
+    Servers differ. vLLM's fp8 cache has a floating-point grid. KIVI rounds keys by channel over groups of tokens. KIVI
+    and transformers' `QuantizedCache` do not round the latest tokens, nor a prompt while it is read. Scales and offsets
+    are not rounded here. The weights are the base's, so the checkpoint is as large; a server saves memory.
     """
 
     name = "kv-cache"
@@ -60,7 +60,7 @@ class KvCache(Method):
         return f"{self.name}-{config.cache_bits}bit-{group if isinstance(group, str) else f'g{group}'}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group that does not divide a head, and soft-capped attention, which sdpa does not compute."""
+        """Raise `UnsupportedError` for a group that does not divide a head, and for soft-capped attention."""
         from transformers import AutoConfig
 
         model = AutoConfig.from_pretrained(
@@ -79,7 +79,7 @@ class KvCache(Method):
             )
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Save the base with the note, and measure it with rounding."""
+        """Save the base with the settings in its configuration, and return its logits with rounding."""
         from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
 
         model, config = job.source.load(job.device), job.config

@@ -1,4 +1,4 @@
-"""Layer dropping: the last layers go, the head reads what is left."""
+"""Layer dropping: removes the last layers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class LayerDrop(LayerRemovalMethod):
     Config = LayerDropConfig
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Drop the last ``layers`` layers."""
+        """Remove the last ``layers`` layers."""
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))

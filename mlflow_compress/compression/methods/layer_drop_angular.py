@@ -1,4 +1,4 @@
-"""Layer dropping where it changes least: the block whose output points the same way as its input."""
+"""Layer dropping by angular distance: removes the block whose output has nearly the same direction as its input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerDropAngularConfig(CalibratedConfig, LayerRemovalConfig):
     """Settings of `layer-drop-angular`."""
 
     def __post_init__(self) -> None:
-        """Check both halves."""
+        """Run the checks of both base classes."""
         CalibratedConfig.__post_init__(self)
         LayerRemovalConfig.__post_init__(self)
 
@@ -40,7 +40,7 @@ class LayerDropAngular(LayerRemovalMethod):
     needs_calibration = True
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Measure every block of ``layers`` layers on the calibration set, drop the one that turns least."""
+        """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
         assert job.calibration is not None
         model = job.source.load(job.device)
         states = last_token_states(model, decoder_layers(model, job.source), job.calibration)

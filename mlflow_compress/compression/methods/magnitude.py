@@ -1,4 +1,4 @@
-"""Magnitude pruning: the smallest weights of each layer become zero, whatever flows through them."""
+"""Magnitude pruning: sets the smallest weights of each layer to zero, independent of activations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MagnitudeConfig(PruningConfig):
 
 @register
 class Magnitude(PruningMethod):
-    """Zero the smallest weights of each layer: the control that any other pruning must beat."""
+    """Sets the smallest weights of each layer to zero: the control for the other pruning methods."""
 
     name = "magnitude"
     description = "Magnitude pruning, layer by layer: the control of the pruning methods"
@@ -28,7 +28,7 @@ class Magnitude(PruningMethod):
     Config = MagnitudeConfig
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Prune each linear layer's weight by itself."""
+        """Prune each linear layer separately."""
         model = job.source.load(job.device)
         for name in job.source.linear:
             weight = model.get_submodule(name).weight.data
@@ -41,7 +41,7 @@ class Magnitude(PruningMethod):
 
 
 def prune_smallest(weight: torch.Tensor, sparsity: float) -> None:
-    """Zero the floor(sparsity * n) entries of smallest magnitude in place; of equal ones, the first go first."""
+    """Set the floor(sparsity * n) entries of smallest magnitude to zero, in place; of equal entries, the first."""
     flat = weight.view(-1)
     order = flat.abs().sort(stable=True).indices
     flat[order[: int(flat.numel() * sparsity)]] = 0.0

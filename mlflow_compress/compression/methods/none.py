@@ -18,7 +18,7 @@ class UncompressedConfig(MethodConfig):
 
 @register
 class Uncompressed(Method):
-    """Save the base in its own type: KL 0 and no flips, or something in the measurement is wrong."""
+    """Saves the base in its own dtype. KL and flips must be 0; otherwise the measurement is wrong."""
 
     name = "none"
     description = "The base model itself: the control that must show no distance at all"
@@ -30,7 +30,7 @@ class Uncompressed(Method):
     linear_only = False
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Load the model in its stored type, save it, and measure it in float32."""
+        """Load the model in its stored dtype, save it, and return its logits, computed in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)
         job.source.tokenizer().save_pretrained(job.folder)

@@ -1,4 +1,4 @@
-"""Round to nearest: every weight goes to the nearest point of its group's grid."""
+"""Round to nearest: every weight is rounded to the nearest point of its group's grid."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class RoundToNearestConfig(MethodConfig):
     """Settings of `rtn`."""
 
     bits: int = 4
-    """Bits of a weight."""
+    """Bits per weight."""
     group_size: int | Literal["channel"] = 128
-    """Neighbouring weights of a row that share a scale; "channel": one scale a row."""
+    """Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
     symmetric: bool = True
-    """A grid around zero (no zero point) instead of one between the group's extremes."""
+    """Use a grid around zero, without zero point, instead of one between the group's minimum and maximum."""
 
     def __post_init__(self) -> None:
-        """Refuse bits and group sizes that do not exist."""
+        """Raise an error for bits and group sizes that do not exist."""
         require_bits("rtn", self.bits, BITS)
         if not isinstance(self.group_size, str):
             require_at_least("group_size", self.group_size, 1)
@@ -42,7 +42,7 @@ class RoundToNearestConfig(MethodConfig):
 
 @register
 class RoundToNearest(Method):
-    """Weight-only round-to-nearest quantization; looks at no data."""
+    """Weight-only round-to-nearest quantization, without data."""
 
     name = "rtn"
     description = "Round to nearest, weight only: the plain baseline of quantization"
@@ -55,7 +55,7 @@ class RoundToNearest(Method):
     requires = ("llmcompressor",)
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a group size that does not divide a layer."""
+        """Raise `UnsupportedError` for a group size that does not divide a layer."""
         source.require_group_size(config.group_size)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""SliceGPT: rotate the residual stream onto its principal components, block by block, and cut off the smallest."""
+"""SliceGPT: rotates the residual stream to its principal components, block by block, and removes the smallest."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class SliceGptConfig(CalibratedConfig):
     """Settings of `slicegpt`."""
 
     slicing: float = 0.25
-    """Share of the residual stream's channels that is cut off (the paper's "sparsity"); 0 only rotates."""
+    """Share of the residual stream's channels to remove (the paper's "sparsity"); 0 only rotates."""
     round_to: int = 8
-    """The width that is left is a multiple of this."""
+    """The remaining width is a multiple of this."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none."""
+        """Raise `ConfigError` for a share outside [0, 1)."""
         super().__post_init__()
         require_at_least("round_to", self.round_to, 1)
         if not 0 <= self.slicing < 1:
-            raise ConfigError("slicing is not a share", allowed="at least 0 and below 1", got=self.slicing)
+            raise ConfigError("slicing is out of range", allowed="at least 0 and below 1", got=self.slicing)
 
     def width(self, hidden_size: int) -> int:
-        """Return how many of `hidden_size` channels are left; 0 slicing leaves all."""
+        """Return the remaining width of `hidden_size` channels; with slicing 0 all remain."""
         if self.slicing == 0:
             return hidden_size
         return int((1 - self.slicing) * hidden_size) // self.round_to * self.round_to
@@ -43,11 +43,11 @@ class SliceGptConfig(CalibratedConfig):
 
 @register
 class SliceGpt(Method):
-    """Principal components per block, computed on the outputs of the blocks already cut, as the authors' code does.
+    """Principal components per block, computed on the outputs of the blocks already sliced, as in the authors' code.
 
-    The checkpoint is a model of our own class (`mlflow_compress.models.architectures.sliced_llama`), which this package
-    loads by itself; elsewhere, call its `register` before `from_pretrained`. Each layer carries two shortcut matrices,
-    which `bits_per_weight` (linear layers only) leaves out and `size_bytes` and `bits_per_weight_model` count.
+    The checkpoint has our own model class (`mlflow_compress.models.architectures.sliced_llama`), which this package
+    registers itself; elsewhere, call its `register` before `from_pretrained`. Each layer has two shortcut matrices.
+    They count in `size_bytes` and `bits_per_weight_model`, but not in `bits_per_weight` (linear layers only).
     """
 
     name = "slicegpt"
@@ -62,10 +62,10 @@ class SliceGpt(Method):
         return f"{self.name}-{100 * config.slicing:g}pct"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse other architectures, sliding windows, and cuts that leave nothing."""
+        """Raise an error for other architectures, sliding windows, and a slicing that leaves no channels."""
         if source.architecture not in ARCHITECTURES:
             raise UnsupportedError(
-                "SliceGPT is implemented for Llama and what is one by another name",
+                "SliceGPT is implemented for Llama and for models with the same computation",
                 allowed=ARCHITECTURES,
                 got=source.architecture,
             )
@@ -79,7 +79,7 @@ class SliceGpt(Method):
             )
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Rotate and cut layer by layer."""
+        """Rotate and slice layer by layer."""
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]
@@ -87,26 +87,26 @@ class SliceGpt(Method):
 
 
 def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
-    """Return a Llama model rotated and cut to `width` channels.
+    """Return a Llama model, rotated and sliced to `width` channels.
 
-    With the norms' scales moved into the layers behind them, a rotation ``Q`` of the residual stream commutes with the
-    norm, so ``W Q`` reads the rotated stream as ``W`` read the old one. Every block has a ``Q`` of its own, the
-    eigenvectors of the second moment ``sum x x^T`` of its input, largest first; the residual connection between two
-    blocks becomes ``Q_next^T Q``. Dropping columns of each ``Q`` cuts; keeping all of them changes nothing.
+    When the scales of the norms are moved into the layers after them, a rotation ``Q`` of the residual stream commutes
+    with the norm, so ``W Q`` computes on the rotated stream what ``W`` computed before. Every block has its own ``Q``:
+    the eigenvectors of the second moment ``sum x x^T`` of its input, largest first. The residual connection between two
+    blocks becomes ``Q_next^T Q``. Removing columns of each ``Q`` slices; keeping all of them changes nothing.
 
     Parameters
     ----------
     model : LlamaForCausalLM
-        Emptied as the work goes on: do not use it afterwards.
+        Modified: do not use it afterwards.
     batches : sequence of torch.Tensor
         Calibration token ids, each of shape (sequences, length).
     width : int
-        Channels left.
+        Remaining channels.
 
     Returns
     -------
     SlicedLlamaForCausalLM
-        In the model's element type and on its device, in evaluation mode.
+        In the model's dtype and on its device, in evaluation mode.
     """
     import torch
 
@@ -142,26 +142,26 @@ def _slice_layer(
     width: int,
     width_out: int,
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Fill one layer; return its outputs in the basis of the next one, and that basis, shape (full, width_out)."""
+    """Fill one layer; return its outputs in the basis of the next layer, and that basis, shape (full, width_out)."""
     attention, mlp = new.self_attn, new.mlp
     for name in ("q_proj", "k_proj", "v_proj"):
-        _read(getattr(attention, name), getattr(old.self_attn, name), old.input_layernorm.weight, basis)
-    attention.o_proj = old.self_attn.o_proj  # gives the stream unrotated, until its own basis is known
+        _fill_input_layer(getattr(attention, name), getattr(old.self_attn, name), old.input_layernorm.weight, basis)
+    attention.o_proj = old.self_attn.o_proj  # writes the unrotated stream until its basis is known
     middle = [
         attention(hidden_states=new.input_layernorm(x), **context)[0] + _project(x, basis.T)
         for x, context in zip(states, contexts, strict=True)
     ]
     between = principal_components(middle)[:, :width]
-    _write(attention.o_proj, between)
+    _rotate_output_layer(attention.o_proj, between)
     new.attn_shortcut.weight.data = (between.T @ basis).to(states[0].dtype)
 
     for name in ("gate_proj", "up_proj"):
-        _read(getattr(mlp, name), getattr(old.mlp, name), old.post_attention_layernorm.weight, between)
+        _fill_input_layer(getattr(mlp, name), getattr(old.mlp, name), old.post_attention_layernorm.weight, between)
     mlp.down_proj = old.mlp.down_proj
     cut = [_project(x, between) for x in middle]
     outputs = [mlp(new.post_attention_layernorm(x)) + _project(x, between.T) for x in cut]
     after = principal_components(outputs)[:, :width_out]
-    _write(mlp.down_proj, after)
+    _rotate_output_layer(mlp.down_proj, after)
     new.mlp_shortcut.weight.data = (after.T @ between).to(states[0].dtype)
     return [_project(x, after) for x in outputs], after
 
@@ -180,7 +180,7 @@ def principal_components(batches: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def rotated(weight: torch.Tensor, *, into: torch.Tensor) -> torch.Tensor:
-    """Return ``weight @ into``, computed in float64, in the weight's own type."""
+    """Return ``weight @ into``, computed in float64, in the weight's dtype."""
     return (weight.double() @ into).to(weight.dtype)
 
 
@@ -188,15 +188,15 @@ def _project(states: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     return (states.double() @ basis).to(states.dtype)
 
 
-def _read(new: Any, old: Any, scale: torch.Tensor, basis: torch.Tensor) -> None:
-    """Fill a layer that reads the stream: the norm's scale and the rotation go into its columns."""
+def _fill_input_layer(new: Any, old: Any, scale: torch.Tensor, basis: torch.Tensor) -> None:
+    """Fill a layer that reads the residual stream: multiply its columns by the norm's scale and the rotation."""
     new.weight.data = (old.weight.double() * scale.double() @ basis).to(old.weight.dtype)
     if old.bias is not None:
         new.bias.data = old.bias.data
 
 
-def _write(layer: Any, basis: torch.Tensor) -> None:
-    """Turn the rows of a layer that writes to the stream, in place."""
+def _rotate_output_layer(layer: Any, basis: torch.Tensor) -> None:
+    """Rotate the rows of a layer that writes to the residual stream, in place."""
     layer.weight.data = (basis.T @ layer.weight.double()).to(layer.weight.dtype)
     layer.out_features = basis.shape[1]
     if layer.bias is not None:
@@ -204,7 +204,7 @@ def _write(layer: Any, basis: torch.Tensor) -> None:
 
 
 def _context(model: Any, hidden: torch.Tensor) -> dict[str, Any]:
-    """Return what the layers get beside the hidden states of one batch: positions and the causal mask."""
+    """Return the layers' inputs other than the hidden states of one batch: positions and the causal mask."""
     import torch
     from transformers.masking_utils import create_causal_mask
 

@@ -1,4 +1,4 @@
-"""SmoothQuant: move the activations' outliers into the weights, then quantize both to 8 bits."""
+"""SmoothQuant: moves the outliers of activations into the weights, then quantizes both to 8 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GEMMA = [
     [["re:.*gate_proj", "re:.*up_proj"], "re:.*pre_feedforward_layernorm"],
 ]
 MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
-"""Layers and the norm that feeds them, where llm-compressor names another norm (that behind the attention)."""
+"""Layers and the norm before them, for architectures where llm-compressor uses another norm (after the attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,12 @@ class SmoothQuantConfig(CalibratedConfig):
     """Settings of `smoothquant`."""
 
     bits: int = 8
-    """Bits of a weight and of an activation: always 8."""
+    """Bits per weight and per activation: always 8."""
     alpha: float = 0.5
-    """How much of the activations' range moves into the weights: 0 nothing, 1 all."""
+    """Share of the activations' range that is moved into the weights: 0 none, 1 all."""
 
     def __post_init__(self) -> None:
-        """Refuse other bits, and an alpha outside [0, 1]."""
+        """Raise an error for other bits, and an alpha outside [0, 1]."""
         super().__post_init__()
         require_bits("smoothquant", self.bits, BITS)
         if not 0 <= self.alpha <= 1:
@@ -41,11 +41,11 @@ class SmoothQuantConfig(CalibratedConfig):
 
 @register
 class SmoothQuant(Method):
-    """Scale the inputs of attention and MLP down and their weights up, channel by channel, then W8A8.
+    """Scales the inputs of attention and MLP down and their weights up, channel by channel; then W8A8.
 
     The norm before the layer is divided by ``s_j = max|x_j|^alpha / max|W_j|^(1 - alpha)``, with the maxima over the
-    calibration set and over the layers that it feeds. llm-compressor's own factor has the channel's range over the
-    calibration set in place of ``max|x_j|``, which leaves channels that keep one sign too loud.
+    calibration set and over the layers after the norm. llm-compressor's own factor uses the channel's range over the
+    calibration set instead of ``max|x_j|``, which is too small for channels with values of one sign.
     """
 
     name = "smoothquant"
@@ -65,7 +65,7 @@ class SmoothQuant(Method):
         return f"{self.name}-a{config.alpha:g}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse an architecture whose norms and layers are not known: nothing would be smoothed, without a word."""
+        """Raise `UnsupportedError` for an architecture without mappings: smoothing would silently do nothing."""
         backend.load()
         from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY
@@ -97,7 +97,7 @@ def _paper_modifier() -> Any:
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
     class PaperSmoothQuantModifier(SmoothQuantModifier):  # type: ignore[misc]
-        """Takes the largest magnitude of a channel where the parent takes its largest value less its smallest."""
+        """Uses the largest magnitude of a channel; the parent uses the difference of its largest and smallest value."""
 
         def _apply_smoothing(self, model: Any) -> None:
             for seen in self.scales_.values():
@@ -106,7 +106,7 @@ def _paper_modifier() -> Any:
             super()._apply_smoothing(model)
 
         def _calculate_smoothing_scales(self, balance_layers: Any, activation_scales: torch.Tensor) -> torch.Tensor:
-            # The parent doubles the largest weight, to go with the range.
+            # The parent doubles the largest weight, which fits its use of the range.
             factor: torch.Tensor = super()._calculate_smoothing_scales(balance_layers, activation_scales)
             factor *= 2 ** (1 - self.smoothing_strength)
             return factor

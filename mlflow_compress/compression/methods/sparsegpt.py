@@ -1,4 +1,4 @@
-"""SparseGPT: prune column by column, repairing each column's error in those that follow."""
+"""SparseGPT: prunes column by column, and corrects each column's error in the columns that follow."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class SparseGptConfig(CalibratedPruningConfig):
     damping: float = 0.01
     """Added to the Hessian's diagonal, as a fraction of its mean."""
     block_size: int = 128
-    """Columns whose mask is chosen together."""
+    """Number of columns whose mask is chosen together."""
 
     def __post_init__(self) -> None:
-        """Refuse damping and blocks that do not exist."""
+        """Raise an error for damping and blocks that do not exist."""
         super().__post_init__()
         require_between("damping", self.damping, 0.0, 1.0)
         require_at_least("block_size", self.block_size, 4)
@@ -39,7 +39,7 @@ class SparseGptConfig(CalibratedPruningConfig):
 
 @register
 class SparseGpt(PruningMethod):
-    """Zero the weights that cost least, and let the others make up for them."""
+    """Sets the weights with the smallest error to zero, and adjusts the others to compensate."""
 
     name = "sparsegpt"
     description = "SparseGPT pruning: repairs each column's error in the columns that follow"
@@ -67,14 +67,14 @@ class SparseGpt(PruningMethod):
 
 @contextlib.contextmanager
 def _refuse_fallback() -> Iterator[None]:
-    """Raise where llm-compressor would only log that it replaces a Hessian it cannot invert by the identity."""
+    """Within this block, a Hessian that cannot be inverted is an error; by default it becomes the identity."""
     backend.load()
     from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
     original = sgpt_sparsify.logger
 
     class RaisingLogger:
-        """Stands in for the log of the one module that warns on the fallback and on nothing else."""
+        """Replaces the logger of the module whose only warning is about the fallback."""
 
         def warning(self, message: str, *_: Any) -> None:
             raise UnsupportedError(

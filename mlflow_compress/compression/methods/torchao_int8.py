@@ -1,4 +1,4 @@
-"""torchao int8: one scale a row of weights, and on request one a token of activations."""
+"""torchao int8: one scale per row of weights and, optionally, one per token of activations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TorchAoInt8Config(MethodConfig):
     """Settings of `torchao-int8`."""
 
     bits: int = 8
-    """Bits of a weight: always 8."""
+    """Bits per weight: always 8."""
     activations: Literal["full", "dynamic"] = "full"
-    """"full": only weights are rounded; "dynamic": activations too, to 8 bits with one scale a token."""
+    """"full": only weights are rounded; "dynamic": activations too, to 8 bits with one scale per token."""
 
     def __post_init__(self) -> None:
-        """Refuse other bits."""
+        """Raise an error for other bits."""
         require_bits("torchao-int8", self.bits, BITS)
 
 
@@ -49,7 +49,7 @@ class TorchAoInt8(Method):
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize while loading in float32; what stays unquantized is stored in the base's own type."""
+        """Quantize while loading in float32; everything that is not quantized is stored in the base's dtype."""
         import torch
         from torchao import quantization
         from transformers import TorchAoConfig
@@ -64,17 +64,17 @@ class TorchAoInt8(Method):
         model.config.dtype = job.source.torch_dtype
         model.save_pretrained(job.folder)
         for path in stored_weights.weight_files(job.folder):
-            stored_weights.sort_metadata(path)  # torchao's entries come in another order each time
+            stored_weights.sort_metadata(path)  # the order of torchao's entries differs from run to run
         job.source.tokenizer().save_pretrained(job.folder)
         _cast_plain(model, torch.float32)
         try:
             return job.probe.logits(model)
-        except NotImplementedError as error:  # a layer whose own forward asks for more than a product
+        except NotImplementedError as error:  # a layer whose forward needs more than a product
             raise UnsupportedError(f"torchao cannot compute this model: {error}", got=job.source.architecture) from None
 
 
 def _cast_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast the parameters that torchao left alone: its own are tensors of another class."""
+    """Cast the parameters that torchao has not quantized (its own are tensors of another class)."""
     import torch
 
     for parameter in model.parameters():

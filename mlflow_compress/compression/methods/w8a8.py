@@ -17,7 +17,7 @@ class W8A8Config(EightBitConfig):
 
 @register
 class W8A8(EightBitMethod):
-    """Round-to-nearest weights (one scale a row) and activations (one scale a token, found at run time)."""
+    """Round-to-nearest weights (one scale per row) and activations (one scale per token, computed at run time)."""
 
     name = "w8a8"
     description = "8-bit integer weights and activations, rounded to nearest: the baseline of smoothquant"

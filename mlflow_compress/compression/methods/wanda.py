@@ -1,4 +1,4 @@
-"""Wanda: prune by weight times the norm of what flows through it."""
+"""Wanda: prunes by weight magnitude times the norm of the input activations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WandaConfig(CalibratedPruningConfig):
 
 @register
 class Wanda(PruningMethod):
-    """Zero, in each output row, the weights with the smallest score ``|W_ij| * ||x_j||_2``."""
+    """Sets the weights with the smallest score ``|W_ij| * ||x_j||_2`` in each output row to zero."""
 
     name = "wanda"
     description = "Wanda pruning: weight times activation norm, row by row"

@@ -1,4 +1,4 @@
-"""What methods share that round weights and activations to 8 bits without looking at data."""
+"""Base of methods that round weights and activations to 8 bits without calibration."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BITS = (8,)
 
 @dataclass(frozen=True, kw_only=True)
 class EightBitConfig(MethodConfig):
-    """Settings of a method whose weights and activations have 8 bits."""
+    """Settings of a method with 8-bit weights and activations."""
 
     method: ClassVar[str]
     bits: int = 8
-    """Bits of a weight and of an activation: always 8."""
+    """Bits per weight and per activation: always 8."""
 
     def __post_init__(self) -> None:
         """Refuse other bits."""
@@ -28,7 +28,7 @@ class EightBitConfig(MethodConfig):
 
 
 class EightBitMethod(Method):
-    """One scale a row of weights; one a token for activations, found at run time."""
+    """A method with one scale per row of weights, and one scale per token of activations, computed at run time."""
 
     grid: ClassVar[Literal["int", "float"]]
     runs_in = ("vLLM",)
@@ -38,7 +38,7 @@ class EightBitMethod(Method):
     requires = ("llmcompressor",)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize without data: the activations' scales are found anew for every token."""
+        """Quantize without data: the scale of the activations is computed for every token."""
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier

@@ -1,4 +1,4 @@
-"""Casts to the two 16-bit floating types: what halving a float32 model alone does."""
+"""Base of the casts to 16-bit floating types, which halve a float32 model."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class CastConfig(MethodConfig):
 
 
 class Cast(Method):
-    """Store every weight in another floating type.
+    """Stores every weight in another floating type.
 
-    Only the stored weights are rounded. Evaluation computes in the type that ``-P dtype=`` names, for this variant as
-    for any other: give ``dtype=bfloat16`` to see the type's arithmetic too.
+    Only the stored weights are rounded. As for every variant, ``-P dtype=`` sets the dtype of the evaluation: use
+    ``dtype=bfloat16`` to include the rounding of computations.
     """
 
     stored: str
-    """Element type as torch names it."""
+    """Dtype, by torch's name."""
     format = "safetensors"
     Config = CastConfig
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse a cast that would change nothing."""
+        """Raise `UnsupportedError` for a cast that changes nothing."""
         if source.dtype == self.stored:
             raise UnsupportedError(
-                f"The model is stored in {self.stored} already: the cast would change nothing",
+                f"The model is already stored in {self.stored}: the cast would change nothing",
                 got=source.name,
                 fix="Use method=none for the control",
             )
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Cast, and refuse values that the type cannot hold."""
+        """Cast; values that the type cannot represent are an `UnsupportedError`."""
         import torch
 
         wanted = getattr(torch, self.stored)

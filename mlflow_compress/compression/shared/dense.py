@@ -1,4 +1,4 @@
-"""Saving a model whose weights stay plain floats: what is measured is exactly what is stored."""
+"""Saves a model whose weights are plain floats, and computes the logits of exactly the stored weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def save_and_measure(job: CompressionJob, model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Round the model to its stored type, save it with its tokenizer, and measure the rounded weights in float32.
+    """Cast the model to its stored dtype, save it with its tokenizer, and return its logits, computed in float32.
 
     Parameters
     ----------
     job : CompressionJob
-        Where to write, and the probe.
+        The folder to write to, and the probe.
     model : transformers model
-        In any floating type; it is cast in place.
+        In any floating type; cast in place.
     dtype : torch.dtype, optional
-        Type to store; the base's own where none is given.
+        Dtype to store; by default the base's own.
 
     Returns
     -------
@@ -39,9 +39,9 @@ def save_and_measure(job: CompressionJob, model: Any, dtype: torch.dtype | None 
 
 
 def cast_stored(model: Any, dtype: torch.dtype) -> None:
-    """Cast what a checkpoint stores, and nothing else.
+    """Cast the tensors that a checkpoint stores, and no others.
 
-    ``model.to`` would also round the rotary frequencies, which are computed anew at every loading.
+    ``model.to`` would also round the rotary frequencies, which are not stored but computed at loading.
     """
     stored = set(model.state_dict())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

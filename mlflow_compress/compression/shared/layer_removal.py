@@ -1,4 +1,4 @@
-"""Removing whole decoder layers: what the methods that do it share."""
+"""Removes decoder layers; used by the layer-drop methods."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRemovalConfig(MethodConfig):
-    """Settings of every method that removes decoder layers."""
+    """Settings of a method that removes decoder layers."""
 
     layers: int = 1
-    """Decoder layers removed."""
+    """Number of decoder layers to remove."""
 
     def __post_init__(self) -> None:
-        """Refuse to remove none."""
+        """Raise `ConfigError` for less than one layer."""
         require_at_least("layers", self.layers, 1)
 
 
@@ -39,7 +39,7 @@ class LayerRemovalMethod(Method):
         return f"{self.name}-{config.layers}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse to remove every layer."""
+        """Raise `ConfigError` if no layer would remain."""
         if config.layers >= source.layers:
             raise ConfigError(
                 "More layers would be dropped than may be", allowed=f"1 to {source.layers - 1}", got=config.layers
@@ -47,38 +47,38 @@ class LayerRemovalMethod(Method):
 
 
 def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
-    """Return the list of the model's decoder layers: the one list of modules that is as long as the model is deep."""
+    """Return the model's decoder layers: the only list of modules with the model's number of layers."""
     from torch import nn
 
     found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == source.layers]
     if len(found) != 1:
         raise UnsupportedError(
-            f"The decoder layers cannot be told from other lists of modules ({len(found)} candidates)",
+            f"The decoder layers cannot be distinguished from other lists of modules ({len(found)} candidates)",
             got=source.architecture,
         )
     return found[0]
 
 
 def drop_and_save(job: CompressionJob, model: Any, dropped: Collection[int]) -> torch.Tensor:
-    """Remove decoder layers, shorten everything in the configuration that is told layer by layer, save and measure.
+    """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
 
-    The configuration keeps the removed layers' numbers as ``dropped_layers``.
+    The configuration records the numbers of the removed layers as ``dropped_layers``.
     """
     from torch import nn
 
     layers = decoder_layers(model, job.source)
-    kept = [index for index in range(len(layers)) if index not in dropped]
+    remaining = [index for index in range(len(layers)) if index not in dropped]
     config = model.config.get_text_config()
     for name, value in list(config.to_dict().items()):
-        told_by_layer = isinstance(value, list) and len(value) == len(layers)  # layer_types and its like
-        if told_by_layer and name != "architectures" and not name.endswith("_token_id"):
-            setattr(config, name, [value[index] for index in kept])
-    config.num_hidden_layers = len(kept)
+        is_per_layer = isinstance(value, list) and len(value) == len(layers)  # for example layer_types
+        if is_per_layer and name != "architectures" and not name.endswith("_token_id"):
+            setattr(config, name, [value[index] for index in remaining])
+    config.num_hidden_layers = len(remaining)
     config.dropped_layers = sorted(dropped)
     parent, name = next((m, n) for m in model.modules() for n, child in m.named_children() if child is layers)
-    setattr(parent, name, nn.ModuleList(layers[index] for index in kept))
+    setattr(parent, name, nn.ModuleList(layers[index] for index in remaining))
     for position, layer in enumerate(getattr(parent, name)):
         for module in layer.modules():
-            if hasattr(module, "layer_idx"):  # where its keys and values lie in a cache
+            if hasattr(module, "layer_idx"):  # its index in a cache of keys and values
                 module.layer_idx = position
     return save_and_measure(job, model)

@@ -1,4 +1,4 @@
-"""What pruning methods share: the share of zeros and their pattern, checked and named."""
+"""Base of the pruning methods: sparsity and its pattern, validated and named."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ GROUP, ZEROS = 4, 2
 
 @dataclass(frozen=True, kw_only=True)
 class PruningConfig(MethodConfig):
-    """Settings of every method that zeroes weights."""
+    """Settings of a method that sets weights to zero."""
 
     sparsity: float = 0.5
-    """Share of zeros in each linear layer; the head, embeddings and norms stay dense."""
+    """Share of zeros in each linear layer; head, embeddings and norms stay dense."""
     pattern: Literal["unstructured", "2:4"] = "unstructured"
-    """Where zeros may lie: anywhere, or exactly two in every four neighbours of a row."""
+    """Where zeros may be: anywhere, or exactly two in every four neighbours of a row."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none, and a 2:4 pattern with another share than one half."""
+        """Raise `ConfigError` for a sparsity outside (0, 1), and for a 2:4 pattern with a sparsity other than 0.5."""
         require_between("sparsity", self.sparsity, 0.0, 1.0)
         if self.pattern == "2:4" and self.sparsity != ZEROS / GROUP:
             raise ConfigError("The pattern 2:4 has a fixed sparsity", allowed="0.5", got=self.sparsity)
@@ -32,16 +32,16 @@ class PruningConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedPruningConfig(CalibratedConfig, PruningConfig):
-    """Settings of a pruning method that looks at text."""
+    """Settings of a pruning method that needs calibration text."""
 
     def __post_init__(self) -> None:
-        """Check both halves."""
+        """Run the checks of both base classes."""
         CalibratedConfig.__post_init__(self)
         PruningConfig.__post_init__(self)
 
 
 class PruningMethod(Method):
-    """A method that zeroes weights. The zeros are stored: the files stay as large as the base's."""
+    """A method that sets weights to zero. The zeros are stored, so the files are as large as the base's."""
 
     format = "safetensors (dense)"
     runs_in = ("vLLM", "llama.cpp")
@@ -51,7 +51,7 @@ class PruningMethod(Method):
         return f"{self.name}-{'2of4' if config.pattern == '2:4' else f'{100 * config.sparsity:g}pct'}"
 
     def check(self, config: Any, source: SourceModel) -> None:
-        """Refuse the 2:4 pattern where four does not divide a layer's inputs."""
+        """Raise `UnsupportedError` for the 2:4 pattern where four does not divide a layer's input features."""
         if config.pattern == "2:4":
             for name, (_, in_features) in source.linear.items():
                 if in_features % GROUP:
@@ -64,21 +64,23 @@ class PruningMethod(Method):
 
 
 def require_pruned(job: CompressionJob) -> None:
-    """Raise `UnsupportedError` naming the first linear layer that the backend has left denser than it was asked to.
+    """Raise `UnsupportedError` naming the first linear layer with fewer zeros than the settings ask for.
 
-    A backend that does not meet a layer while it walks through the model passes it over without a word.
+    A backend silently skips a layer that it does not reach when it traces the model.
     """
     for name, (_, in_features) in job.source.linear.items():
         zeros = stored_weights.sparsity_of_layers(job.folder, [name])
-        if zeros is None or zeros < job.config.sparsity - 1 / in_features:  # whole columns of a row are counted
+        if (
+            zeros is None or zeros < job.config.sparsity - 1 / in_features
+        ):  # the backend rounds to a number of columns per row
             raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
 
 
 def modifier_options(job: CompressionJob) -> dict[str, Any]:
-    """Return the options that llm-compressor's pruning modifiers share.
+    """Return the common options of llm-compressor's pruning modifiers.
 
-    Layers are named one by one: its ``ignore`` does not match the head by its plain name (it compares "lm_head." with
-    "lm_head"), and the head would be pruned with the rest.
+    All layers are listed by name. The option ``ignore`` cannot exclude the head, because it compares "lm_head." with
+    "lm_head", and the head would be pruned too.
     """
     config = job.config
     return {

@@ -171,7 +171,7 @@ def _compare_row(base, variant, highest, total, shift, found):  # type: ignore[n
     """Sum over the vocabulary as `divergence_sums` does, with d = ln q - ln p = variant - base + shift."""
     _prefer_512_bit()
     share = f32(_ONE / total)
-    kl = kl_reverse = js = apart = n_far = np.float64(0)
+    kl = kl_reverse = js = abs_difference = n_far = np.float64(0)
     for start in range(0, len(variant), _RUN):
         run_p, run_q = base[start : start + _RUN], variant[start : start + _RUN]
         a = b = c = e_sum = far = f32(0)
@@ -188,9 +188,9 @@ def _compare_row(base, variant, highest, total, shift, found):  # type: ignore[n
         kl += a
         kl_reverse += b
         js += c
-        apart += e_sum
+        abs_difference += e_sum
         n_far += far
-    found[0], found[1], found[2], found[3] = kl, kl_reverse, js, apart
+    found[0], found[1], found[2], found[3] = kl, kl_reverse, js, abs_difference
     found[4] = n_far
 
 
