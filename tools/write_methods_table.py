@@ -1,4 +1,4 @@
-"""Write the table of methods into README and documentation, from the registry.
+"""Write the table of methods into the documentation, from the registry.
 
 Run it after a method is new or changed; a test compares.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from mlflow_compress.compression.method_table import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
+PAGE = ROOT / "docs" / "methods.md"
 BEGIN, END = "<!-- methods: written by tools/write_methods_table.py -->\n", "\n<!-- end of methods -->"
 
 
@@ -21,5 +21,4 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in (README, PAGE):
-        page.write_text(with_table(page.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -1,4 +1,4 @@
-"""Write the table of named tasks into README and documentation, from the registry.
+"""Write the table of named tasks into the documentation, from the registry.
 
 Run it after a change of a named task or of lm_eval's version; a test fails while the two differ.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from mlflow_compress.items.task_table import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "tasks.md"
+PAGE = ROOT / "docs" / "tasks.md"
 BEGIN, END = "<!-- tasks: written by tools/write_task_table.py -->", "<!-- end of tasks -->"
 
 
@@ -21,5 +21,4 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in (README, PAGE):
-        page.write_text(with_table(page.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))

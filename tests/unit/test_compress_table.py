@@ -1,4 +1,4 @@
-"""The table of methods: whole, printed by the command, and current in the README."""
+"""The table of methods: whole, printed by the command, and current in the documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlflow_compress.compression import METHODS
 from mlflow_compress.compression.method_table import COLUMNS, rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from write_methods_table import README, with_table
+from write_methods_table import PAGE, with_table
 
 
 def test_every_method_has_a_whole_row() -> None:
@@ -36,6 +36,6 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert [line.split()[0] for line in shown[1:]] == METHODS.names()
 
 
-def test_the_readme_shows_the_present_table() -> None:
-    text = README.read_text()
+def test_the_page_shows_the_present_table() -> None:
+    text = PAGE.read_text()
     assert text == with_table(text), "run tools/write_methods_table.py"

@@ -1,4 +1,4 @@
-"""Named tasks: the table is complete, current in the README, and printed without loading anything heavy."""
+"""Named tasks: the table is complete, current in the documentation, and printed without loading anything heavy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mlflow_compress.items.task_table import rows
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 
-from write_task_table import README, with_table  # noqa: E402
+from write_task_table import PAGE, with_table  # noqa: E402
 
 
-def test_the_readme_holds_the_current_table() -> None:
-    assert README.read_text() == with_table(README.read_text()), "run tools/write_task_table.py"
+def test_the_page_holds_the_current_table() -> None:
+    assert PAGE.read_text() == with_table(PAGE.read_text()), "run tools/write_task_table.py"
 
 
 def test_every_task_says_where_it_comes_from_and_can_be_told_from_the_others() -> None:
