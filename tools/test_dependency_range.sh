@@ -40,4 +40,4 @@ fi
 pip install -q -U -c "$temporary/constraints.txt" -e '.[test]'
 pip check
 pip list --format=freeze
-python -m pytest -q "${tests[@]}"
+python -m pytest -q -n 2 --dist loadfile "${tests[@]}"  # a file in one process: its fixtures run once
