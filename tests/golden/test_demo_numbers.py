@@ -29,4 +29,6 @@ def test_every_number_of_a_demo_run_is_as_before(tmp_path: Path, monkeypatch: py
     assert now.keys() == before.keys()
     for key, (value, low, high, n, n_unscored) in before.items():
         assert now[key][3:] == [n, n_unscored], key
-        assert now[key][:3] == [x if x is None else pytest.approx(x, rel=RELATIVE, abs=ABSOLUTE) for x in (value, low, high)], key
+        assert now[key][:3] == [
+            x if x is None else pytest.approx(x, rel=RELATIVE, abs=ABSOLUTE) for x in (value, low, high)
+        ], key
