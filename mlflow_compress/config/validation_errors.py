@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
 from mlflow_compress.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+Details = Mapping[str, Any]  # one entry of `ValidationError.errors()`
 
 _KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "bool": "a switch", "string": "text"}
 
@@ -36,7 +36,7 @@ def unknown_parameter(name: str, known: list[str]) -> ConfigError:
     return ConfigError("Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None)
 
 
-def _wrong_value(name: str, first: ErrorDetails, same: list[ErrorDetails]) -> ConfigError:
+def _wrong_value(name: str, first: Details, same: list[Details]) -> ConfigError:
     """Return the error for one value; of a parameter that accepts several types, `same` has an entry per type."""
     got, what = first["input"], f"Parameter '{name}'"
     context = first.get("ctx", {})
@@ -59,10 +59,10 @@ def _wrong_value(name: str, first: ErrorDetails, same: list[ErrorDetails]) -> Co
     return ConfigError(f"{what} cannot be used: {first['msg']}", got=got)
 
 
-def _words(detail: ErrorDetails) -> str:
+def _words(detail: Details) -> str:
     return str(detail["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
 
 
-def _bound(detail: ErrorDetails) -> str:
+def _bound(detail: Details) -> str:
     context = detail.get("ctx", {})
     return f"{context['ge']} or more" if "ge" in context else f"more than {context.get('gt')}"

@@ -33,7 +33,9 @@ def little(folder: Path) -> EvaluateConfig:
 
 
 def evaluate(config: EvaluateConfig, tracker: Tracker) -> bytes:
-    found = find_or_evaluate(tracker, light(model_path(config.model), config), suite_of(config), config)
+    found = find_or_evaluate(
+        tracker, light(model_path("demo"), config.source, config.inference), suite_of(config), config
+    )
     folder = tracker.fetch(found.run_id, RECORDS)
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
 

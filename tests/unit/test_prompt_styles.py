@@ -175,7 +175,7 @@ def test_broken_rows_are_named(tmp_path: Path, changed: dict[str, Any], words: s
     [
         ("hendriks", "Unknown prompt style.*Did you mean 'hendrycks'"),
         ("base,base", "names a style twice"),
-        ("shared", "speaks of six options.*prompt=base,shared"),
+        ("shared", "speaks of six options.*prompt_style=base,shared"),
     ],
 )
 def test_styles_that_cannot_be_are_refused(tmp_path: Path, prompt: str, words: str) -> None:

@@ -148,7 +148,7 @@ def _own_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
         if style.n_options is None or sizes == {style.n_options}:
             return name
     raise ConfigError(
-        "No style of 'prompt' can show the questions without the options E and F: 'shared' speaks of six options",
+        "No style of 'prompt_style' can show the questions without the options E and F: 'shared' speaks of six options",
         got=",".join(styles),
         fix="Name another style too: -P prompt_style=base,shared",
     )
