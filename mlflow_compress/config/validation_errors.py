@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,7 +36,7 @@ def unknown_parameter(name: str, known: list[str]) -> ConfigError:
     return ConfigError("Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None)
 
 
-def _wrong_value(name: str, first: Details, same: list[Details]) -> ConfigError:
+def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:
     """Return the error for one value; of a parameter that accepts several types, `same` has an entry per type."""
     got, what = first["input"], f"Parameter '{name}'"
     context = first.get("ctx", {})
