@@ -18,11 +18,11 @@ from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.results import VariantRun
+from mlflow_compress.stages.main_run.progress import Progress
+from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
+from mlflow_compress.stages.main_run.resume import resumed as resumed_config
 from mlflow_compress.stages.model_names import model_label, read_manifest
-from mlflow_compress.stages.progress import Progress
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
-from mlflow_compress.stages.resume import STAGES, finished_stages
-from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
@@ -129,7 +129,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
     from mlflow_compress.stages.evaluation.result_files import results_from_json
-    from mlflow_compress.stages.summary import StageOutputs, publish
+    from mlflow_compress.stages.main_run.summary import StageOutputs, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
     measured = [children[stage] for stage in ("evaluate", "judge") if stage in children]

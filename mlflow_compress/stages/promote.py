@@ -19,7 +19,7 @@ from mlflow_compress.results import Promotion
 from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
-from mlflow_compress.tracking.model_registry import check_alias, move_alias, register, registered_model
+from mlflow_compress.tracking.logged_models.model_registry import check_alias, move_alias, register, registered_model
 from mlflow_compress.tracking.tracker import Tracker
 
 

@@ -11,7 +11,7 @@ from mlflow_compress.stages.evaluation.eval_metadata import read_about
 from mlflow_compress.stages.evaluation.result_files import logged
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_model import (
+from mlflow_compress.tracking.logged_models.logged_model import (
     EVALUATION_SET,
     DataSet,
     VariantEntry,
@@ -24,7 +24,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import TrackedRun, Tracker
 
 if TYPE_CHECKING:
-    from mlflow_compress.stages.summary import StageOutputs
+    from mlflow_compress.stages.main_run.summary import StageOutputs
 
 ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
 

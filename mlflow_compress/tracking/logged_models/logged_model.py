@@ -16,7 +16,7 @@ from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shipped import copy_code, requirements
+from mlflow_compress.tracking.logged_models.model_code import copy_code, requirements
 from mlflow_compress.tracking.tracker import Tracker
 
 AUTO_LIMIT = 2 * 2**30

@@ -21,8 +21,8 @@ from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.verdict import verdict
+from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
-from mlflow_compress.stages.variant_results import log_model
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import NOISE, RECORDS

@@ -7,7 +7,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 
 # Distributions that loading and scoring import, whatever the checkpoint's format; a test compares them with what a
 # fresh process really imports.
