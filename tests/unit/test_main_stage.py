@@ -132,7 +132,7 @@ def test_a_resumed_run_has_the_parameters_that_it_was_started_with(tracker: Trac
 
 def test_what_finished_stages_used_cannot_change(tracker: Tracker) -> None:
     run_id = failed_run(tracker, "quantize")
-    with pytest.raises(ConfigError, match=r"'bits' is that of a finished stage.*Allowed: 3.*Got: '8'"):
+    with pytest.raises(ConfigError, match=r"'bits' belongs to a finished stage.*Allowed: 3.*Got: '8'"):
         resumed(MainConfig(resume=run_id, bits="8"), run_id, tracker, finished_stages(tracker, run_id))
     again = resumed(MainConfig(resume=run_id, limit=5), run_id, tracker, finished_stages(tracker, run_id))
     assert again.evaluation.limit == 5

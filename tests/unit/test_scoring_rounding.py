@@ -140,7 +140,7 @@ def test_a_baseline_of_other_threads_is_not_reused_but_stays_comparable(
     load_random("llama", path=tmp_path / "model")
     (tmp_path / "text.txt").write_text(TEXT * 20)
     config = EvaluateConfig(model=str(tmp_path / "model"), tasks=str(tmp_path / "text.txt"))
-    light, suite = open_light(LoadConfig(path=config.model, device="cpu")), suite_of(config)
+    light, suite = open_light(LoadConfig(path=config.source.model, device="cpu")), suite_of(config)
     asked = []
 
     def find(*given: Any) -> None:
