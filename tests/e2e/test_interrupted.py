@@ -19,7 +19,8 @@ from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import model_path
 from mlflow_compress.stages.resumable_workdir import resumable_workdir, workdirs_folder
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 
 def little(folder: Path) -> EvaluateConfig:

@@ -26,7 +26,8 @@ from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import NOISE, RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)

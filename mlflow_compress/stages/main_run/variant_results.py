@@ -21,7 +21,8 @@ from mlflow_compress.tracking.logged_models.logged_model import (
 )
 from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from mlflow_compress.stages.main_run.summary import StageOutputs
