@@ -27,7 +27,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluation.run_model import run_model
 
 Samples = dict[str, npt.NDArray[np.float64]]
 
@@ -41,7 +41,7 @@ FAMILIES = ("lettered", "cloze", "last_word")
 
 def questions() -> Suite:
     """Return the demo's items that have a KL, in their original order, and its corpus."""
-    suite = load_suite("demo", model="demo", settings=TaskSettings(shots=5, shuffles=0, seed=42, limit=0))
+    suite = load_suite("demo", model="demo", settings=TaskSettings(num_fewshot=5, num_shuffles=0, seed=42, limit=0))
     return dataclasses.replace(suite, tasks=tuple(task for task in suite.tasks if task.family in FAMILIES))
 
 
@@ -70,14 +70,14 @@ def make(out: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         baseline, states = load(demo.MODEL_DIR), Path(scratch) / "states"
         with StateWriter(states, baseline) as writer:
-            records = measure(Scorer(baseline, quiet), suite, capture=writer, generations=False).records
+            records = run_model(Scorer(baseline, quiet), suite, capture=writer, generations=False).records
         store = StateStore.open(states, baseline=baseline)
         for method, settings in VARIANTS:
             checkpoint = Path(scratch) / f"{method}-{len(found)}"
             manifest = compress_model(
                 str(demo.MODEL_DIR), method, method_config(method, **settings), calibration, checkpoint
             )
-            measured = measure(Scorer(load(checkpoint), quiet), suite, baseline=store, generations=False).records
+            measured = run_model(Scorer(load(checkpoint), quiet), suite, baseline=store, generations=False).records
             for family, kl in kl_per_item(MetricInputs(records, measured)).items():
                 found[f"{manifest.label}/{family}"] = kl.astype(np.float32)
             print(f"{manifest.label} is scored", flush=True)

@@ -35,7 +35,7 @@ def mmlu(data: Path, *, shuffles: int) -> Task:
             for number, line in enumerate(lines[:limit]):
                 fields = {"id": f"{subject}-{split}-{number}", "category": subject, "split": split}
                 rows.append({**json.loads(line), **fields})
-    return FAMILIES.get("lettered").build("mmlu", rows, TaskSettings(shots=5, shuffles=shuffles))[0]
+    return FAMILIES.get("lettered").build("mmlu", rows, TaskSettings(num_fewshot=5, num_shuffles=shuffles))[0]
 
 
 def seconds(loaded: LoadedModel, task: Task, baseline: StateStore | None) -> float:

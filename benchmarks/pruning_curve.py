@@ -23,7 +23,7 @@ from mlflow_compress.metrics.core.answer_comparison import compare_records
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluation.run_model import run_model
 
 POINTS = [
     *(("layer-drop", "layers", str(n)) for n in range(1, 5)),
@@ -39,7 +39,7 @@ PANELS = {
 
 def lettered_questions() -> Suite:
     """Return the demo's lettered questions alone."""
-    settings = TaskSettings(shots=5, shuffles=0, seed=42, limit=0)
+    settings = TaskSettings(num_fewshot=5, num_shuffles=0, seed=42, limit=0)
     suite = load_suite("demo", model="demo", settings=settings)
     return dataclasses.replace(suite, tasks=[t for t in suite.tasks if t.family == "lettered"], corpora=[])
 
@@ -47,7 +47,7 @@ def lettered_questions() -> Suite:
 def answers(folder: Path, suite: Suite) -> RunRecords:
     """Let the model in a folder answer."""
     scorer = Scorer(load_model(LoadConfig(path=str(folder), device="cpu")), ScoringConfig())
-    return measure(scorer, suite, generations=False)
+    return run_model(scorer, suite, generations=False)
 
 
 def run_missing(rows: Path) -> list[dict[str, Any]]:

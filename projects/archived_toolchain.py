@@ -21,7 +21,8 @@ from mlflow_compress.models.source_model import local_folder
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
 from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 TEXTS = ("model", "calibration", "data_dir", "out")
 NUMBERS = ("calibration_samples", "calibration_length", "group_size", "seed")

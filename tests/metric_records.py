@@ -187,8 +187,8 @@ def embeddings(rng: np.random.Generator, *, n: int = 10, k: int = 5, d: int = 16
     return AnswerEmbeddings("instructions", tuple(f"i{i}" for i in range(n)), a, b, c)
 
 
-def evidence(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> MetricInputs:
-    """Full evidence: baseline, a variant that moved, a noise run that moved less, and embeddings."""
+def inputs(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> MetricInputs:
+    """Full inputs: baseline, a variant that moved, a noise run that moved less, and embeddings."""
     rng = np.random.default_rng(seed)
     table = items(n)
     base: dict[Any, float] = {}

@@ -25,7 +25,7 @@ def drawn_order(row: Row, settings: TaskSettings, number: int) -> list[int]:
 
 def shuffled_orders(row: Row, settings: TaskSettings) -> list[list[int]]:
     """Return the original order and `settings.shuffles` drawn ones."""
-    return [identity(row)] + [drawn_order(row, settings, number) for number in range(1, settings.shuffles + 1)]
+    return [identity(row)] + [drawn_order(row, settings, number) for number in range(1, settings.num_shuffles + 1)]
 
 
 def every_order(row: Row) -> list[list[int]]:

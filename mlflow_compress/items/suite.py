@@ -1,4 +1,4 @@
-"""From `-P tasks=` to tasks: names of ours, names of lm-evaluation-harness and files, comma-separated."""
+"""Suites: the tasks and corpora that `-P tasks=` names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
 from mlflow_compress.items.sources.question_files import load_file
-from mlflow_compress.items.task import Corpus, GroupAverages, OwnMetric, Parts, Task, TaskSettings
+from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings
 from mlflow_compress.records import Items, Request, RunRecords
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Everything that is evaluated in one go."""
+    """All tasks and corpora of one evaluation."""
 
     tasks: tuple[Task, ...]
     corpora: tuple[Corpus, ...]
@@ -32,33 +32,33 @@ class Suite:
 
     @property
     def requests(self) -> list[Request]:
-        """All requests of all tasks, for one pass."""
+        """All requests of all tasks."""
         if any(task.chat for task in self.tasks):
-            raise ValueError("messages of a chat must be rendered before a model reads them")
+            raise ValueError("chat messages must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
 
     @property
     def is_scored(self) -> bool:
-        """Whether any token is scored: False where every answer is generated."""
+        """Whether any token is scored; False where every answer is generated."""
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
     def rendered(self, prompt: Callable[[str], str]) -> Suite:
-        """Return the suite with the messages of chat tasks as a model reads them, see `chat.rendered`."""
+        """Return the suite with the messages of chat tasks rendered as text, see `chat.rendered`."""
         return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:
-        """Return a SHA-256 of the content of every task and corpus."""
+        """Return the SHA-256 of every task's and corpus's content, by name."""
         found = {task.name: task.content_hash() for task in self.tasks}
         return found | {corpus.name: corpus.content_hash() for corpus in self.corpora}
 
-    def own_metrics(self, records: RunRecords) -> list[OwnMetric]:
-        """Return the metrics that the tasks' sources compute in their own way, those of groups last."""
-        found = [own for task in self.tasks if task.own_metrics is not None for own in task.own_metrics(records)]
-        return found + [own for group in self.averages for own in group.average(found)]
+    def harness_metrics(self, records: RunRecords) -> list[HarnessMetric]:
+        """Return the metrics that lm-evaluation-harness's code computes from these records; groups last."""
+        found = [m for task in self.tasks if task.harness_metrics is not None for m in task.harness_metrics(records)]
+        return found + [metric for group in self.averages for metric in group.average(found)]
 
 
 def _name_and_shots(part: str) -> tuple[str, int | None]:
-    """Split NAME@SHOTS."""
+    """Return the name and the number of few-shot examples of NAME@SHOTS; None without a number."""
     name, at, shots = part.partition("@")
     if at and not shots.isdecimal():
         raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
@@ -66,7 +66,7 @@ def _name_and_shots(part: str) -> tuple[str, int | None]:
 
 
 def _named(part: str, settings: TaskSettings) -> Parts:
-    """Return what a name stands for: one of ours, a group of ours, or one of lm-evaluation-harness."""
+    """Return the tasks of a name: a named task or group of this package, or a name of lm-evaluation-harness."""
     name, shots = _name_and_shots(part)
     if name not in TASKS.names():
         from mlflow_compress.items.harness.build import build
@@ -81,7 +81,7 @@ def _named(part: str, settings: TaskSettings) -> Parts:
 
 
 def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
-    """Build the members of a group; where data are missing, one error says so for all of them."""
+    """Return the tasks of a group's members. Where data sets are missing, one error lists all of them."""
     found: list[Parts] = []
     errors: list[str] = []
     for member in members:
@@ -95,7 +95,7 @@ def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
 
 
 def _check_names(parts: Parts) -> None:
-    """Refuse two tasks of one name: their records could not be told apart."""
+    """Refuse two tasks of the same name, because records name their task."""
     names = [task.name for task in parts.tasks] + [corpus.name for corpus in parts.corpora]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -103,27 +103,29 @@ def _check_names(parts: Parts) -> None:
 
 
 def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
-    """Read and check everything that `spec` names, before any model is loaded.
+    """Return the suite that `spec` names, read and checked before any model is loaded.
 
     Parameters
     ----------
     spec : str
-        'auto', or names and files separated by commas: tasks and groups of `catalogue`, tasks, groups and tags of
-        lm-evaluation-harness, each with @SHOTS where it allows, *.jsonl (the fields decide the family), *.txt (corpus).
+        'auto', or names and files separated by commas. A name is one of `TASKS`, or a task, group or tag of
+        lm-evaluation-harness; @SHOTS after it sets the number of few-shot examples. A *.jsonl file holds items (its
+        fields decide the family), a *.txt file a corpus.
     model : str
-        The baseline parameter; 'auto' tasks exist for the demo only.
+        The parameter `model`. 'auto' has tasks for the demo only.
     settings : TaskSettings
-        Shots, shuffles, seed, limit and data folder.
+        How items are drawn and shown.
 
     Raises
     ------
     ConfigError, DataError
-        Unknown names, missing data sets (with the command that fetches them), broken files (with file and line).
+        A name is unknown; a data set is missing (the message has the command that fetches it); a file is broken (the
+        message has file and line).
     """
     if spec == "auto" and model != EMBEDDED:
         raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=NAMES or files")
     check_data_dir(settings.data_dir)
-    styles_of(settings.prompt)  # a wrong name is refused whatever the tasks
+    styles_of(settings.prompt_style)  # refuses a wrong name, even if no task uses the style
     several: list[Parts] = []
     for part in [EMBEDDED] if spec == "auto" else [p.strip() for p in spec.split(",")]:
         is_file = Path(part).suffix in (".jsonl", ".txt")

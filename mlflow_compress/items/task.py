@@ -1,4 +1,4 @@
-"""What a task is, and the registry of task families."""
+"""Tasks, corpora, their settings, and the registry of task families."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ Row = Mapping[str, Any]  # one line of a question file, with its line number und
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """How items are drawn and shown.
+    """How items are drawn and shown. Each field has the name of its parameter on the command line.
 
     Attributes
     ----------
-    shots : int
-        Few-shot examples.
-    shuffles : int
-        Answer orders that an item is shown in besides the original one.
+    num_fewshot : int
+        Few-shot examples per prompt.
+    num_shuffles : int
+        Shuffled answer orders per item, besides the original order.
     seed : int
-        Of every draw.
+        Seed of every random draw.
     limit : int
         Items per category; 0 takes all.
     all_orders : int
-        Items per lettered task that are shown in every answer order too, as a task of their own; 0 for none.
-    shuffle_examples : bool
-        Whether a shuffle reorders the answers of the few-shot examples as well.
-    prompt : str
-        Prompt styles of lettered tasks, comma-separated (see `prompt_style`); 'auto' is the task's own.
+        Items per lettered task that are also scored in every answer order, as a task of their own; 0 for none.
+    shuffle_fewshot : bool
+        Whether a shuffle also reorders the answers of the few-shot examples.
+    prompt_style : str
+        Prompt styles of lettered tasks, comma-separated (see `prompt_style`); "auto" is the task's default.
     data_dir : str
-        Folder of data sets in hub layout ("" for none): the data set ORG/NAME lies in data_dir/ORG/NAME.
+        Folder of data sets in hub layout ("" for none): the data set ORG/NAME is in data_dir/ORG/NAME.
     apply_chat_template : bool
-        Whether lettered tasks and those of lm-evaluation-harness are shown in the chat template of the baseline's
-        tokenizer.
+        Whether the baseline's chat template is applied to lettered tasks and to those of lm-evaluation-harness.
     fewshot_as_multiturn : bool
-        Whether the few-shot examples of the latter are turns of their own there, or stand in the user's one turn.
+        Whether the chat template shows each few-shot example of lm-evaluation-harness as a turn of its own. If not, all
+        examples are in the user's one turn.
     system_prompt : str
-        What stands before them there; "" for nothing.
+        System prompt of the chat template; "" for none.
     model : str
-        The baseline parameter.
+        The baseline.
     """
 
-    shots: int = 5
-    shuffles: int = 2
+    num_fewshot: int = 5
+    num_shuffles: int = 2
     seed: int = 42
     limit: int = 0
     all_orders: int = 0
-    shuffle_examples: bool = False
-    prompt: str = "auto"
+    shuffle_fewshot: bool = False
+    prompt_style: str = "auto"
     data_dir: str = ""
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = True
@@ -64,17 +64,17 @@ class TaskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Answering:
-    """How the answers of a task are generated greedily, and who says which are right.
+    """How the answers of a task are generated (greedily), and how they are graded.
 
     Attributes
     ----------
     until : tuple of str
-        Where an answer ends; the mark itself is cut off.
+        Stop sequences; the answer is cut before the first one.
     max_new_tokens : int
-        Longest answer.
+        Longest answer, in tokens.
     judge : callable or None
-        From the answers, by item id, to right or wrong (None where the task does not say); without it an answer is
-        right when it equals one of the item's `answers`.
+        Takes the answers by item id; returns which are correct, or None for an item that the task does not grade.
+        Without `judge`, an answer is correct if it equals one of the item's `answers`.
     """
 
     until: tuple[str, ...] = ("\n",)
@@ -83,20 +83,20 @@ class Answering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnMetric:
-    """A number that a task's source computes in its own way, from our records.
+class HarnessMetric:
+    """A number that lm-evaluation-harness's own code computes from our records.
 
     Attributes
     ----------
     part : str
-        Task or group that it is about.
+        Name of the task or group.
     metric : str
-        The source's name for it.
+        The harness's name of the metric.
     filter : str
-        Which of the source's ways to read an answer it was computed from; "none" for the answer as it is.
+        The harness's filter that extracts the answer from the text; "none" for the text as it is.
     value : float
     n, n_unscored : int
-        Items it was computed from, and items left out because the model could not be asked.
+        Number of items behind the value, and of items left out because an option exceeds the context.
     """
 
     part: str
@@ -108,24 +108,24 @@ class OwnMetric:
 
     @property
     def name(self) -> str:
-        """The metric, with its filter where it has one: "acc", "exact_match.strict-match"."""
+        """The metric's name, with its filter if it has one: "acc", "exact_match.strict-match"."""
         return self.metric if self.filter == "none" else f"{self.metric}.{self.filter}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAverages:
-    """How the source averages a group whose members are tasks of their own here.
+    """How the harness averages a group whose members are separate tasks here.
 
     Attributes
     ----------
     name : str
-        The group that was asked for.
+        The group that the user has named.
     average : callable
-        From the metrics of the members to those of the group, and of the groups within it.
+        Takes the metrics of the members; returns those of the group and of the groups within it.
     """
 
     name: str
-    average: Callable[[Sequence[OwnMetric]], list[OwnMetric]] = field(repr=False)
+    average: Callable[[Sequence[HarnessMetric]], list[HarnessMetric]] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,19 +135,19 @@ class Task:
     Attributes
     ----------
     name, family : str
-        The task's name in records and its family (see `Items`).
+        The task's name in the records, and its family (see `Items`).
     items : Items
         One row per item.
     requests : tuple of Request
-        What scoring is asked; empty for families whose answer is generated.
+        What is scored; empty for families with generated answers.
     answering : Answering or None
-        How answers are generated, for families that are answered.
+        How answers are generated; None where no answer is generated.
     documents : tuple of str
-        Texts of which every token is scored (rolling tasks, which have no items).
-    own_metrics : callable or None
-        The source's own metrics, from a run's records.
+        Texts whose every token is scored (rolling tasks, which have no items).
+    harness_metrics : callable or None
+        Computes the harness's own metrics from the records of a run.
     chat : bool
-        Whether prompts and contexts are a user's messages, which `chat.rendered` turns into what a model reads.
+        Whether prompts are user messages. `chat.rendered` turns them into the text that a model reads.
     """
 
     name: str
@@ -157,10 +157,10 @@ class Task:
     answering: Answering | None = None
     chat: bool = False
     documents: tuple[str, ...] = field(default=(), repr=False)
-    own_metrics: Callable[[RunRecords], list[OwnMetric]] | None = field(default=None, repr=False)
+    harness_metrics: Callable[[RunRecords], list[HarnessMetric]] | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:
-        """Return a SHA-256 over everything a model is shown and judged by: items, prompts, shots, options, gold."""
+        """Return a SHA-256 over items, prompts, few-shot examples, options and gold answers."""
         digest = hashlib.sha256(repr(self.items.table.to_pydict()).encode())
         for request in self.requests:
             digest.update(repr(request).encode())
@@ -181,7 +181,7 @@ class Corpus:
     ----------
     name, text : str
     max_tokens : int or None
-        How many of its first tokens are scored; None for all.
+        Tokens that are scored, from the beginning; None for all.
     """
 
     name: str
@@ -189,14 +189,14 @@ class Corpus:
     max_tokens: int | None = None
 
     def content_hash(self) -> str:
-        """Return a SHA-256 over the text, and over how much of it is scored where that is said."""
+        """Return a SHA-256 over the text and, if it is set, `max_tokens`."""
         cut = "" if self.max_tokens is None else f"first {self.max_tokens} tokens of "
         return hashlib.sha256((cut + self.text).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a name or file of `-P tasks=` stands for."""
+    """Tasks and corpora behind one name or file of `-P tasks=`."""
 
     tasks: tuple[Task, ...] = ()
     corpora: tuple[Corpus, ...] = ()
@@ -204,7 +204,7 @@ class Parts:
 
     @staticmethod
     def join(several: Sequence[Parts]) -> Parts:
-        """Return them as one."""
+        """Return the tasks, corpora and averages of several parts together."""
         return Parts(
             tasks=tuple(task for parts in several for task in parts.tasks),
             corpora=tuple(corpus for parts in several for corpus in parts.corpora),
@@ -214,20 +214,20 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of task: the fields its question files must have, how rows become tasks, and what their items are.
+    """A kind of task: the fields of its question files, how rows become tasks, and the properties of its items.
 
     Attributes
     ----------
     fields : mapping of str to type
-        Required fields of a row beside "id" and "category"; they decide which family a file belongs to.
+        Required fields of a row, in addition to "id" and "category". They decide which family a file belongs to.
     optional : mapping of str to type
         Fields that a row may have.
     check : callable (row) -> None
-        Raises `DataError` for a row that has the fields but cannot be used.
+        Raises `DataError` for a row with the right fields and unusable values.
     build : callable (name, rows, settings) -> list of Task
-        Tasks of one file; lettered files give two or three, see `lettered`.
+        Tasks of one file; a lettered file gives two or three, see `lettered`.
     items : mapping of str to ItemFamily
-        Properties of the items that `build` makes, by the name in their column `family`. Metrics read them.
+        Properties of the items that `build` makes, by the value of their column `family`. Metrics read them.
     """
 
     fields: Mapping[str, type]
@@ -248,27 +248,27 @@ def register_family(name: str, family: Family) -> None:
 
 
 def seeded(settings: TaskSettings, *parts: object) -> random.Random:
-    """Return a generator seeded by the seed and `parts` only: an item's draw never depends on its neighbours."""
+    """Return a random generator, seeded with the seed and `parts` only, so that no draw depends on other items."""
     digest = hashlib.sha256(repr((settings.seed, *parts)).encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))
 
 
 def limited(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
-    """Return the first `settings.limit` rows of every category after a seeded shuffle, in file order; all when 0."""
+    """Return a seeded sample of `settings.limit` rows per category, in file order; all rows if the limit is 0."""
     if not settings.limit:
         return list(rows)
     by_category: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_category.setdefault(row["category"], []).append(index)
-    kept: set[int] = set()
+    chosen: set[int] = set()
     for category, indices in by_category.items():
         seeded(settings, name, category).shuffle(indices)
-        kept.update(indices[: settings.limit])
-    return [rows[index] for index in sorted(kept)]
+        chosen.update(indices[: settings.limit])
+    return [rows[index] for index in sorted(chosen)]
 
 
 def item_row(task: str, family: str, rule: str, row: Row, **columns: Any) -> dict[str, Any]:
-    """Return one row of `Items` from a question-file row; columns that a family does not have are null."""
+    """Return one row of `Items` for a row of a question file; columns that the family does not have are null."""
     return {
         "task": task,
         "item_id": row["id"],
@@ -285,7 +285,7 @@ def item_row(task: str, family: str, rule: str, row: Row, **columns: Any) -> dic
 def request(
     task: str, row: Row, context: str, text: str, *, option: int = 0, content: int = 0, permutation: int = 0
 ) -> Request:
-    """Return the request for `text` as the continuation of `context`, after one blank."""
+    """Return the request that scores `text` as the continuation of `context`, after one space."""
     return Request(
         task=task,
         item_id=row["id"],

@@ -82,11 +82,11 @@ def render_report(
     verdict : str
         `report.verdict.verdict(...)`; stands first.
     results : sequence of MetricResult
-        `metrics.compute_all(evidence)`, pooled, by task and by category; `noise/...` among them become the noise floor.
+        `compute_all(inputs)`, pooled, by task and by category; `noise/...` among them become the noise floor.
     figures : sequence of Figure
         `report.figures.draw_all(...)`; the files are read and embedded.
     flips : sequence of mapping
-        `metrics.tables.flips_table(evidence)`; the first 50 are shown, the rest counted.
+        `record_tables.flips_table(inputs)`; the first 50 are shown, the rest counted.
     setup : mapping, optional
         Names and values, nested where it helps: method, settings, hashes, calibration, versions, run ids.
     not_computed : mapping of str to str, optional

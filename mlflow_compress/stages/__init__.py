@@ -1,1 +1,1 @@
-"""The stages: a configuration and the parts below, put together. Each runs alone or as a child of `main`."""
+"""The stages of the pipeline. Each takes a configuration, and runs alone or as a child of the main run."""

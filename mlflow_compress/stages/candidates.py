@@ -1,4 +1,4 @@
-"""Which variants compete for promotion: those of one model and one evaluation; all others are named."""
+"""Chooses the variants that compete for promotion: those of one baseline and one evaluation."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ID = re.compile("[0-9a-f]{6,16}")
 
 @dataclass(frozen=True, kw_only=True)
 class Competition:
-    """What competes.
+    """The variants that compete for promotion.
 
     Attributes
     ----------
     label : str
         The baseline's name.
     evaluation : EvaluationGroup
-        The one whose variants compete.
+        The evaluation whose variants compete.
     left_out : tuple of str
-        Runs that cannot be compared with it, in words: one sentence part per group.
+        Description of each group of runs that cannot be compared with this evaluation.
     """
 
     label: str
@@ -38,22 +38,22 @@ class Competition:
 
 
 def check_evaluation(text: str) -> None:
-    """Refuse what cannot be the beginning of an evaluation id."""
+    """Refuse a text that cannot be the beginning of an evaluation id."""
     if text != AUTO and not _ID.fullmatch(text):
         raise ConfigError(
-            "Parameter 'evaluation' is no evaluation id", allowed="auto, or 6 to 16 hexadecimal digits", got=text
+            "Parameter 'evaluation' is not an evaluation id", allowed="auto, or 6 to 16 hexadecimal digits", got=text
         )
 
 
 def _weights(model: str) -> str | None:
-    """Return the hash of the weights that a folder (or the demo) holds; None where only a name was given."""
+    """Return the hash of the weights in a folder (or of the demo); None for a name."""
     if model == EMBEDDED or Path(model).is_dir():
         return hash_weights(Path(model_path(model)))[1]
     return None
 
 
 def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
-    """Return the one evaluation whose id begins so."""
+    """Return the only evaluation whose id begins with `text`."""
     matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
     if len(matching) != 1:
         what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
@@ -62,7 +62,7 @@ def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
 
 
 def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label: str) -> list[EvaluationGroup]:
-    """Return the evaluations of one baseline: of the folder's weights, or of a name that stands for one model only."""
+    """Return the evaluations of one baseline, given by its folder or by a name that only one model has."""
     hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
     listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
     weights = _weights(config.model)
@@ -84,12 +84,12 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
 
 
 def choose(tracker: Tracker, config: PromoteConfig) -> Competition:
-    """Return the variants that compete: the evaluation that was asked for, or the one with the most items.
+    """Return the variants that compete: those of the requested evaluation, or of the one with the most items.
 
     Raises
     ------
     ConfigError
-        No finished variant; a name of several models; an evaluation id that no run or more than one group has.
+        There is no finished variant; several models have this name; no or several evaluations have this id.
     """
     check_evaluation(config.evaluation)
     label = model_label(config.model)

@@ -1,4 +1,4 @@
-"""Compare two evaluations from what they left on disk: no model, no GPU."""
+"""Compare two finished evaluations from their files: without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlflow_compress.metrics.core.answer_comparison import compare_answers, comp
 from mlflow_compress.metrics.core.answer_files import Answer, answers_from_harness, answers_from_rows
 from mlflow_compress.records import RunRecords
 from mlflow_compress.results import Comparison
-from mlflow_compress.stages.evaluation.eval_metadata import check_alike, read_about
+from mlflow_compress.stages.evaluation.eval_metadata import check_comparable, read_metadata
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import Store
 
@@ -19,7 +19,7 @@ ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluat
 
 
 def _read(source: str, store: Store | None) -> Path | list[Answer]:
-    """Read one side: the folder of records that it means, or the answers of a JSONL file."""
+    """Return one side of the comparison: the folder of its records, or the answers of a JSONL file."""
     check_text("run, folder or file", source)
     path = Path(source)
     if source and path.is_dir():
@@ -34,7 +34,7 @@ def _read(source: str, store: Store | None) -> Path | list[Answer]:
 
 
 def _folder_of_run(run_id: str, store: Store | None) -> Path:
-    """Return the records of a run; a variant's parent run stands for its evaluate stage."""
+    """Return the folder of a run's records; for the main run of a variant, those of its evaluate stage."""
     if store is None:
         from mlflow_compress.tracking.tracker import Tracker
 
@@ -43,7 +43,7 @@ def _folder_of_run(run_id: str, store: Store | None) -> Path:
 
 
 def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
-    """Return the flips family of two evaluations with intervals.
+    """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals.
 
     Parameters
     ----------
@@ -51,19 +51,19 @@ def compare(baseline: str, variant: str, store: Store | None = None) -> Comparis
         Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
         ``{"id", "pred", "gold"}`` object per line.
     store : Store, optional
-        Where run ids are looked up; the MLflow store without it.
+        Where run ids are looked up; the MLflow store if not given.
 
     Raises
     ------
     AlignmentError
-        When items, golds, prompts, answer orders, tokenizers or shots differ, or one side is records and the other
-        answers.
+        Items, golds, prompts, answer orders, tokenizers or few-shot settings differ, or one side has records and the
+        other one answers.
     ConfigError, DataError
-        When a side cannot be found or read.
+        A side cannot be found or read.
     """
     left, right = _read(baseline, store), _read(variant, store)
     if isinstance(left, Path) and isinstance(right, Path):
-        check_alike(read_about(left), read_about(right))
+        check_comparable(read_metadata(left), read_metadata(right))
         return Comparison(compare_records(RunRecords.read(left), RunRecords.read(right)))
     if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")

@@ -1,4 +1,4 @@
-"""The evaluate stage: the variant on the same items as its baseline, every distance with its interval."""
+"""The evaluate stage: scores the variant on the same items as its baseline and computes every distance."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
-from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_about
+from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
 from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
 from mlflow_compress.stages.evaluation.open_models import light, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
-from mlflow_compress.stages.evaluation.run_model import ModelOutputs, measure
+from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.stages.resumable_workdir import unfinished
+from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
@@ -38,10 +38,10 @@ from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
 
-def as_read_by(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
-    """Return the suite with chat messages, after a system prompt, in the chat template.
+def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
+    """Return the suite with its chat messages rendered in the model's chat template, after the system prompt.
 
-    It is the baseline's, which both models read the same text in.
+    The baseline's template renders the prompts of both models, so that both read the same text.
     """
     if not any(task.chat for task in suite.tasks):
         return suite
@@ -50,80 +50,82 @@ def as_read_by(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """What a variant answered beside its baseline.
+class EvaluatedVariant:
+    """Records of a variant and of its baseline.
 
     Attributes
     ----------
-    evidence : MetricInputs
+    inputs : MetricInputs
         Everything that metrics read.
     baseline : Baseline
     found_in : str or None
-        The run whose records these are, where the variant was evaluated before; None where it was scored now.
+        The earlier run that has scored the variant; None where it was scored now.
     """
 
-    evidence: MetricInputs
+    inputs: MetricInputs
     baseline: Baseline
     found_in: str | None
 
 
-def evaluate_variant(config: EvaluateConfig, suite: Suite, store: Store, run: OpenRun, kept: ExitStack) -> Evaluated:
-    """Return the records of variant and baseline, scoring only what no finished run of the store has scored.
+def evaluate_variant(
+    config: EvaluateConfig, suite: Suite, store: Store, run: OpenRun, until_finished: ExitStack
+) -> EvaluatedVariant:
+    """Return the records of variant and baseline. Only what no finished run of the store has scored is scored now.
 
-    What the tasks' sources say in their own metrics is logged here, while the tasks are at hand. What an interrupted
-    run would resume from stays until `kept` is closed, when the run is finished.
+    The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
+    `until_finished` is closed, so that an interrupted run can resume.
     """
     with folder_or_hub("model", model_path(config.source.model)):
         base = light(model_path(config.source.model), config.source, config.inference)
     variant = light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(base, variant)
-    suite = as_read_by(base, suite, config.inference.system_prompt or "")
+    suite = with_chat_template(base, suite, config.inference.system_prompt or "")
     baseline = find_or_evaluate(store, base, suite, config)
-    # The baseline's run stands for the questions, the settings and the states that distances are measured from.
+    # The id of the baseline's run identifies tasks, settings and states.
     fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
     run.log_params({"device": variant.device.type})
-    resume = kept.enter_context(unfinished(store.uri, fingerprint))
-    before = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
-    if before:
-        records = RunRecords.read(store.fetch(before[0].run_id, RECORDS))
-        measured = ModelOutputs(records, int(before[0].metrics[run_names.TRUNCATED]))
+    resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
+    earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
+    if earlier:
+        records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
+        outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
     else:
         states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
-        measured = measure(Scorer(load(variant), ScoringConfig()), suite, baseline=states, resume=resume)
-    log_harness_metrics(run, suite, measured, baseline=baseline.records)
-    return Evaluated(
-        evidence=MetricInputs(
+        outputs = run_model(Scorer(load(variant), ScoringConfig()), suite, baseline=states, resume=resume)
+    log_harness_metrics(run, suite, outputs, baseline=baseline.records)
+    return EvaluatedVariant(
+        inputs=MetricInputs(
             baseline=baseline.records,
-            variant=measured.records,
+            variant=outputs.records,
             noise=baseline.noise,
             settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
         ),
         baseline=baseline,
-        found_in=before[0].run_id if before else None,
+        found_in=earlier[0].run_id if earlier else None,
     )
 
 
-def log_evaluation(run: OpenRun, found: MetricInputs, results: Sequence[MetricResult], beside: EvalMetadata) -> None:
-    """Log metrics (pooled and by task) and details, records, flips table, and what could not be computed and why."""
+def log_evaluation(run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: EvalMetadata) -> None:
+    """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(list(results))
     run.log_results(logged(results))
     compared = pooled.get("distance/flips_pct")
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
-    run.log_json(details(found, results), "details.json")
-    run.log_json(flips_table(found), "flips.json")
-    skipped = unmet(found)
+    run.log_json(details(inputs, results), "details.json")
+    run.log_json(flips_table(inputs), "flips.json")
+    skipped = unmet(inputs)
     if skipped:
         run.log_json(skipped, "not_computed.json")
     with tempfile.TemporaryDirectory() as folder:
-        found.subject.write(Path(folder))
-        write_about(Path(folder), beside)
+        inputs.subject.write(Path(folder))
+        write_metadata(Path(folder), metadata)
         run.log_folder(Path(folder), RECORDS)
 
 
 def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluation:
-    """Run the stage under a run of its own; what is refused leaves no run behind.
+    """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
 
     Raises
     ------
@@ -133,7 +135,10 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
     manifest, suite = read_manifest(config.checkpoint), suite_of(config)
     store = store if store is not None else Tracker()
     label = model_label(config.source.model)
-    with ExitStack() as kept, store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run:
+    with (
+        ExitStack() as until_finished,
+        store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
+    ):
         run.rename(f"evaluate {manifest.label} {label}")
         run.set_tags(
             {
@@ -142,23 +147,23 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
-        run.log_params(_asked(config))
-        found = evaluate_variant(config, suite, store, run, kept)
-        baseline = found.baseline
-        results = compute_all(found.evidence)
-        log_evaluation(run, found.evidence, results, baseline.about)
+        run.log_params(_resolved(config))
+        evaluated = evaluate_variant(config, suite, store, run, until_finished)
+        baseline = evaluated.baseline
+        results = compute_all(evaluated.inputs)
+        log_evaluation(run, evaluated.inputs, results, baseline.metadata)
         sentence = verdict(
             manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
         )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
-        if found.found_in is not None:
-            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {found.found_in}"})
+        if evaluated.found_in is not None:
+            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {evaluated.found_in}"})
         run.set_note(sentence)
     return Evaluation(
         name=manifest.label,
         results=tuple(results),
-        not_computed=unmet(found.evidence),
+        not_computed=unmet(evaluated.inputs),
         records_folder=store.fetch(run.run_id, RECORDS),
         run=store.link(run.run_id),
         baseline=label,
@@ -168,12 +173,12 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
         baseline_run_id=baseline.run_id,
         evaluation_id=baseline.evaluation,
         baseline_found=not baseline.fresh,
-        variant_found_in=found.found_in,
+        variant_found_in=evaluated.found_in,
     )
 
 
-def _asked(config: EvaluateConfig) -> dict[str, object]:
-    """Return the run's parameters, with what "auto" stands for."""
+def _resolved(config: EvaluateConfig) -> dict[str, object]:
+    """Return the run's parameters, with "auto" resolved."""
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     return {
         "model": config.source.model,

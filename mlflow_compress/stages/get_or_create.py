@@ -1,4 +1,4 @@
-"""Get-or-create for runs: returns the finished run with this fingerprint, or does the work in a new run."""
+"""Get-or-create for runs: return the finished run with a given fingerprint, or do the work in a new run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from mlflow_compress.stages.resumable_workdir import unfinished
+from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
 
@@ -27,36 +27,36 @@ def get_or_create_run(
     work: Callable[[OpenRun, Path, Path], None],
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, bool]:
-    """Return the run that has done this work, doing it now where there is none.
+    """Return the finished run with this fingerprint. Where there is none, the work is done now in a new run.
 
     Parameters
     ----------
     store : Store
         Where runs are kept.
     stage, label : str
-        The run's stage tag, and whose work it is (the baseline's name).
+        The run's stage tag, and the baseline's name.
     fingerprint : mapping
         Everything that the result depends on; equal fingerprints share one run.
     work : callable (run, folder, resume)
-        Does the work and logs it; what it leaves in the sub-folders of `folder` is stored as artifacts. What it leaves
-        in `resume` is there again when it was interrupted and is done anew.
+        Does the work and logs it. Each sub-folder of `folder` is stored as an artifact folder. Files in `resume` are
+        still there when an interrupted work is started again.
     more_tags : mapping
         Further tags of a new run.
 
     Returns
     -------
     run_id : str
-        A FINISHED run. It becomes FINISHED only after its artifacts are stored, so an interrupted one is never found.
+        A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never returned.
     fresh : bool
         Whether the work was done now.
     """
-    mark = digest(fingerprint)
-    tags = {run_names.FINGERPRINT: mark, run_names.BASE_MODEL: label, **more_tags}
-    found = store.find(stage, **{run_names.FINGERPRINT: mark})
+    key = digest(fingerprint)
+    tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}
+    found = store.find(stage, **{run_names.FINGERPRINT: key})
     if found:
         return found[0].run_id, False
-    with unfinished(store.uri, mark) as resume:
-        found = store.find(stage, **{run_names.FINGERPRINT: mark})
+    with resumable_workdir(store.uri, key) as resume:
+        found = store.find(stage, **{run_names.FINGERPRINT: key})
         if found:  # another process has done it while this one waited
             return found[0].run_id, False
         with store.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:

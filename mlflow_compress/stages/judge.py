@@ -1,4 +1,4 @@
-"""The judge stage: both models answer the same instructions; how similar are the answers, and how good?"""
+"""The judge stage: both models answer the same instructions, and judges rate or compare the answers."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
-SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders beside RECORDS
-MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench
+SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
+MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """A model's answers: both turns as MT-Bench asks for them, and k sampled first turns for ConSCompF."""
+    """A model's answers: both turns of each instruction for MT-Bench, and k samples of the first turn for ConSCompF."""
 
     graded: Generations
     samples: Generations
 
 
 def _graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
-    """Return the longest answer to be graded: MT-Bench's 1024, or a quarter of a shorter model's context."""
+    """Return the longest graded answer in tokens: 1024 as in MT-Bench, at most a quarter of the model's context."""
     if config.answers.judge_max_tokens == "auto":
         return min(MT_BENCH_TOKENS, loaded.max_length // 4)
     return int(config.answers.judge_max_tokens)
@@ -58,7 +58,7 @@ def _graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 def _sample(
     loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Generations:
-    """Draw several answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
+    """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
     drawn = GenerationConfig(
         max_new_tokens=config.answers.max_new_tokens, samples=config.answers.num_samples, seed=seed
     )
@@ -70,7 +70,7 @@ def _sample(
 def _answers(
     loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Answers:
-    """Let a model answer; `seed` is that of the sampled answers, the graded ones share `config.source.seed`."""
+    """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
     graded = GenerationConfig(
         max_new_tokens=_graded_tokens(config, loaded),
         temperature=OTHER_TEMPERATURE,
@@ -95,7 +95,7 @@ def _answers(
 def _fingerprint(
     model: IdentifiedModel, template: object, instructions: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
-    """Return what a model's answers depend on."""
+    """Return everything that a model's answers depend on."""
     return {
         **identity(model),
         "chat_template": template,
@@ -109,13 +109,13 @@ def _fingerprint(
 
 
 def _read_answers(store: Store, run_id: str) -> Answers:
-    """Return the answers that a finished run has stored."""
+    """Return the answers of a finished run."""
     graded, samples = (Generations.read(store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
     return Answers(graded=graded, samples=samples)
 
 
 def _write_answers(answers: Answers, folder: Path) -> None:
-    """Write what `_read_answers` reads."""
+    """Write answers into a folder, for `_read_answers`."""
     RunRecords(generations=answers.graded).write(folder / RECORDS)
     answers.samples.write(folder / SAMPLES)
 
@@ -123,7 +123,7 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 def _baseline(
     store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig
 ) -> tuple[str, Answers, Generations]:
-    """Return the baseline's answers and its second sample (the floor of the similarity), generated once."""
+    """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         loaded = load(base)
@@ -134,7 +134,7 @@ def _baseline(
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
     run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
     if fresh:
-        gc.collect()  # or the baseline would still be in memory when the variant is loaded
+        gc.collect()  # otherwise the baseline is still in memory when the variant is loaded
     return run_id, _read_answers(store, run_id), Generations.read(store.fetch(run_id, SAMPLES_AGAIN))
 
 
@@ -145,14 +145,15 @@ def _variant(
     instructions: list[Instruction],
     config: JudgeConfig,
 ) -> tuple[str, bool, Answers]:
-    """Return the variant's answers with the id of the run that holds them, and whether they were generated now.
+    """Get-or-create: return the run with the variant's answers, whether it is new, and the answers.
 
-    They have a run of their own below that of the judge, which is finished before the grading begins: when a judge
-    fails, the answers are there, and the next judge run finds them.
+    The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are kept
+    when a judge fails, and the next judge run reuses them.
 
-    Both models are asked in the baseline's chat template: tools often save a checkpoint without it. The sampled answers
-    have the seed of the baseline's second sample: with that of the first, both would share their random numbers and be
-    more alike than two independent samples of one model are. An unchanged model thus scores exactly the floor.
+    Both models use the baseline's chat template, because tools often save a checkpoint without it. The samples have the
+    seed of the baseline's second sample. With the seed of the first one, variant and baseline would share their random
+    numbers, and be more alike than two independent samples of one model. With this seed, an unchanged model has exactly
+    the similarity of the noise floor.
     """
     base, variant = models
 
@@ -168,37 +169,37 @@ def _variant(
 
 
 def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
-    """Open every judge before any answer is generated: what a judge misses is said at once."""
+    """Open every judge before any answer is generated, so that a missing requirement is reported at once."""
     with folder_or_hub("encoder", config.answers.encoder):
         return {name: JUDGES.get(name).open(config, folder) for name in chosen_judges(config.answers.judges)}
 
 
 def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
-    """Return all judges' ratings of one model's answers; None where no judge rates."""
+    """Return all judges' ratings of one model's answers; None if no judge gives ratings."""
     found = [one.judgments[who] for one in judged.values() if who in one.judgments]
     return Judgments.concat(found) if found else None
 
 
 def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
-    """Return the embeddings that the similarity metrics compare; None where no judge embeds.
+    """Return the embeddings that the similarity metrics compare; None if no judge computes embeddings.
 
     Raises
     ------
     ConfigError
-        When two judges give embeddings: one similarity cannot be of both.
+        Two judges give embeddings. A similarity is computed from one set of embeddings.
     """
-    found = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
-    if len(found) > 1:
-        raise ConfigError("Only one judge may give embeddings", got=", ".join(found), fix="Uninstall one of them")
-    if not found:
+    vectors = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
+    if len(vectors) > 1:
+        raise ConfigError("Only one judge may give embeddings", got=", ".join(vectors), fix="Uninstall one of them")
+    if not vectors:
         return None
-    [given] = found.values()
+    [given] = vectors.values()
     by_model = given.vectors
     return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
 
 
 def _bertscore_model(name: str | None) -> tuple[str, int] | None:
-    """Return folder and layer of BERTScore's model, or None where none is named; the hub gives safetensors only."""
+    """Return folder and layer of BERTScore's model; None if none is named. The hub gives safetensors only."""
     if name is None:
         return None
     folder = embedded_folder() if name == EMBEDDED else resolve_folder(name)
@@ -206,7 +207,7 @@ def _bertscore_model(name: str | None) -> tuple[str, int] | None:
 
 
 def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, run: OpenRun) -> tuple[MetricInputs, str]:
-    """Let the variant (and once the baseline) answer, let every judge judge; return also what was left out."""
+    """Generate the missing answers and ask every judge. Return the records for the metrics, and what was skipped."""
     judges = _open_judges(config, home(store.uri))
     with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
@@ -215,17 +216,17 @@ def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, ru
         base = light(model_path(config.source.model), config.source, config.inference)
     models = base, light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(*models)
-    baseline_run, ours, again = _baseline(store, models[0], instructions, config)
-    answers_run, fresh, theirs = _variant(store, run, models, instructions, config)
+    baseline_run, baseline, again = _baseline(store, models[0], instructions, config)
+    answers_run, fresh, variant = _variant(store, run, models, instructions, config)
     answers = JudgeInputs(
         instructions=instructions,
-        graded={"baseline": ours.graded, "variant": theirs.graded},
-        samples={"baseline": ours.samples, "again": again, "variant": theirs.samples},
+        graded={"baseline": baseline.graded, "variant": variant.graded},
+        samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
     )
     judged = {name: opened(answers) for name, opened in judges.items()}
-    found = MetricInputs(
-        baseline=RunRecords(generations=ours.graded, judgments=_judgments(judged, "baseline")),
-        variant=RunRecords(generations=theirs.graded, judgments=_judgments(judged, "variant")),
+    inputs = MetricInputs(
+        baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
+        variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
         embeddings=_embeddings(judged),
         settings=settings,
     )
@@ -242,16 +243,16 @@ def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, ru
     if skipped:
         run.set_tags({run_names.SKIPPED: skipped})
     with tempfile.TemporaryDirectory() as folder:
-        found.subject.write(Path(folder))
+        inputs.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
     with tempfile.TemporaryDirectory() as folder:
-        theirs.samples.write(Path(folder))
+        variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
-    return found, skipped
+    return inputs, skipped
 
 
 def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluation:
-    """Run the stage under a run of its own; what is refused leaves no run behind.
+    """Run the stage in its own run, and return the results. Wrong parameters are refused before a run is made.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""An evaluation that was made before: from its run, or from a folder of records."""
+"""Loads an earlier evaluation from its run or from a folder of records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet r
 
 
 def from_folder(folder: Path) -> Evaluation:
-    """Return the evaluation of a folder of records; there is no baseline to hold them against.
+    """Return the evaluation of a folder of records, without a comparison to a baseline.
 
     Raises
     ------
     DataError
-        When the folder holds no records, or broken ones.
+        The folder has no records, or broken ones.
     """
     inputs = MetricInputs(baseline=RunRecords.read(folder))
     return Evaluation(
@@ -39,14 +39,14 @@ def from_folder(folder: Path) -> Evaluation:
 
 
 def from_run(run_id: str, store: Store | None = None) -> Evaluation:
-    """Return the evaluation that a run holds; a variant's main run stands for its evaluate stage.
+    """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage.
 
     Raises
     ------
     ConfigError
-        When this can be no run id, or the run holds no evaluation.
+        The text is not a run id, or the run has no evaluation.
     TrackingError
-        When the store has no such run.
+        The store has no such run.
     """
     if not re.fullmatch("[0-9a-f]{32}", run_id):
         raise ConfigError("There is no evaluation of this name", allowed=ACCEPTED, got=run_id)
@@ -78,7 +78,7 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
 
 
 def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
-    """Return why metrics are missing; a run that computed all of them has no such file."""
+    """Return the reason for each missing metric. A run that computed all metrics has no such file."""
     try:
         return dict(store.fetch_json(run.run_id, "not_computed.json"))
     except TrackingError:
@@ -86,6 +86,6 @@ def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
 
 
 def _manifest(run: StoredRun) -> CheckpointManifest | None:
-    """Return the checkpoint's manifest, where the checkpoint is still there."""
+    """Return the checkpoint's manifest; None if the checkpoint was deleted."""
     folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
     return CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None

@@ -1,4 +1,4 @@
-"""The main stage: quantize -> evaluate -> judge as child projects of one run that carries what people compare."""
+"""The main stage: runs quantize, evaluate and judge as child projects, and publishes their results on one run."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.results import VariantRun
+from mlflow_compress.stages.main_run.progress import Progress
+from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
+from mlflow_compress.stages.main_run.resume import resumed as resumed_config
 from mlflow_compress.stages.model_names import model_label, read_manifest
-from mlflow_compress.stages.progress import Progress
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
-from mlflow_compress.stages.resume import STAGES, finished_stages
-from mlflow_compress.stages.resume import resumed as resumed_config
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import save_leaderboard
 
-_FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which people and `promote` compare main runs
+_FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared
 
 
 def _silent(line: str) -> None:
-    """Show nothing."""
+    """Print nothing."""
 
 
 def check(config: MainConfig) -> dict[str, object]:
-    """Refuse what can be refused without a model, and return every parameter that is known by now, "auto" resolved.
+    """Check the parameters without a model. Return all that are known by now, with "auto" resolved.
 
-    The checks read tasks, instructions and calibration text, and that calibration text holds nothing that is evaluated.
-    For the demo and for files they need neither torch nor transformers. Tasks of lm-evaluation-harness do, since its
-    package imports them: an hour of compression is not spent on a misspelt task.
+    The checks read tasks, instructions and calibration text, and refuse calibration text that holds evaluation items.
+    So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
+    torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
     """
     compression = config.quantize_config
     settings = method_settings(compression)
@@ -72,7 +73,7 @@ class Stages:
     children : dict of str to str
         Run id of every finished stage.
     failed : dict of str to str
-        Error message of every stage without which the others can still be shown.
+        Error message of every failed stage whose failure leaves the other results usable.
     """
 
     config: MainConfig
@@ -83,7 +84,7 @@ class Stages:
     failed: dict[str, str] = field(default_factory=dict)
 
     def run_all(self) -> None:
-        """Run what is not finished; of the stages, only the judge may fail."""
+        """Run the stages that are not finished. Only a failed judge does not stop the run."""
         wanted = [stage for stage in STAGES if stage != "judge" or self.config.judge]
         for number, stage in enumerate(wanted, start=1):
             if stage in self.children:
@@ -111,7 +112,7 @@ class Stages:
 
 
 def _copy_from_children(stages: Stages) -> None:
-    """Give the main run what its stages alone know: by what it may be compared, and parameters that were "auto"."""
+    """Copy tags, item count and resolved parameters from the stages' runs to the main run."""
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
     run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
@@ -124,17 +125,17 @@ def _copy_from_children(stages: Stages) -> None:
 
 
 def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
-    """Log what the finished stages have found on the main run, and return it."""
-    # matplotlib takes a second to import, and a stage that fails needs none of it.
+    """Log the results of the finished stages on the main run, and return them."""
+    # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
     from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
     from mlflow_compress.stages.evaluation.result_files import results_from_json
-    from mlflow_compress.stages.summary import StageOutputs, publish
+    from mlflow_compress.stages.main_run.summary import StageOutputs, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
-    measured = [children[stage] for stage in ("evaluate", "judge") if stage in children]
+    stage_runs = [children[stage] for stage in ("evaluate", "judge") if stage in children]
     results = [
-        result for run_id in measured for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
+        result for run_id in stage_runs for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
     ]
     outputs = StageOutputs(
         label=label,
@@ -170,7 +171,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
 
 
 def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:
-    """Return the main run to work in: the one to resume, or a new one."""
+    """Open the main run: the one to resume, or a new one."""
     if config.resume is None:
         tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.compression.method}
         return tracker.run(f"{variant} {label}", "main", tags)
@@ -179,23 +180,23 @@ def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> Abs
 
 
 def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> VariantRun:
-    """Compress, evaluate and judge one variant, and return what was found.
+    """Compress, evaluate and judge one variant, and return the results.
 
-    Everything that can be checked without a model is checked before a run is made. The main run ends FINISHED with
-    every headline metric, or FAILED with the failing stage's message. Where the judge alone failed, what the other
-    stages found is published before, and `resume` (or the same command again) does the rest.
+    Parameters are checked before a run is made, as far as that is possible without a model. The main run ends FINISHED
+    with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
+    other stages are published first. `resume`, or the same command again, then does the rest.
 
     Parameters
     ----------
     config : MainConfig
         The parameters.
     say : callable (line)
-        Shows a line of progress.
+        Prints a line of progress.
 
     Raises
     ------
     ConfigError, DataError
-        A parameter is wrong; no run was made.
+        A parameter is wrong. No run was made.
     StageError
         A stage failed.
     """

@@ -1,4 +1,4 @@
-"""What stages must know of a variant before a model is loaded: paths, names, its manifest."""
+"""Path, display name and manifest of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlflow_compress.paths import started_in
 
 
 def model_path(model: str) -> str:
-    """Return where the baseline lies: the embedded folder for 'demo', otherwise what was given (folder or hub id)."""
+    """Return the baseline's path: the embedded folder for "demo", otherwise the given folder or hub id."""
     return str(demo.MODEL_DIR) if model == EMBEDDED else model
 
 
@@ -25,7 +25,7 @@ def model_label(model: str) -> str:
 
 
 def read_manifest(checkpoint: str | None) -> CheckpointManifest:
-    """Return the manifest of a compressed checkpoint; a folder without a whole one is refused."""
+    """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused."""
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
     if not Path(checkpoint).is_dir():
@@ -35,23 +35,23 @@ def read_manifest(checkpoint: str | None) -> CheckpointManifest:
 
 @contextmanager
 def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
-    """Give a `CheckpointError` about a model that is not there the parameter's name, and where it was looked for.
+    """Add the parameter's name, and the folder that was searched, to a `CheckpointError` about a missing model.
 
-    Stages of a project run in folders of their own, so a relative path may mean another folder than its author thinks.
+    Stages of an MLflow project run in other working folders, so a relative path may mean an unexpected folder.
 
     Raises
     ------
     ConfigError
-        At once for a value that can only be a path where there is no such folder; for other names when they are opened
-        and neither a folder nor the hub has them.
+        At once, if the value can only be a path and there is no such folder. For other names: when the model is opened
+        and is neither a folder nor on the hub.
     """
-    there = value in ("", EMBEDDED_ENCODER) or Path(value).is_dir()
-    if not there and (Path(value).is_absolute() or value.startswith((".", "~")) or value.count("/") > 1):
+    exists = value in ("", EMBEDDED_ENCODER) or Path(value).is_dir()
+    if not exists and (Path(value).is_absolute() or value.startswith((".", "~")) or value.count("/") > 1):
         raise _no_folder(parameter, value, allowed="a folder, or a name on the hub such as org/name")
     try:
         yield
     except CheckpointError as error:
-        if there:
+        if exists:
             raise
         raise ConfigError(
             f"Parameter '{parameter}': {str(error).rstrip('.')}",

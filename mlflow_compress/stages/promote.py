@@ -1,4 +1,4 @@
-"""The promote stage: register every variant of one evaluation, gate, rank, move the alias, keep the reasons."""
+"""The promote stage: registers the variants of one evaluation, gates and ranks them, and moves the alias."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mlflow_compress.results import Promotion
 from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
-from mlflow_compress.tracking.model_registry import check_alias, move_alias, register, registered_model
+from mlflow_compress.tracking.logged_models.model_registry import check_alias, move_alias, register, registered_model
 from mlflow_compress.tracking.tracker import Tracker
 
 
 def _candidate(variant: Variant, version: str) -> Candidate:
-    """Return a registered variant as the policy sees it."""
+    """Return a registered variant as a candidate of the promotion policy."""
     method = variant.run.data.tags[run_names.METHOD]
     return Candidate(
         name=variant.name,
@@ -41,7 +41,7 @@ def _verdict(decision: Decision, alias: str, former: str | None) -> str:
 
 
 def _remarks(competition: Competition, naming: str | None) -> list[str]:
-    """Return what a reader must know besides the decision: what competed, what did not, and names that are shared."""
+    """Return remarks on the decision: what was compared, what was left out, which names are not unique."""
     lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
     lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
     names_of_several = sorted({v.checkpoint[0] for v in competition.evaluation.variants if v.name != v.checkpoint[0]})
@@ -53,7 +53,7 @@ def _remarks(competition: Competition, naming: str | None) -> list[str]:
 
 
 def _note(decision: Decision, verdict: str, remarks: list[str]) -> str:
-    """Return the run's note: the verdict, what was compared, then every candidate with its reasons."""
+    """Return the run's note: the verdict, the remarks, and a table of candidates with reasons."""
     lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
     lines += ["| rank | variant | version | items | passed | reasons |", "|---|---|---|---|---|---|"]
     for outcome in decision.outcomes:
@@ -67,12 +67,12 @@ def _note(decision: Decision, verdict: str, remarks: list[str]) -> str:
 def run_promote(config: PromoteConfig) -> Promotion:
     """Register and gate the finished variants of one evaluation, and move the alias to the best one that passes.
 
-    Whatever is wrong with the parameters is said before a run is made.
+    Wrong parameters are refused before a run is made.
 
     Raises
     ------
     ConfigError
-        When there is no finished variant, the evaluation or the model is ambiguous, or the alias is not allowed.
+        There is no finished variant, the evaluation or the model is ambiguous, or the alias is not allowed.
     """
     check_alias(config.alias)
     check_evaluation(config.evaluation)

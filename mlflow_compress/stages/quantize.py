@@ -1,4 +1,4 @@
-"""The quantize stage: one method, one checkpoint with its manifest, checked by reloading it in a fresh process."""
+"""The quantize stage: compresses a model with one method, and checks the checkpoint in a fresh process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mlflow_compress.version import __version__
 
 
 def method_settings(config: QuantizeConfig) -> MethodConfig:
-    """Return the method's own frozen settings, or raise the one clear error before any work is done."""
+    """Return the method's frozen settings. Wrong settings are refused before any work is done."""
     asked = config.compression
     given: dict[str, Any] = {"bits": asked.bits, "group_size": asked.group_size}
     if METHODS.get(asked.method).needs_calibration:
@@ -38,17 +38,17 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
         given["checkpoint"] = asked.checkpoint
     if twice := sorted(given.keys() & asked.method_args.keys()):
         got = as_text(config)["method_args"]
-        raise ConfigError(f"{twice[0]} is a parameter of its own", got=got, fix=f"Give -P {twice[0]}=...")
+        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give -P {twice[0]}=...")
     return method_config(asked.method, **given, **asked.method_args)
 
 
 def variant_name(config: QuantizeConfig) -> str:
-    """Return the variant's short name, most distinctive first: "awq-4bit-g128"."""
+    """Return the variant's short name, such as "awq-4bit-g128"."""
     return METHODS.get(config.compression.method).label(method_settings(config))
 
 
 def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
-    """Return the stage's parameters with what "auto" stands for; "none" is what the method does not have."""
+    """Return the stage's parameters with "auto" resolved; "none" for settings that the method does not have."""
     own = settings.settings()
     names_of_settings = ("bits", "group_size", "calibration_samples", "calibration_length")
     return {
@@ -63,23 +63,23 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
 
 
 def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
-    """Return where the checkpoint belongs: its name ends in a digest of everything that decides its bytes."""
-    fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
-    decides = [
+    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
+    method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
+    fingerprinted = [
         config.compression.method,
         settings.settings(),
         texts,
         hash_weights(source.folder)[1],
-        fingerprint,
+        method_fingerprint,
         __version__,
     ]
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(fingerprinted, sort_keys=True).encode()).hexdigest()[:8]
     label = model_label(config.source.model).replace("/", "-")
     return Path(config.compression.output_dir) / f"{label}-{variant_name(config)}-{digest}"
 
 
 def size_values(manifest: CheckpointManifest) -> dict[str, float]:
-    """Return what a manifest says of size and cost, as metrics."""
+    """Return size and cost of a checkpoint as metrics."""
     zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
     return {
         **zeros,
@@ -95,16 +95,16 @@ def size_values(manifest: CheckpointManifest) -> dict[str, float]:
 def quantize(
     config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
 ) -> tuple[CheckpointManifest, Path]:
-    """Compress the baseline into a folder of `output_dir`, and log settings, size and cost.
+    """Compress the baseline into a folder of `output_dir`, log settings, size and cost, and return manifest and folder.
 
-    A finished checkpoint that the same settings, weights and calibration text have made is used again, after its files
-    were checked against its manifest.
+    A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
+    against its manifest.
 
     Raises
     ------
     MlflowCompressError
-        Whatever is wrong with method, settings, model or calibration; a saved checkpoint that does not compute what
-        the in-memory model computed is a `ReloadMismatchError`, and nothing is left in the output folder.
+        Method, settings, model or calibration are wrong. If the reloaded checkpoint computes other numbers than the
+        model in memory, that is a `ReloadMismatchError`, and no checkpoint is left in the output folder.
     """
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
@@ -139,7 +139,7 @@ def quantize(
 
 
 def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
-    """Run the stage under a run of its own; what is refused leaves no run behind.
+    """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made.
 
     Raises
     ------
@@ -153,6 +153,6 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     label, method = model_label(config.source.model), config.compression.method
     with store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
         manifest, folder = quantize(config, settings, calibration, run)
-        found = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
-        run.set_note(f"**{found.summary}**; reload check passed.")
-    return found
+        compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
+        run.set_note(f"**{compressed.summary}**; reload check passed.")
+    return compressed

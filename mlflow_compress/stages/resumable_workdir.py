@@ -1,4 +1,4 @@
-"""Work folders that survive an interruption, so that an interrupted stage goes on instead of beginning again."""
+"""Work folders that survive an interruption, so that an interrupted stage resumes instead of starting again."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from mlflow_compress.home import home
 logger = logging.getLogger(__name__)
 
 
-def unfinished_folder(tracking_uri: str) -> Path:
-    """Return the folder that holds all unfinished work of a tracking store; it is not created here."""
+def workdirs_folder(tracking_uri: str) -> Path:
+    """Return the folder of all work folders of a tracking store; it is not created here."""
     return home(tracking_uri) / "unfinished"
 
 
 @contextmanager
-def unfinished(tracking_uri: str, mark: str) -> Iterator[Path]:
-    """Give the folder of the work with this fingerprint; it stays when the work is interrupted, and goes when it ends.
+def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
+    """Yield the work folder of this fingerprint. It is deleted when the work ends, and kept when it is interrupted.
 
-    Two processes with the same work take turns: the second waits, and will find what the first has stored.
+    Two processes with the same fingerprint take turns: the second one waits, then finds the results of the first.
 
     Parameters
     ----------
     tracking_uri : str
-        Of the tracking store, which decides where the folder lies (see `home`): the same wherever a stage is started.
-    mark : str
+        URI of the tracking store. It decides where the folder is (see `home`), whatever the working folder of a stage.
+    fingerprint : str
         Digest of everything that the result depends on.
     """
-    every = unfinished_folder(tracking_uri)
-    every.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(every / f"{mark[:16]}.lock")
+    workdirs = workdirs_folder(tracking_uri)
+    workdirs.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(workdirs / f"{fingerprint[:16]}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.warning("Another process does the same work in %s; waiting for it", every)
+        logger.warning("Another process does the same work in %s; waiting for it", workdirs)
         lock.acquire()
     try:
-        folder = every / mark[:16]
+        folder = workdirs / fingerprint[:16]
         if folder.is_dir():
-            logger.info("Going on with interrupted work in %s", folder)
+            logger.info("Resuming interrupted work in %s", folder)
         folder.mkdir(exist_ok=True)
         yield folder
         shutil.rmtree(folder)

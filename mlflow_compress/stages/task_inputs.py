@@ -1,6 +1,9 @@
-"""What the parameters name, read and checked before any model is loaded: tasks, instructions, calibration text."""
+"""Tasks, instructions and calibration text that the parameters name, read and checked before any model is loaded."""
 
 from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
 
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig
@@ -11,31 +14,20 @@ from mlflow_compress.items.task import TaskSettings
 
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:
-    """Return how items are drawn and shown."""
-    asked = config.evaluation
-    return TaskSettings(
-        shots=asked.num_fewshot,
-        shuffles=asked.num_shuffles,
-        seed=config.source.seed,
-        limit=asked.limit,
-        all_orders=asked.all_orders,
-        shuffle_examples=asked.shuffle_fewshot,
-        prompt=asked.prompt_style,
-        data_dir=config.source.data_dir or "",
-        apply_chat_template=asked.apply_chat_template,
-        fewshot_as_multiturn=asked.fewshot_as_multiturn,
-        system_prompt=config.inference.system_prompt or "",
-        model=config.source.model,
-    )
+    """Return how items are drawn and shown: the parameters of the same names, with "" for a text that is not given."""
+    values = config.values()
+    named = {field.name: values[field.name] for field in fields(TaskSettings)}
+    given: dict[str, Any] = {name: "" if value is None else value for name, value in named.items()}
+    return TaskSettings(**given)
 
 
 def suite_of(config: EvaluateConfig) -> Suite:
-    """Return the tasks of a configuration."""
+    """Return the suite that a configuration names: tasks and corpora."""
     return load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config))
 
 
 def instructions_of(config: JudgeConfig) -> list[Instruction]:
-    """Return the instructions of a configuration."""
+    """Return the instructions that a configuration names."""
     settings = TaskSettings(
         seed=config.source.seed, limit=config.answers.instruction_limit, data_dir=config.source.data_dir or ""
     )
@@ -43,7 +35,7 @@ def instructions_of(config: JudgeConfig) -> list[Instruction]:
 
 
 def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:
-    """Return what the method is calibrated on, or None where it needs nothing."""
+    """Return the calibration set of a method; None where the method needs no calibration."""
     if not METHODS.get(config.compression.method).needs_calibration:
         return None
     return load_calibration(

@@ -1,1 +1,1 @@
-"""Everything that touches MLflow: the store, runs, child projects, the model registry and saved views."""
+"""All code that uses MLflow: the store, runs, child projects, the model registry and saved views."""

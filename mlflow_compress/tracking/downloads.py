@@ -1,4 +1,4 @@
-"""Cache of artifact folders that lie on a server: downloaded once, bounded in size, shared by all processes."""
+"""Cache of artifact folders from a server: downloaded once, limited in size, shared by all processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _DEFAULT_GB = 20.0
 
 logger = logging.getLogger(__name__)
 
-# Entries that this process has given out, with their read locks: they are in use until the process ends, because
-# nobody can know when the last file of a given path is read. The operating system ends the locks of a killed process.
+# Entries that this process has returned, with their read locks. They stay in use until the process ends, because it is
+# unknown when the last file of a returned path is read. The operating system releases the locks of a killed process.
 _in_use: dict[Path, ReadWriteLock] = {}
 _one_thread = threading.Lock()
 
 
 def limit_bytes() -> int:
-    """Return how many bytes of downloads are kept: ``MLFLOW_COMPRESS_CACHE_GB`` (20 where it is not set) times 10^9.
+    """Return the size limit of the cache in bytes: ``MLFLOW_COMPRESS_CACHE_GB`` (20 if not set) times 10^9.
 
     Raises
     ------
     ConfigError
-        When the variable is not a positive number.
+        The variable is not a positive number.
     """
     text = os.environ.get(LIMIT_VARIABLE, str(_DEFAULT_GB))
     try:
@@ -47,17 +47,17 @@ def limit_bytes() -> int:
 
 
 class Downloads:
-    """Cache of downloaded folders; the least recently used ones go first, never one that a process uses.
+    """Cache of downloaded folders. The least recently used ones are deleted first, but none that a process uses.
 
-    An entry ``KEY/`` is complete where its listing ``KEY.json`` is there, which holds the SHA-256 of each file and is
-    checked when a process first takes the entry. ``KEY.lock`` is held by readers and by whoever writes or deletes.
+    An entry ``KEY/`` is complete if its listing ``KEY.json`` exists. The listing holds the SHA-256 of each file. It is
+    checked when a process first uses the entry. Readers, writers and deleting processes lock ``KEY.lock``.
 
     Parameters
     ----------
     folder : Path
-        Of the cache; made when needed.
+        Folder of the cache; created when needed.
     limit : int
-        Bytes that are kept. Entries in use count, but stay even where they exceed the limit.
+        Size limit in bytes. Entries in use count, but are never deleted, even above the limit.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -65,7 +65,7 @@ class Downloads:
         self.limit = limit
 
     def get(self, key: str, download: Callable[[Path], None]) -> Path:
-        """Return the folder of an entry, downloading it where it is missing or damaged.
+        """Return the folder of an entry. It is downloaded if it is missing or damaged.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class Downloads:
                 shutil.rmtree(path)
 
     def _make_room(self) -> None:
-        """Delete what killed processes left half downloaded, then the least recently used entries above the limit."""
+        """Delete partial downloads of killed processes, then the least recently used entries above the limit."""
         for partial in self.folder.glob("*.partial"):
             if partial.is_dir():
                 self._delete_if_free(partial.name.removesuffix(".partial"), only_partial=True)
@@ -149,7 +149,7 @@ class Downloads:
                 total -= size
 
     def _delete_if_free(self, key: str, *, only_partial: bool = False) -> bool:
-        """Delete an entry, or what is left of its download, and return True; False where a process uses it."""
+        """Delete an entry, or its partial download, and return True; return False if a process uses it."""
         if self.folder / key in _in_use:
             return False
         try:

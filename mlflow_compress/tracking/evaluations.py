@@ -1,4 +1,4 @@
-"""Variants of one baseline, grouped by evaluation: only runs that share an evaluation id may be compared."""
+"""Variants of one baseline, grouped by evaluation. Only runs with the same evaluation id may be compared."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Variant:
     name : str
         The variant's name, followed by eight digits of its checkpoint's hash where several checkpoints share the name.
     checkpoint : tuple of str
-        The variant's name and its checkpoint's hash, which together tell variants apart.
+        The variant's name and its checkpoint's hash. Together they identify a variant.
     run : mlflow.entities.Run
-        Its main run.
+        The variant's main run.
     items : int or None
-        Items with a prediction; None where the run does not say.
+        Number of items with a prediction; None if the run does not have it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationGroup:
-    """All variants that answered the same items in the same setting, against the same baseline.
+    """All variants that were evaluated on the same items, with the same settings, against the same baseline.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class EvaluationGroup:
     base_weights : str
         SHA-256 of the baseline's weight files.
     variants : tuple of Variant
-        The newest run of every checkpoint, by name.
+        The newest run of every checkpoint, sorted by name.
     started : int
         Start of the newest run, in milliseconds since 1970.
     """
@@ -56,19 +56,19 @@ class EvaluationGroup:
 
     @property
     def items(self) -> int | None:
-        """Items with a prediction, of the variant that has most; None where no run says."""
+        """Largest number of items with a prediction among the variants; None if no run has it."""
         return max((v.items for v in self.variants if v.items is not None), default=None)
 
     @property
     def described(self) -> str:
-        """The evaluation in words: beginning of its id, variants, items."""
+        """The evaluation as text: the beginning of its id, and its numbers of variants and items."""
         n = len(self.variants)
         items = "an unknown number of" if self.items is None else self.items
         return f"evaluation {self.id[:8]} ({n} {'variant' if n == 1 else 'variants'}, {items} items)"
 
 
 def names_of(checkpoints: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return a name per checkpoint, given as (variant, hash): the variant's, with the hash where it is not unique."""
+    """Return a display name per (variant, hash): the variant's name, with the hash if the name is not unique."""
     every = set(checkpoints)
     variants = [variant for variant, _ in every]
     return {
@@ -78,7 +78,7 @@ def names_of(checkpoints: Iterable[tuple[str, str]]) -> dict[tuple[str, str], st
 
 
 def _checkpoint(run: Run) -> tuple[str, str]:
-    """Return what tells variants apart: the name, and the checkpoint's hash."""
+    """Return what identifies a variant: its name and its checkpoint's hash."""
     return run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")
 
 
@@ -87,7 +87,7 @@ def _items(metrics: Mapping[str, float]) -> int | None:
 
 
 def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
-    """Return the newest run of every checkpoint, by name; `runs` are newest first."""
+    """Return the newest run of every checkpoint, sorted by name; `runs` are newest first."""
     newest: dict[tuple[str, str], Run] = {}
     for run in runs:
         newest.setdefault(_checkpoint(run), run)
@@ -99,14 +99,14 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
 
 
 def evaluations(tracker: Tracker, base_model: str) -> tuple[list[EvaluationGroup], list[Run]]:
-    """Group the finished main runs of a baseline's label by evaluation.
+    """Return the finished main runs of a baseline, grouped by evaluation.
 
     Returns
     -------
     evaluations : list of EvaluationGroup
         Most items first, then newest first.
     without : list of mlflow.entities.Run
-        Runs that do not say which evaluation they belong to, made by an earlier release: comparable with nothing.
+        Runs of an earlier release, without an evaluation id. They can be compared with no other run.
     """
     groups: dict[str, list[Run]] = {}
     without = []

@@ -1,4 +1,4 @@
-"""Which experiment runs belong to, and where their artifacts lie: beside the database, whatever the working folder."""
+"""Chooses the experiment of new runs. Its artifacts are next to the database, whatever the working folder."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
 
-NAME = "mlflow-compress"  # the experiment where MLflow's default one keeps its artifacts elsewhere
-_ARTIFACTS = "mlruns"  # beside the database; MLflow's own name
+NAME = "mlflow-compress"  # the experiment that is used if MLflow's default one stores its artifacts elsewhere
+_ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
 _SQLITE = "sqlite:///"
 
 
 def _database(uri: str) -> Path | None:
-    """Return the file of a SQLite store, or None for another store."""
+    """Return the file of a SQLite store; None for other stores."""
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
 def create_database(uri: str) -> None:
-    """Make a SQLite store that does not exist yet, with its artifacts beside it.
+    """Create a SQLite store that does not exist yet, with its artifacts next to it.
 
-    MLflow makes one at its first use too, with the artifacts of its default experiment in that moment's working folder.
+    MLflow creates it at its first use, too. But then the artifacts of the default experiment are stored in the working
+    folder of that moment.
     """
     database = _database(uri)
     if database is not None and not database.exists():
@@ -36,9 +37,9 @@ def create_database(uri: str) -> None:
 def choose_experiment(client: MlflowClient, uri: str) -> str:
     """Return the id of the experiment that new runs go to.
 
-    The one that MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME names; otherwise MLflow's default experiment. In a
-    SQLite store that one may keep its artifacts elsewhere than beside the database: in whatever folder MLflow was first
-    started in, or behind a server and out of reach here. Then it is an experiment of our own, which does.
+    MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME decide if they are set. Otherwise it is MLflow's default experiment.
+    In a SQLite store, the default experiment may store its artifacts in the folder where MLflow was first started, or
+    behind a server. Then the experiment `NAME` is used, whose artifacts are next to the database.
     """
     if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return str(client.get_experiment(given).experiment_id)
@@ -51,7 +52,7 @@ def choose_experiment(client: MlflowClient, uri: str) -> str:
 
 
 def _in_reach(experiment: Experiment, uri: str) -> bool:
-    """Return whether artifacts lie beside the database; other stores than SQLite decide for themselves."""
+    """Return whether the artifacts are stored next to the database; True for stores other than SQLite."""
     database = _database(uri)
     if database is None:
         return True

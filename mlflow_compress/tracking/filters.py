@@ -1,4 +1,4 @@
-"""Search filters of MLflow, whose texts know no escape for quotes."""
+"""Search filters for MLflow, whose filter syntax cannot escape quotes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def tags_filter(tags: Mapping[str, str]) -> str:
     """Return the filter "every one of these tags has this value", in MLflow's search syntax.
 
-    A value may hold one kind of quotes and is then quoted with the other. A value that holds both, or a backslash,
-    cannot be written and is left out: check what the search returns with `has_tags`.
+    A value with one kind of quotes is quoted with the other kind. A value with both kinds, or with a backslash, cannot
+    be expressed and is left out. So filter the results of the search with `has_tags`.
     """
     return " and ".join(f"tags.`{key}` = {quoted}" for key, value in tags.items() if (quoted := _quoted(value)))
 

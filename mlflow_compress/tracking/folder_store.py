@@ -1,7 +1,7 @@
-"""A plain folder in place of a tracking store: for notebooks and scripts that want results and no MLflow.
+"""A plain folder as a store of runs, for notebooks and scripts without MLflow.
 
-Each run is a sub-folder with `run.json` (name, status, tags, parameters, metrics, note) and the same artifacts that a
-run in MLflow has. A baseline that was evaluated into the folder is found there again, as it is in MLflow.
+Each run is a sub-folder with `run.json` (name, status, tags, parameters, metrics, note) and the same artifacts as a run
+in MLflow. A baseline that was evaluated into the folder is reused from there, as in MLflow.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RUN_FILE = "run.json"
 
 
 class FolderRun:
-    """One open run in a folder; its methods do what those of `TrackedRun` do.
+    """One open run in a folder, with the methods of `TrackedRun`.
 
     Parameters
     ----------
     folder : Path
-        Where it lies; the folder's name is the run's id.
+        The run's folder. Its name is the run's id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class FolderRun:
         atomic.write(self.folder / RUN_FILE, (json.dumps(self._content, indent=1) + "\n").encode())
 
     def end(self, status: str, error: str = "") -> None:
-        """End the run, with the message of what stopped it."""
+        """End the run with a status and, if it failed, the error message."""
         if error:
             self._content["tags"][run_names.ERROR] = error
         self._content |= {"status": status, "ended": time.time()}
@@ -98,12 +98,12 @@ class FolderRun:
 
 
 class FolderStore:
-    """A folder that keeps runs.
+    """A folder that stores runs.
 
     Parameters
     ----------
     root : Path or str
-        The folder; it is made where it is not there.
+        The folder; created if it does not exist.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -115,7 +115,7 @@ class FolderStore:
 
     @property
     def uri(self) -> str:
-        """The folder, as what state is kept by."""
+        """URI of the folder, see `Store.uri`."""
         return f"{FOLDER_SCHEME}{self.root}"
 
     @contextmanager
@@ -181,5 +181,5 @@ class FolderStore:
             raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
 
     def link(self, run_id: str) -> RunLink:
-        """Return where the run lies."""
+        """Return the link to a run: its id, the folder of the store, and the folder of its artifacts."""
         return RunLink(run_id=run_id, store=str(self.root), how_to_open=f"Artifacts:     {self.root / run_id}")

@@ -1,15 +1,15 @@
-"""Parameters of a run: MLflow changes none, and `mlflow run` has logged all of them as they were given."""
+"""Parameters of a run. MLflow cannot change a logged parameter, and `mlflow run` logs all of them as given."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 
-RESOLVED = "resolved/"  # before the name of a parameter that the run has with another value: "auto", for example
+RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 
 
 def new_parameters(there: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return what must be logged so that a run shows `values`: new names, and resolved values beside the given ones."""
+    """Return the parameters to log so that a run shows `values`: new names, and resolved values under `RESOLVED`."""
     new: dict[str, str] = {}
     for name, value in values.items():
         if name not in there:
@@ -20,9 +20,9 @@ def new_parameters(there: Mapping[str, str], values: Mapping[str, str]) -> dict[
 
 
 def _unquoted(text: str) -> str:
-    """Return a parameter as it was given to `mlflow run`, which logs it quoted for a shell."""
+    """Return a parameter as the user gave it to `mlflow run`, which logs it quoted for a shell."""
     try:
         parts = shlex.split(text)
-    except ValueError:  # a quotation mark by itself: not quoted by MLflow
+    except ValueError:  # a single quotation mark: not quoted by MLflow
         return text
     return parts[0] if len(parts) == 1 else text

@@ -1,4 +1,4 @@
-"""Stages as MLflow projects: each a child run, in a process that ends when this one does."""
+"""Runs stages as MLflow projects. Each is a child run, in a process that ends when this process ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
-_IN_PACKAGE = Path(__file__).resolve().parents[1] / "_projects" / "projects"  # where a wheel has them
+_IN_PACKAGE = Path(__file__).resolve().parents[1] / "_projects" / "projects"  # the projects in an installed wheel
 _IN_CHECKOUT = Path(__file__).resolve().parents[2] / "projects"
 
 
@@ -38,14 +39,14 @@ def project_folder(stage: str) -> Path:
 
 
 def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun) -> str:
-    """Run a stage's MLflow project as a child of `parent` in this environment and return its run id.
+    """Run a stage's MLflow project as a child of `parent`, in this environment. Return the child's run id.
 
     Raises
     ------
     StageError
-        With the child's own error message, or the signal that killed it; the child's run is FAILED.
+        The stage failed. The message has the child's error, or the signal that killed it. The child's run is FAILED.
     KeyboardInterrupt
-        This process was told to end; the child has ended before, and its run is KILLED.
+        This process was interrupted. The child was ended first, and its run is KILLED.
     """
     tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, run_names.STAGE: stage}
     child = tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id
@@ -63,7 +64,7 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
 def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id: str, downloads: str) -> SubmittedRun:
     """Start the project's process.
 
-    `mlflow.projects.run` does the same and waits, but does not tell how the process ended.
+    `mlflow.projects.run` does the same and waits, but does not return the exit code.
     """
     config = {
         PROJECT_ENV_MANAGER: "local",
@@ -80,7 +81,7 @@ def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id
 
 
 def _wait(submitted: SubmittedRun) -> int:
-    """Return the exit code of the project's process; where this process is interrupted, end that one first."""
+    """Return the exit code of the project's process. If this process is interrupted, end that one first."""
     try:
         return int(submitted.command_proc.wait())
     except KeyboardInterrupt:
@@ -89,7 +90,7 @@ def _wait(submitted: SubmittedRun) -> int:
 
 
 def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> StageError:
-    """Return what to tell of a stage that failed, after ending its run where the process could not."""
+    """Return the error of a failed stage. End the stage's run if its process could not do so."""
     run = tracker.client.get_run(run_id)
     reason = run.data.tags.get(run_names.ERROR)
     if killer := killed_by(returncode):
@@ -107,9 +108,9 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> Stage
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Set what the child process reads from its environment, which is a copy of this one.
+    """Set the environment variables of the child process, and restore them afterwards.
 
-    `python` is this interpreter, also where its environment is not activated.
+    `python` then means this interpreter, even if its virtual environment is not activated.
     """
     before = dict(os.environ)
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", os.defpath)])

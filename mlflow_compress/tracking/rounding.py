@@ -1,4 +1,4 @@
-"""Rounding a logged value to what its interval supports."""
+"""Rounds a logged value to the digits that its interval supports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from mlflow_compress.records import MetricResult
 def rounded(result: MetricResult) -> float:
     """Return the value with two digits of its interval's half-width, or six significant digits where it has none.
 
-    Exact values stay in the run's `metrics.json`; what people compare in tables should not suggest digits that the
-    data do not carry.
+    The run's `metrics.json` has the exact values. Tables should not show digits that the data do not support.
     """
     if result.value == 0:
         return 0.0

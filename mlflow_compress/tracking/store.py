@@ -1,4 +1,4 @@
-"""What a stage needs of the place that keeps its runs: MLflow's tracking store, or a plain folder."""
+"""Interface of a store of runs, as far as stages use it: MLflow's tracking store or a plain folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mlflow_compress.records import MetricResult
 
 @dataclass(frozen=True, kw_only=True)
 class RunLink:
-    """Where a result is kept.
+    """Where a run is stored, and how to open it.
 
     Attributes
     ----------
     run_id : str
         The run's id, which `mlflow_compress.load` takes.
     store : str
-        The tracking store's URI, or the folder that stands in for one.
+        The tracking store's URI, or the folder of a `FolderStore`.
     how_to_open : str
-        The command and the addresses that show it, one per line; empty where there is no page to open.
+        The command and the addresses that show the run, one per line; empty if there is nothing to open.
     """
 
     run_id: str
@@ -32,14 +32,14 @@ class RunLink:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run as it is kept.
+    """A finished or running run, as it is stored.
 
     Attributes
     ----------
     run_id : str
-        Its id.
+        The run's id.
     tags, metrics : mapping
-        What was logged.
+        The logged tags and metrics, by name.
     """
 
     run_id: str
@@ -48,7 +48,7 @@ class StoredRun:
 
 
 class OpenRun(Protocol):
-    """A run that is being filled; see `TrackedRun` for what each of these does."""
+    """Interface of an open run; `TrackedRun` documents the methods."""
 
     run_id: str
 
@@ -81,11 +81,11 @@ class OpenRun(Protocol):
 
 
 class Store(Protocol):
-    """A place that keeps runs."""
+    """Interface of a store of runs."""
 
     @property
     def uri(self) -> str:
-        """What the place is called."""
+        """URI of the store. It decides where state is stored, see `home`."""
 
     def run(
         self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True
@@ -96,16 +96,16 @@ class Store(Protocol):
         """Return the finished runs of a stage with these tags, newest first."""
 
     def look_up(self, run_id: str) -> StoredRun:
-        """Return one run; where there is none, that is a `TrackingError`."""
+        """Return one run. An unknown id is a `TrackingError`."""
 
     def child_ids(self, run_id: str) -> dict[str, str]:
-        """Return the id of a run's newest child by stage."""
+        """Return the run id of the newest child of a run, by stage."""
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return a local path of an artifact folder of a run."""
+        """Return the local path of an artifact folder of a run."""
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run; where it has none of this name, that is a `TrackingError`."""
+        """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
 
     def link(self, run_id: str) -> RunLink:
-        """Return where a person finds the run."""
+        """Return the link to a run."""

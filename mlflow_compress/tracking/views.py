@@ -1,4 +1,4 @@
-"""What a person opens: the saved leaderboard view of an experiment, and links that show it."""
+"""The saved leaderboard view of an experiment, and links to it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
-LEADERBOARD = "leaderboard"  # the newest evaluation's; `leaderboard-<id8>` is that of one evaluation
+LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 
 
 def view_tag(key: str) -> str:
-    """Return the experiment tag under which MLflow's pages look for a saved view."""
+    """Return the experiment tag that holds a saved view for MLflow's UI."""
     return f"mlflow.sharedViewState.{key}"
 
 
@@ -26,7 +26,7 @@ def _key(evaluation: str) -> str:
 
 
 def _view_state(evaluation: str) -> dict[str, object]:
-    """Return the runs-table state: one evaluation's variants, headline columns first, smallest distance on top."""
+    """Return the state of the runs table: one evaluation's variants, headline columns first, sorted by KL."""
     columns = [f"metrics.`{name}`" for name in (*run_names.leaderboard(), run_names.ITEMS)]
     return {
         "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
@@ -43,7 +43,7 @@ def _view_state(evaluation: str) -> dict[str, object]:
 def save_leaderboard(tracker: Tracker, run_id: str) -> None:
     """Store the leaderboard of a run's evaluation on the experiment, under its own name and as the newest one.
 
-    A saved view filters by fixed values, so that each evaluation has one; a run that names no evaluation has none.
+    A saved view filters by fixed values, so each evaluation needs its own. A run without an evaluation id has none.
     """
     evaluation = tracker.client.get_run(run_id).data.tags.get(run_names.EVALUATION)
     if evaluation is None:
@@ -54,9 +54,9 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
 
 
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
-    """Return the lines that tell a person where to look; for a local store, the command that starts the server too.
+    """Return the lines that say where results are. For a local store they include the command that starts the UI.
 
-    A child run has none: its parent ends with them.
+    The text is empty for a child run, because its parent prints the lines.
     """
     run = tracker.client.get_run(run_id) if run_id else None
     tags = run.data.tags if run else {}

@@ -15,7 +15,7 @@ import torch
 from awq import AutoAWQForCausalLM
 from awq.quantize.quantizer import AwqQuantizer
 
-from mlflow_compress.tracking.tracker import TrackedRun
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from projects import archived_toolchain as toolchain
 
 METHOD = "autoawq"

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.tracking.tracker import TrackedRun
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from projects import archived_toolchain as toolchain
 
 METHOD = "autogptq"

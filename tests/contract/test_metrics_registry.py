@@ -114,7 +114,7 @@ ALONE = {
 # Computed only where a model for it is named; its identity test is in test_metrics_tools.
 ON_REQUEST = {"judge/bert_score"}
 
-FULL = metric_records.evidence(60)
+FULL = metric_records.inputs(60)
 RESULTS = compute_all(FULL)
 SAME = headline(compute_all(metric_records.identical(FULL)))
 
@@ -210,7 +210,7 @@ def test_row_order_does_not_matter():
 @pytest.mark.parametrize("n", [1, 2])
 def test_very_few_items_give_finite_values_within_bounds(n):
     # `Metric.compute` itself refuses anything else; warnings are errors.
-    few = compute_all(metric_records.evidence(n, windows=2, per_window=1))
+    few = compute_all(metric_records.inputs(n, windows=2, per_window=1))
     assert {"quality/accuracy", "distance/flips_pct", "distance/kl_mean"} <= set(headline(few))
     if n == 1:
         assert headline(few)["distance/acceptance"].low is not None  # two tasks, so two items
@@ -234,7 +234,7 @@ def test_all_ties_take_the_first_option_for_both_models():
 
 
 def test_equal_input_gives_equal_output():
-    fresh = compute_all(metric_records.evidence(60))
+    fresh = compute_all(metric_records.inputs(60))
     assert fresh == RESULTS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
-from mlflow_compress.stages.evaluation.eval_metadata import write_about
+from mlflow_compress.stages.evaluation.eval_metadata import write_metadata
 from mlflow_compress.tracking.tracker import Tracker
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
@@ -61,7 +61,7 @@ def test_what_cannot_be_compared_is_named(
 def test_records_of_another_tokenizer_or_number_of_shots_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, value: object
 ) -> None:
-    full = metric_records.evidence(12)
+    full = metric_records.inputs(12)
     known: dict[str, object] = {"tokenizer": "a" * 64, "shots": 5}
     folders = tmp_path / "b", tmp_path / "q"
     for folder, run, beside in zip(
@@ -69,15 +69,15 @@ def test_records_of_another_tokenizer_or_number_of_shots_are_refused(
     ):
         assert run is not None
         run.write(folder)
-        write_about(folder, beside)
+        write_metadata(folder, beside)
     assert cli.main(["compare", *map(str, folders)]) == 1
     assert f"differ in their {part}" in capsys.readouterr().err
-    write_about(folders[1], known)
+    write_metadata(folders[1], known)
     assert cli.main(["compare", *map(str, folders)]) == 0
 
 
 def test_run_ids_stand_for_their_records(tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    full = metric_records.evidence(12)
+    full = metric_records.inputs(12)
     ids = []
     for name, run in (("b", full.baseline), ("q", full.variant)):
         assert run is not None

@@ -135,7 +135,7 @@ def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     )  # the folder's name decides nothing
     (tmp_path / "demo" / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
     other = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
-    assert {name for name in known if known[name] != other[name]} == {"ends of answers"}
+    assert {name for name in known if known[name] != other[name]} == {"eos_token_id"}
 
 
 def test_an_edit_of_the_engine_gives_a_new_baseline(

@@ -18,8 +18,9 @@ from mlflow_compress.stages.evaluation.baseline import RECORDS, find_or_evaluate
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import model_path
-from mlflow_compress.stages.resumable_workdir import unfinished, unfinished_folder
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.stages.resumable_workdir import resumable_workdir, workdirs_folder
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 
 def little(folder: Path) -> EvaluateConfig:
@@ -34,14 +35,14 @@ def little(folder: Path) -> EvaluateConfig:
 
 def evaluate(config: EvaluateConfig, tracker: Tracker) -> bytes:
     found = find_or_evaluate(
-        tracker, light(model_path("demo"), config.source, config.inference), suite_of(config), config
+        tracker, light(model_path(config.source.model), config.source, config.inference), suite_of(config), config
     )
     folder = tracker.fetch(found.run_id, RECORDS)
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
 
 
 def left_behind(tracker: Tracker) -> list[Path]:
-    return [path for path in unfinished_folder(tracker.uri).iterdir() if path.is_dir()]
+    return [path for path in workdirs_folder(tracker.uri).iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize("call", [1, 2])  # the first pass of the corpus, and that of the noise run
@@ -160,11 +161,11 @@ def test_two_processes_with_the_same_work_do_it_once(
 def test_what_is_left_is_there_again_from_another_folder(
     workdir: Path, tracker: Tracker, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), unfinished(tracker.uri, "ab") as folder:
+    with pytest.raises(KeyboardInterrupt), resumable_workdir(tracker.uri, "ab") as folder:
         (folder / "part").write_text("1")
         raise KeyboardInterrupt
     assert folder.is_relative_to(workdir / ".mlflow_compress")  # beside the store, wherever a stage is started
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    with unfinished(tracker.uri, "ab") as folder:
+    with resumable_workdir(tracker.uri, "ab") as folder:
         assert (folder / "part").read_text() == "1"
     assert not folder.exists() and list(Path.cwd().iterdir()) == []

@@ -24,7 +24,7 @@ from mlflow_compress.items.task import Task, TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.harness_reference import CASES, HUB, MODEL, Case, stock_model, stock_results
 from tests.shared_data import needs_shared
 
@@ -74,7 +74,7 @@ def stock() -> Any:
 def run_ours(scorer: Scorer, case: Case, limit: int) -> Ours:
     settings = TaskSettings(limit=limit, data_dir=str(HUB))
     [task] = build(case.task, shots=case.shots, settings=settings, folders=(case.folder,)).tasks
-    measured = measure(scorer, Suite(tasks=(task,), corpora=()))
+    measured = run_model(scorer, Suite(tasks=(task,), corpora=()))
     return Ours(task, measured.records, measured.n_truncated)
 
 
@@ -160,8 +160,8 @@ def count_too_long(stock: Any, ours: Ours) -> int:
 
 def check_metrics(ours: Ours, reference: dict[str, Any], ties: int) -> None:
     """Every number of the harness's results table, groups included."""
-    assert ours.task.own_metrics is not None
-    own = {(o.part, o.name): o for o in ours.task.own_metrics(ours.records)}
+    assert ours.task.harness_metrics is not None
+    own = {(o.part, o.name): o for o in ours.task.harness_metrics(ours.records)}
     compared = 0
     for part, values in reference["results"].items():
         for key, value in values.items():
@@ -197,7 +197,7 @@ def compare(scorer: Scorer, stock: Any, name: str, limit: int, *, wide: Any = No
             assert texts[item]["correct"] == bool(sample["exact_match"])
     check_metrics(ours, reference, ties)
     assert ours.n_truncated == count_too_long(stock, ours)
-    values = {f"{o.part} {o.name}": round(o.value, 4) for o in ours.task.own_metrics(ours.records)[:6]}  # type: ignore[misc]
+    values = {f"{o.part} {o.name}": round(o.value, 4) for o in ours.task.harness_metrics(ours.records)[:6]}  # type: ignore[misc]
     n = sum(map(len, asked.values()))
     left = len(ours.task.items) - n
     return f"{name}: n {n}, left out {left}, cut {ours.n_truncated}, ties {ties}, worst {worst:.1e}, {values}"

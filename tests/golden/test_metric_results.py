@@ -20,7 +20,7 @@ from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, h
 from mlflow_compress.records import MetricResult, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.report.headline_text import headline_table
 from mlflow_compress.report.rows import headline_rows
-from tests.metric_records import evidence, identical
+from tests.metric_records import identical, inputs
 
 STORED = Path(__file__).with_name("metric_results.json")
 SETTINGS = MetricSettings(resamples=200)
@@ -63,7 +63,7 @@ def _generated(full: MetricInputs) -> MetricInputs:
 
 def cases() -> dict[str, MetricInputs]:
     """Return the inputs by what they are."""
-    full = evidence(24, windows=6, per_window=20)
+    full = inputs(24, windows=6, per_window=20)
     assert full.variant is not None
     found = {
         "full": full,

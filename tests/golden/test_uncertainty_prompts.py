@@ -68,7 +68,9 @@ def test_prompts_are_the_published_ones(tmp_path: Path, kind: str, shots: int, m
     rows = [row(kind, number, "dev") for number in range(3)] + [row(kind, 9, "test")]
     path = tmp_path / "made.jsonl"
     path.write_text("".join(json.dumps(made) + "\n" for made in rows))
-    settings = TaskSettings(shots=shots, shuffles=0, prompt=method if method != "shared" else "base,shared")
+    settings = TaskSettings(
+        num_fewshot=shots, num_shuffles=0, prompt_style=method if method != "shared" else "base,shared"
+    )
     six = load_suite(str(path), model="m", settings=settings).tasks[-1]
     assert six.name == f"made_{method}_six"
     [prompt] = {request.context for request in six.requests}

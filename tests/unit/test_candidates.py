@@ -13,11 +13,11 @@ from mlflow_compress import cli
 from mlflow_compress.cli_text import promotion_text
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.stages import summary
+from mlflow_compress.stages.main_run import summary
 from mlflow_compress.stages.promote import run_promote
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
-from mlflow_compress.tracking.model_registry import registered_model
+from mlflow_compress.tracking.logged_models.model_registry import registered_model
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
@@ -152,8 +152,8 @@ def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> Non
         (["--alias", "latest"], "This alias is reserved"),
         (["--alias", "v3"], "This alias is reserved"),
         (["--alias", "best one"], "is not a name that MLflow takes"),
-        (["--evaluation", "abc"], "is no evaluation id"),
-        (["--evaluation", "zzzzzz"], "is no evaluation id"),
+        (["--evaluation", "abc"], "is not an evaluation id"),
+        (["--evaluation", "zzzzzz"], "is not an evaluation id"),
         (["--evaluation", "123456"], "No evaluation of this model has this id"),
         (["--model", "unheard-of"], "no finished variant of 'unheard-of'"),
         (["--max_kl_outliers_pct", "-1"], "is too small"),

@@ -129,7 +129,7 @@ def test_further_settings_reach_the_method() -> None:
         ("sparsity=", "'method_args' cannot be read"),
         ("sparsity=0.5,sparsity=0.6", "'method_args' cannot be read"),
         ("sparsty=0.5", "has no parameter 'sparsty'"),
-        ("seed=3", "seed is a parameter of its own"),
+        ("seed=3", "holds the parameter seed"),
     ],
 )
 def test_further_settings_that_cannot_be_are_refused(text: str, message: str) -> None:

@@ -21,7 +21,7 @@ from mlflow_compress.items.harness import harness_tasks
 from mlflow_compress.items.harness.build import build
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.suite import Suite, load_suite
-from mlflow_compress.items.task import Corpus, OwnMetric, Parts, Task, TaskSettings
+from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskSettings
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -29,7 +29,7 @@ from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.report.record_tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 ROWS = [
@@ -230,8 +230,8 @@ def scores(task: Task, loglik: dict[str, list[float]], *, name: str | None = Non
 
 
 def own(task: Task, records: RunRecords) -> dict[tuple[str, str], tuple[float, int, int]]:
-    assert task.own_metrics is not None
-    return {(o.part, o.name): (o.value, o.n, o.n_unscored) for o in task.own_metrics(records)}
+    assert task.harness_metrics is not None
+    return {(o.part, o.name): (o.value, o.n, o.n_unscored) for o in task.harness_metrics(records)}
 
 
 def test_own_metrics_are_the_harness_s_and_count_what_was_left_out(place: Path) -> None:
@@ -253,8 +253,8 @@ def test_a_group_is_averaged_over_its_items(place: Path) -> None:
     assert found[("g_averaged", "acc")] == (4 / 8, 8, 4)
 
 
-def members(**sizes: tuple[float, int]) -> list[OwnMetric]:
-    return [OwnMetric(part=p, metric="acc", value=v, n=n, n_unscored=10 - n) for p, (v, n) in sizes.items()]
+def members(**sizes: tuple[float, int]) -> list[HarnessMetric]:
+    return [HarnessMetric(part=p, metric="acc", value=v, n=n, n_unscored=10 - n) for p, (v, n) in sizes.items()]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,9 @@ def test_averages_of_groups_equal_the_harness_s_own_results(place: Path, monkeyp
     model = EngineLM(str(demo.MODEL_DIR), device="cpu")
     wanted = parts(place, "g_nested")
     suite = Suite(tasks=wanted.tasks, corpora=(), averages=wanted.averages)
-    ours = {(o.part, f"{o.metric},{o.filter}"): o for o in suite.own_metrics(measure(model.scorer, suite).records)}
+    ours = {
+        (o.part, f"{o.metric},{o.filter}"): o for o in suite.harness_metrics(run_model(model.scorer, suite).records)
+    }
     monkeypatch.chdir(place / "hub")  # the definitions' data set, as the harness itself finds it
     index = TaskManager(include_path=[place / "tasks"], include_defaults=False)
     found = index.load(["g_nested"])
@@ -322,7 +324,7 @@ def test_prompts_and_scores_in_the_chat_template_are_the_harness_s(
     ]
     suite = Suite(tasks=tuple(tasks), corpora=())
     scorer = Scorer(load_model(LoadConfig(path=str(demo.MODEL_DIR), device="cpu")))
-    records = measure(scorer, suite).records
+    records = run_model(scorer, suite).records
     monkeypatch.chdir(place / "hub")
     found = TaskManager(include_path=[place / "tasks"], include_defaults=False).load(names)
     for task in found["tasks"].values():
@@ -353,7 +355,7 @@ def test_prompts_and_scores_in_the_chat_template_are_the_harness_s(
         for key, value in row.items()
         if "," in key and "_stderr" not in key
     }
-    assert {(own.part, f"{own.metric},{own.filter}"): own.value for own in suite.own_metrics(records)} == results
+    assert {(own.part, f"{own.metric},{own.filter}"): own.value for own in suite.harness_metrics(records)} == results
 
 
 def test_a_chat_template_that_is_missing_or_fails_is_refused(place: Path, tmp_path: Path) -> None:
@@ -503,7 +505,7 @@ def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
     config = CONFIGS["llama"]()
     config.max_position_embeddings = 512
     loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
-    scores = measure(Scorer(loaded), Suite(tasks=(), corpora=tuple(corpora))).records.token_scores
+    scores = run_model(Scorer(loaded), Suite(tasks=(), corpora=tuple(corpora))).records.token_scores
     assert scores is not None
     whole, part = (scores.where(task=name) for name in ("whole", "part"))
     assert len(part) == 2 * 255 < len(whole)  # two windows of 512; the other 76 tokens are a tail
@@ -529,7 +531,7 @@ def test_a_model_is_measured_on_harness_tasks_and_both_sides_numbers_agree(place
     found = Parts.join([parts(place, name) for name in ("g_averaged", "t_norm", "g_nested", "t_rolling", "t_many")])
     suite = Suite(tasks=found.tasks, corpora=(), averages=found.averages)
     scorer = Scorer(load_random("llama"))
-    measured = measure(scorer, suite)
+    measured = run_model(scorer, suite)
     run = FakeRun()
     log_harness_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
 
@@ -565,10 +567,10 @@ def test_prompts_that_are_too_long_are_counted(place: Path) -> None:
     path = place / "exact.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     suite = load_suite(str(path), model="m", settings=TaskSettings())
-    assert measure(Scorer(loaded), suite).n_truncated == 1
+    assert run_model(Scorer(loaded), suite).n_truncated == 1
     path.write_text(json.dumps({"id": "a", "category": "c", "context": long, "choices": ["one", "two"], "answer": 0}))
     suite = load_suite(str(path), model="m", settings=TaskSettings())
-    assert measure(Scorer(loaded), suite).n_truncated == 2
+    assert run_model(Scorer(loaded), suite).n_truncated == 2
 
 
 def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
@@ -577,7 +579,7 @@ def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
     config = CONFIGS["llama"]()
     config.max_position_embeddings = 512
     loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
-    records = measure(Scorer(loaded), suite).records
+    records = run_model(Scorer(loaded), suite).records
     assert records.items is None and records.option_scores is None
     found = MetricInputs(baseline=records, variant=records)
     assert any(r.name == "quality/perplexity" for r in compute_all(found))

@@ -14,8 +14,8 @@ from mlflow_compress.config import MainConfig, as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.stages.main import check
-from mlflow_compress.stages.progress import Progress, duration
-from mlflow_compress.stages.resume import finished_stages, resumed
+from mlflow_compress.stages.main_run.progress import Progress, duration
+from mlflow_compress.stages.main_run.resume import finished_stages, resumed
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.parameters import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import sys
 from mlflow_compress.config import MainConfig
-from mlflow_compress.stages import main, summary
+from mlflow_compress.stages import main
+from mlflow_compress.stages.main_run import summary
 main.check(MainConfig())
 print([name for name in ("torch", "transformers", "lm_eval", "sentence_transformers", "datasets") if name in sys.modules])
 """
@@ -131,7 +132,7 @@ def test_a_resumed_run_has_the_parameters_that_it_was_started_with(tracker: Trac
 
 def test_what_finished_stages_used_cannot_change(tracker: Tracker) -> None:
     run_id = failed_run(tracker, "quantize")
-    with pytest.raises(ConfigError, match=r"'bits' is that of a finished stage.*Allowed: 3.*Got: '8'"):
+    with pytest.raises(ConfigError, match=r"'bits' belongs to a finished stage.*Allowed: 3.*Got: '8'"):
         resumed(MainConfig(resume=run_id, bits="8"), run_id, tracker, finished_stages(tracker, run_id))
     again = resumed(MainConfig(resume=run_id, limit=5), run_id, tracker, finished_stages(tracker, run_id))
     assert again.evaluation.limit == 5

@@ -50,7 +50,7 @@ def test_equals_greedy_matching_by_hand(model):
 
 
 def test_metric_of_both_models_answers(model):
-    full = metric_records.evidence(30)
+    full = metric_records.inputs(30)
     asked = replace(full, settings=MetricSettings(resamples=200, bertscore_model=model))
     assert asked.missing("bertscore_model") is None
     results = METRICS.get("bert_score").compute(asked)

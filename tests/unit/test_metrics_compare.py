@@ -168,7 +168,7 @@ def test_broken_harness_samples_are_refused():
 
 
 def test_records_agree_with_the_metrics():
-    full = metric_records.evidence(30)
+    full = metric_records.inputs(30)
     found, results = compare_records(full.baseline, full.variant), headline(compute_all(full))
     assert found["n"] == 60
     assert found["flips_pct"] == results["distance/flips_pct"].value
@@ -187,7 +187,7 @@ def test_records_agree_with_the_metrics():
 
 
 def test_records_without_choices_pool_what_there_is():
-    full = metric_records.evidence(6)
+    full = metric_records.inputs(6)
     words = [
         RunRecords(items=r.items.where(family="exact"), generations=r.generations)
         for r in (full.baseline, full.variant)

@@ -18,7 +18,7 @@ from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecord
 from mlflow_compress.report.details import conformal_table, corpus_table, details, divergence_table
 from tests import metric_records
 
-FULL = metric_records.evidence(60)
+FULL = metric_records.inputs(60)
 
 
 def _two_prompts() -> MetricInputs:
@@ -40,8 +40,8 @@ def _two_prompts() -> MetricInputs:
 
 
 def test_every_prompt_method_and_score_has_a_row_and_their_mean_is_the_metric():
-    evidence = _two_prompts()
-    table, results = conformal_table(evidence, n_splits=20), headline(compute_all(evidence))
+    inputs = _two_prompts()
+    table, results = conformal_table(inputs, n_splits=20), headline(compute_all(inputs))
     assert len(table) == 2 * 2 * 2
     for model, suffix in (("baseline", "_baseline"), ("variant", "")):
         rows = [row for row in table if row["model"] == model]

@@ -25,7 +25,7 @@ from tests.metric_records import QUICK
 
 def test_equation_one_weights_items_then_options():
     # Items of 4 options (mmlu) and of 2 (piqa) weigh the same, whatever their number of option rows.
-    full = metric_records.evidence(9)
+    full = metric_records.inputs(9)
     d = full.variant.option_distances
     per_item = []
     for task in ("mmlu", "piqa"):
@@ -149,7 +149,7 @@ def test_broken_corpora_are_refused(changes):
 
 
 def test_records_give_the_same_statistics_as_arrays():
-    full = metric_records.evidence(3)
+    full = metric_records.inputs(3)
     b, v, d = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
     found = statistics(b, v, d)
     expected = corpus_statistics(
@@ -178,7 +178,7 @@ def test_batches_add_up():
     assert streamed.dp_rms == pytest.approx(whole.dp_rms)
     with pytest.raises(DataError, match="at least one token"):
         reduce_batches([])
-    full = metric_records.evidence(3)
+    full = metric_records.inputs(3)
     tables = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
     parts = [tuple(type(t)(t.table.slice(i, 70)) for t in tables) for i in range(0, 600, 70)]
     assert stream_statistics(parts).ratio == pytest.approx(statistics(*tables).ratio)

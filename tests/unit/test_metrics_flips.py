@@ -164,7 +164,7 @@ def test_flips_table_by_hand():
 
 
 def test_tables_agree_with_the_metrics():
-    full = metric_records.evidence(60)
+    full = metric_records.inputs(60)
     results = compute_all(full)
     table = flips_table(full)
     counts = {r.task: r.value * r.n / 100 for r in results if r.name == "distance/all_flips_pct" and r.category is None}

@@ -18,7 +18,7 @@ from mlflow_compress.report.details import details
 from mlflow_compress.report.record_tables import flips_table
 from tests import metric_records
 
-FULL = metric_records.evidence(60)
+FULL = metric_records.inputs(60)
 WHOLE = {(r.name, r.task, r.category): r for r in compute_all(FULL)}
 
 # One option of each is longer than the context: (task, item, permutation, option).

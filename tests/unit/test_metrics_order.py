@@ -139,7 +139,7 @@ def test_other_orders_are_refused():
 
 
 def test_the_sample_of_all_orders_changes_nothing_else():
-    full = metric_records.evidence(30)
+    full = metric_records.inputs(30)
     without = MetricInputs(
         *(
             replace(
@@ -166,7 +166,7 @@ def test_the_sample_of_all_orders_changes_nothing_else():
 
 
 def test_paired_differences_of_the_shuffle_metrics():
-    full = metric_records.evidence(30)
+    full = metric_records.inputs(30)
     found = {name: r for name, r in headline(compute_all(full)).items() if name.startswith("robustness/")}
     for name in ("content_consistency", "position_bias", "shuffle_drop"):
         end = "_pct" if name == "shuffle_drop" else ""

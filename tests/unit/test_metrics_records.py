@@ -19,7 +19,7 @@ from mlflow_compress.records import Items, OptionDistances, OptionScores, RunRec
 from tests import metric_records
 from tests.metric_records import QUICK
 
-FULL = metric_records.evidence(12)
+FULL = metric_records.inputs(12)
 
 
 def _edit(records, row, **changes):

@@ -25,7 +25,7 @@ from tests import metric_records
 from tests.metric_records import QUICK
 
 REAL = np.load(Path(__file__).parents[2] / "benchmarks" / "kl_per_item.npz")
-FULL = metric_records.evidence(60)
+FULL = metric_records.inputs(60)
 
 
 # --- studentised bootstrap
@@ -175,7 +175,7 @@ def test_the_clipped_bound_covers_where_one_item_holds_much_of_the_mean(name):
 
 
 def _with_kl(full: MetricInputs, kl) -> MetricInputs:
-    """The evidence with one KL per (item, option) row of the variant."""
+    """The inputs with one KL per (item, option) row of the variant."""
     table = full.variant.option_distances
     columns = {name: table.table.column(name).to_pylist() for name in table.SCHEMA.names}
     columns["kl"] = kl

@@ -34,7 +34,7 @@ from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests import metric_records
 from tests.metric_records import QUICK
 
-FULL = metric_records.evidence(30)
+FULL = metric_records.inputs(30)
 
 
 # --- noise floor
@@ -60,8 +60,8 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
 
 
-def _labels(evidence):
-    rows = noise_table(evidence, compute_all(evidence))
+def _labels(inputs):
+    rows = noise_table(inputs, compute_all(inputs))
     return {row["name"]: row["label"] for row in rows if row["label"] is not None}
 
 

@@ -28,7 +28,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tasks(name: str, folder: Path, **settings: Any) -> tuple[Task, ...]:
-    asked = TaskSettings(**{"shots": 2, "shuffles": 0, "data_dir": str(folder), **settings})
+    asked = TaskSettings(**{"num_fewshot": 2, "num_shuffles": 0, "data_dir": str(folder), **settings})
     return load_suite(name, model="m", settings=asked).tasks
 
 
@@ -78,8 +78,8 @@ def test_real_arc_keeps_its_options_and_answers(name: str, config: str, n: int) 
 
 @needs_shared
 def test_real_arc_in_every_order_with_its_examples_shuffled() -> None:
-    settings = {"all_orders": 3, "shuffles": 1, "limit": 50}
-    plain, _, every = tasks("arc_easy_lettered", HUB, **settings, shuffle_examples=True)
+    settings = {"all_orders": 3, "num_shuffles": 1, "limit": 50}
+    plain, _, every = tasks("arc_easy_lettered", HUB, **settings, shuffle_fewshot=True)
     assert (every.name, every.family, len(every.items)) == ("arc_easy_lettered_orders", "lettered_orders", 3)
     assert len({(r.item_id, r.permutation) for r in every.requests}) == 3 * 24
     fixed = tasks("arc_easy_lettered", HUB, **settings)[0]
@@ -137,7 +137,7 @@ def test_hellaswag_shows_the_beginning_without_marks(tmp_path: Path) -> None:
         "label": "1",
     }
     hub_set(tmp_path, "Rowan/hellaswag", "default", {"train": [row] * 2, "validation": [row]})
-    plain, _ = tasks("hellaswag_lettered", tmp_path, shots=0, prompt="base")
+    plain, _ = tasks("hellaswag_lettered", tmp_path, num_fewshot=0, prompt_style="base")
     assert plain.requests[0].context == (
         "Context: Baking bread: How to bake. Take flour. The baker\n"
         "Question: Which of these is the most likely continuation?\nChoices:\n"
@@ -168,7 +168,7 @@ def test_cosmos_qa_from_the_hub_s_parquet_revision_and_the_original_csv(tmp_path
             writer = csv.DictWriter(sink, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    found = [tasks("cosmos_qa_lettered", tmp_path / name, prompt="base") for name in "ab"]
+    found = [tasks("cosmos_qa_lettered", tmp_path / name, prompt_style="base") for name in "ab"]
     assert [t.content_hash() for t in found[0]] == [t.content_hash() for t in found[1]]
     plain, six = found[0]
     assert shown(plain)[2] == ("It rained.\nWhy 2?", ["zero of 2", "one of 2", "two of 2", "three of 2"], 2)
@@ -196,7 +196,7 @@ def test_halueval_s_options_are_both_texts_and_two_of_others(tmp_path: Path, kin
     original.parent.mkdir(parents=True)
     original.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = [
-        tasks(f"halueval_{kind}_lettered", tmp_path / place, prompt="base", seed=i)
+        tasks(f"halueval_{kind}_lettered", tmp_path / place, prompt_style="base", seed=i)
         for i, place in enumerate(("hub", "original"))
     ]
     assert [t.content_hash() for t in found[0]] == [t.content_hash() for t in found[1]]  # whatever the seed
@@ -254,7 +254,7 @@ def publish(folder: Path, name: str, content: str | None = None) -> None:
 def test_the_uncertainty_group_asks_the_published_files_in_three_prompts(tmp_path: Path) -> None:
     for name in uncertainty.FILES:
         publish(tmp_path, name)
-    found = {task.name: task for task in tasks("uncertainty", tmp_path, shots=0)}  # the files' own examples
+    found = {task.name: task for task in tasks("uncertainty", tmp_path, num_fewshot=0)}  # the files' own examples
     assert len(found) == 5 * (1 + 3)
     for (name, file), shots in zip(uncertainty.FILES.items(), (5, 5, 5, 3, 1), strict=True):
         assert found[f"{name}_base"].family == "lettered"
@@ -275,9 +275,9 @@ def test_the_uncertainty_group_asks_the_published_files_in_three_prompts(tmp_pat
 
 def test_the_uncertainty_tasks_take_other_prompts_and_fewer_examples(tmp_path: Path) -> None:
     publish(tmp_path, "uncertainty_rc")
-    names = [task.name for task in tasks("uncertainty_rc@0", tmp_path, prompt="task")]
+    names = [task.name for task in tasks("uncertainty_rc@0", tmp_path, prompt_style="task")]
     assert names == ["uncertainty_rc_task", "uncertainty_rc_task_six"]
-    zero = tasks("uncertainty_rc@0", tmp_path, prompt="task")[1].requests[0].context
+    zero = tasks("uncertainty_rc@0", tmp_path, prompt_style="task")[1].requests[0].context
     assert zero.startswith("The following is a multiple-choice question about reading comprehension. You should")
     publish(tmp_path, "uncertainty_ds")
     with pytest.raises(DataError, match=r"too few few-shot examples.*Allowed: 2 or more\. Got: 1"):

@@ -26,13 +26,13 @@ from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.report.details import conformal_table
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluate import as_read_by
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluate import with_chat_template
+from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.scoring_models import build_tokenizer
 
-SETTINGS = TaskSettings(shots=2, shuffles=2, seed=1)
+SETTINGS = TaskSettings(num_fewshot=2, num_shuffles=2, seed=1)
 CHATML = "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}{{ '<|assistant|>\n' }}"
 LLAMA2 = "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
 
@@ -72,7 +72,7 @@ def test_the_default_s_fingerprints_are_those_of_before_there_were_styles(tmp_pa
 
 
 def test_original_has_the_script_s_two_blanks_and_strips_nothing(tmp_path: Path) -> None:
-    plain = suite(tmp_path, rows(1), replace(SETTINGS, shots=1, prompt="original")).tasks[0]
+    plain = suite(tmp_path, rows(1), replace(SETTINGS, num_fewshot=1, prompt_style="original")).tasks[0]
     assert plain.name == "mine_original"
     assert plain.requests[0].context == (
         "The following are multiple choice questions (with answers) about  big rivers.\n\n"
@@ -97,7 +97,7 @@ def test_the_harness_style_is_lm_eval_s_mmlu_byte_for_byte(
     shots: int, subject: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mmlu_lettered, "SUBJECTS", [subject])
-    settings = TaskSettings(shots=shots, shuffles=0, prompt="harness", data_dir=str(HUB))
+    settings = TaskSettings(num_fewshot=shots, num_shuffles=0, prompt_style="harness", data_dir=str(HUB))
     ours = load_suite("mmlu_lettered", model="m", settings=settings).tasks[0]
     # The contexts are lm_eval's own: `build` takes them from the requests that its tasks construct.
     [stock] = build(f"mmlu_{subject}", shots=shots, settings=settings, folders=("mmlu/default",)).tasks
@@ -107,7 +107,7 @@ def test_the_harness_style_is_lm_eval_s_mmlu_byte_for_byte(
 
 
 def test_the_first_style_asks_and_every_style_asks_with_e_and_f(tmp_path: Path) -> None:
-    found = suite(tmp_path, rows(), replace(SETTINGS, prompt="shared,base,task", all_orders=2)).tasks
+    found = suite(tmp_path, rows(), replace(SETTINGS, prompt_style="shared,base,task", all_orders=2)).tasks
     assert [(task.name, task.family, len(task.items)) for task in found] == [
         ("mine_base", "lettered", 5),  # "shared" speaks of six options, which the plain questions have not
         ("mine_shared_six", "lettered_six", 5),
@@ -122,7 +122,9 @@ def test_the_first_style_asks_and_every_style_asks_with_e_and_f(tmp_path: Path) 
     )
     assert "with six potential answers" in found[1].requests[0].context
     six = [{**row, "choices": list("uvwxyz")} for row in rows()]
-    assert [task.name for task in suite(tmp_path, six, replace(SETTINGS, prompt="shared")).tasks] == ["mine_shared"]
+    assert [task.name for task in suite(tmp_path, six, replace(SETTINGS, prompt_style="shared")).tasks] == [
+        "mine_shared"
+    ]
 
 
 def test_questions_that_have_not_four_options_have_no_six(tmp_path: Path) -> None:
@@ -140,11 +142,11 @@ def test_a_passage_stands_before_the_question(tmp_path: Path) -> None:
         ("hendrycks", "Once.\nQ0?\nA. a"),
         ("base", "Dialogue: Once.\nQuestion: Q0? \nChoices:\nA. a"),
     ]:
-        plain = suite(tmp_path, content, replace(SETTINGS, shots=0, prompt=style)).tasks[0]
+        plain = suite(tmp_path, content, replace(SETTINGS, num_fewshot=0, prompt_style=style)).tasks[0]
         assert begin in plain.requests[0].context
         assert plain.items.column("question").tolist() == ["Once.\nQ0? "]
     without_kind = [{name: value for name, value in row.items() if name != "kind"} for row in content]
-    plain = suite(tmp_path, without_kind, replace(SETTINGS, shots=0, prompt="base")).tasks[0]
+    plain = suite(tmp_path, without_kind, replace(SETTINGS, num_fewshot=0, prompt_style="base")).tasks[0]
     assert plain.requests[0].context.startswith("Context: Once.\n")
 
 
@@ -152,8 +154,8 @@ def test_a_passage_stands_before_the_question(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"kind": "quiz"}, "'kind' is unknown. Allowed: QA, RC, CI, DRS, DS. Got: 'quiz'"),
-        ({"kind": "RC"}, "'context' is what every kind of question but QA is asked about"),
-        ({"kind": "QA", "context": "x"}, "'context' is what every kind of question but QA is asked about"),
+        ({"kind": "RC"}, "every kind except QA must have a 'context'"),
+        ({"kind": "QA", "context": "x"}, "every kind except QA must have a 'context'"),
         ({"context": 3}, "'context' has the wrong type. Allowed: a text"),
         ({"kind": ["QA"]}, "'kind' has the wrong type"),
         ({"uncertain": ["E"]}, "'uncertain' must be the texts of the options E and F"),
@@ -180,7 +182,7 @@ def test_broken_rows_are_named(tmp_path: Path, changed: dict[str, Any], words: s
 )
 def test_styles_that_cannot_be_are_refused(tmp_path: Path, prompt: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        suite(tmp_path, rows(), replace(SETTINGS, prompt=prompt))
+        suite(tmp_path, rows(), replace(SETTINGS, prompt_style=prompt))
 
 
 @pytest.mark.parametrize(
@@ -196,10 +198,14 @@ def test_a_chat_s_answer_begins_where_the_template_ends(
 ) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = template
-    asked = suite(tmp_path, rows(1), replace(SETTINGS, shots=0, shuffles=0, prompt="base", apply_chat_template=True))
+    asked = suite(
+        tmp_path,
+        rows(1),
+        replace(SETTINGS, num_fewshot=0, num_shuffles=0, prompt_style="base", apply_chat_template=True),
+    )
     with pytest.raises(ValueError, match="must be rendered"):
         _ = asked.requests
-    plain = as_read_by(SimpleNamespace(tokenizer=tokenizer), asked).tasks[0]  # type: ignore[arg-type]
+    plain = with_chat_template(SimpleNamespace(tokenizer=tokenizer), asked).tasks[0]  # type: ignore[arg-type]
     second = plain.requests[1]
     assert second.context.startswith(begin) and second.context.endswith(end)
     assert (second.continuation, second.n_chars) == (answer, 1)
@@ -209,7 +215,7 @@ def test_a_chat_s_answer_begins_where_the_template_ends(
 
 def test_tasks_without_a_chat_stay_as_they_are(tmp_path: Path) -> None:
     asked = suite(tmp_path, rows(1))
-    assert as_read_by(SimpleNamespace(tokenizer=None), asked) is asked  # type: ignore[arg-type]
+    assert with_chat_template(SimpleNamespace(tokenizer=None), asked) is asked  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -218,24 +224,24 @@ def scorer() -> Scorer:
 
 
 def test_uacc_is_the_mean_over_prompts_and_scores(scorer: Scorer) -> None:
-    settings = TaskSettings(shots=1, shuffles=0, limit=3, prompt="base,shared,task")
+    settings = TaskSettings(num_fewshot=1, num_shuffles=0, limit=3, prompt_style="base,shared,task")
     asked = load_suite(str(demo.DATA_DIR / "choice.jsonl"), model="m", settings=settings)
-    evidence = MetricInputs(measure(scorer, asked).records, settings=MetricSettings(resamples=100))
-    table = conformal_table(evidence, n_splits=2)
+    inputs = MetricInputs(run_model(scorer, asked).records, settings=MetricSettings(resamples=100))
+    table = conformal_table(inputs, n_splits=2)
     assert [(row["task"], row["score"]) for row in table] == [
         (f"choice_{style}_six", score) for style in ("base", "shared", "task") for score in ("lac", "aps")
     ]
     assert len({row["accuracy"] for row in table}) > 1 and len({row["n"] for row in table}) == 1
-    found = METRICS.get("uncertainty").compute(evidence)
+    found = METRICS.get("uncertainty").compute(inputs)
     values = {result.name: result.value for result in found if result.task is None}
     for name in ("uacc", "set_size", "coverage"):
         assert values[f"uncertainty/{name}"] == pytest.approx(np.mean([row[name] for row in table]), abs=1e-12)
 
 
 def test_a_chat_is_scored_as_the_model_reads_it(scorer: Scorer) -> None:
-    settings = TaskSettings(shots=1, shuffles=0, limit=1, apply_chat_template=True)
+    settings = TaskSettings(num_fewshot=1, num_shuffles=0, limit=1, apply_chat_template=True)
     asked = load_suite(str(demo.DATA_DIR / "choice.jsonl"), model="m", settings=settings)
-    found = measure(scorer, as_read_by(scorer.loaded, asked)).records
+    found = run_model(scorer, with_chat_template(scorer.loaded, asked)).records
     assert found.items is not None and found.option_scores is not None
     item = found.items.where(task="choice").table.to_pylist()[0]
     tokenizer, model = scorer.loaded.tokenizer, scorer.loaded.model

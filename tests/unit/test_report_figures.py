@@ -1,4 +1,4 @@
-"""Figures are drawn for whatever evidence there is, and state what the numbers say."""
+"""Figures are drawn for whatever inputs there is, and state what the numbers say."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def drawn(figures):
 
 @pytest.fixture(scope="module")
 def full():
-    found = replace(metric_records.evidence(), settings=FAST)
+    found = replace(metric_records.inputs(), settings=FAST)
     return found, compute_all(found)
 
 
@@ -65,13 +65,13 @@ def test_identical_models(full, tmp_path):
 
 
 def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
-    evidence = full[0]
-    assert evidence.variant is not None
+    inputs = full[0]
+    assert inputs.variant is not None
     gone = {"token_scores": None, "token_distances": None}
-    items = MetricInputs(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    items = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
     assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ALL[1:]
     gone = dict.fromkeys(("items", "option_scores", "option_distances", "generations", "judgments"))
-    corpus = MetricInputs(replace(evidence.baseline, **gone), replace(evidence.variant, **gone), settings=FAST)
+    corpus = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
     figures = draw_all(corpus, compute_all(corpus), [], "mine", tmp_path / "corpus")
     assert drawn(figures) == ["kl_by_item"]
     assert "600 corpus tokens" in figures[0].caption
@@ -83,11 +83,11 @@ def test_a_baseline_alone_has_no_figures(full, tmp_path):
 
 
 def test_single_category(full, tmp_path):
-    evidence = full[0]
-    assert evidence.baseline.items is not None and evidence.variant is not None
-    rows = [{**r, "category": r["category"] and "law"} for r in evidence.baseline.items.table.to_pylist()]
+    inputs = full[0]
+    assert inputs.baseline.items is not None and inputs.variant is not None
+    rows = [{**r, "category": r["category"] and "law"} for r in inputs.baseline.items.table.to_pylist()]
     items = Items.from_rows(rows)
-    one = MetricInputs(replace(evidence.baseline, items=items), replace(evidence.variant, items=items), settings=FAST)
+    one = MetricInputs(replace(inputs.baseline, items=items), replace(inputs.variant, items=items), settings=FAST)
     assert drawn(draw_all(one, compute_all(one), VARIANTS[2:], "mine", tmp_path)) == ALL
 
 

@@ -27,7 +27,7 @@ FAST = MetricSettings(resamples=100, method="percentile")
 
 @pytest.fixture(scope="module")
 def full():
-    found = replace(metric_records.evidence(), settings=FAST)
+    found = replace(metric_records.inputs(), settings=FAST)
     return found, compute_all(found)
 
 
@@ -110,11 +110,11 @@ def test_generated_answers_read_well():
 
 
 def test_generated_answers_alone_can_be_drawn_and_reported(full, tmp_path):
-    evidence = full[0]
-    rows = [row for row in evidence.baseline.items.table.to_pylist() if row["family"] == "exact"]
+    inputs = full[0]
+    rows = [row for row in inputs.baseline.items.table.to_pylist() if row["family"] == "exact"]
     gone = {"option_scores": None, "option_distances": None, "token_scores": None, "token_distances": None}
     items = Items.from_rows(rows)
-    one, other = (replace(run, items=items, **gone) for run in (evidence.baseline, evidence.variant))
+    one, other = (replace(run, items=items, **gone) for run in (inputs.baseline, inputs.variant))
     found = MetricInputs(one, other, settings=FAST)
     results = compute_all(found)
     figures = draw_all(found, results, [], "mine", tmp_path)
@@ -136,12 +136,12 @@ def test_a_failed_stage_is_named_with_what_is_missing():
 
 
 def test_what_either_stage_computed_is_not_listed_as_missing(full):
-    evidence = full[0]
-    evaluated = replace(evidence, embeddings=None)
+    inputs = full[0]
+    evaluated = replace(inputs, embeddings=None)
     judged = MetricInputs(
-        replace(evidence.baseline, items=None, option_scores=None, token_scores=None),
-        replace(evidence.variant, items=None, option_scores=None, token_scores=None),
-        embeddings=evidence.embeddings,
+        replace(inputs.baseline, items=None, option_scores=None, token_scores=None),
+        replace(inputs.variant, items=None, option_scores=None, token_scores=None),
+        embeddings=inputs.embeddings,
     )
     similarity = [r for r in full[1] if r.name == "judge/similarity"]
     rest = [r for r in full[1] if not r.name.startswith("judge/")]

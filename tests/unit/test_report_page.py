@@ -25,7 +25,7 @@ FAST = MetricSettings(resamples=100, method="percentile")
 
 @pytest.fixture(scope="module")
 def full():
-    found = replace(metric_records.evidence(), settings=FAST)
+    found = replace(metric_records.inputs(), settings=FAST)
     return found, compute_all(found)
 
 
@@ -40,10 +40,10 @@ def rows_of(*results, gates=None):
 
 
 def test_the_page_is_well_formed_escaped_and_loads_nothing(full, tmp_path):
-    evidence, results = full
+    inputs, results = full
     flips = [
         {**row, "question": "<script>alert('q')</script> & \"x\"", "variant": "<img src=http://evil.example/x>"}
-        for row in flips_table(evidence)
+        for row in flips_table(inputs)
     ]
     picture = tmp_path / "a.png"
     picture.write_bytes(b"\x89PNG not really")
@@ -85,8 +85,8 @@ def test_flips_are_capped_and_counted():
 
 
 def test_identical_models_say_so(identical):
-    evidence, results = identical
-    text = Page(render_report(title="t", verdict="v", results=results, flips=flips_table(evidence))).text
+    inputs, results = identical
+    text = Page(render_report(title="t", verdict="v", results=results, flips=flips_table(inputs))).text
     assert "No answer changed." in text
     assert "yes" not in {row.distinguishable for row in headline_rows(headline(results))}
     assert rows_of(*headline(results).values())["KL, items (nats)"].distinguishable == "no: exactly the same"

@@ -16,7 +16,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import measure
+from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.shared_data import SHARED, needs_shared
 from tests.unit.scoring_models import load_random
 
@@ -74,21 +74,21 @@ def test_they_are_left_out_and_counted_everywhere(
     config = ScoringConfig(progress=False, path=path)
     first = Scorer(models["base"], config)
     with StateWriter(tmp_path / "store", models["base"]) as writer:
-        base = measure(first, suite, capture=writer, resume=tmp_path / "work").records
+        base = run_model(first, suite, capture=writer, resume=tmp_path / "work").records
     assert first.report is not None and first.report.n_unscored == len(LONG)
     assert "2 options are longer than the model's context and are not scored" in caplog.text
     store = StateStore.open(tmp_path / "store", baseline=models["base"])
-    variant = measure(Scorer(models["variant"], config), suite, baseline=store).records
-    noise = measure(
+    variant = run_model(Scorer(models["variant"], config), suite, baseline=store).records
+    noise = run_model(
         Scorer(models["base"], ScoringConfig(progress=False, path=path, batch_tokens=64)), suite, baseline=store
     )
     ids = base.items.column("item_id") if base.items is not None else []
     check(base, variant, noise.records, {ids[i]: 1 for i in LONG})
-    again = measure(Scorer(models["base"], config), suite, baseline=store).records
+    again = run_model(Scorer(models["base"], config), suite, baseline=store).records
     assert again.option_distances is not None and again.option_scores is not None and base.option_scores is not None
     assert set(again.option_distances.table.column("kl").to_pylist()) == {0.0, None}
     assert again.option_scores.table.equals(base.option_scores.table)
-    beside = measure(Scorer(models["variant"], config), suite).records  # no baseline: no distances, the same nulls
+    beside = run_model(Scorer(models["variant"], config), suite).records  # no baseline: no distances, the same nulls
     assert beside.option_scores is not None and variant.option_scores is not None
     assert beside.option_scores.table.equals(variant.option_scores.table)
 

@@ -75,7 +75,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return load_file(tmp_path / "q.jsonl", TaskSettings(shots=0, shuffles=0)).tasks[0]
+    return load_file(tmp_path / "q.jsonl", TaskSettings(num_fewshot=0, num_shuffles=0)).tasks[0]
 
 
 @pytest.mark.parametrize(

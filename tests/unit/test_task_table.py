@@ -76,7 +76,7 @@ def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, mon
         with (original / split / f"moral_disputes_{split}.csv").open("w") as sink:
             csv.writer(sink).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows)
     suites = [
-        load_suite("mmlu_lettered@2", model="m", settings=TaskSettings(data_dir=str(tmp_path / name), shuffles=1))
+        load_suite("mmlu_lettered@2", model="m", settings=TaskSettings(data_dir=str(tmp_path / name), num_shuffles=1))
         for name in ("hub", "original")
     ]
     assert suites[0].hashes() == suites[1].hashes()

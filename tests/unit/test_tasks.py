@@ -17,7 +17,7 @@ from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from tests.shared_data import SHARED, needs_shared
 
-SETTINGS = TaskSettings(shots=1, shuffles=2, seed=1)
+SETTINGS = TaskSettings(num_fewshot=1, num_shuffles=2, seed=1)
 
 
 def lettered(n: int = 3, category: str = "rivers") -> list[dict[str, Any]]:
@@ -115,9 +115,9 @@ def test_all_orders_are_those_of_at_most_four_options(tmp_path: Path) -> None:
 def test_examples_are_shuffled_where_asked_for_and_never_in_the_original_order(tmp_path: Path) -> None:
     rows = [{**row, "category": "c"} for row in lettered(4)]
     dev = [{**rows[0], "id": f"d{i}", "answer": i} for i in range(4)]
-    settings = replace(SETTINGS, shots=4, shuffles=3)
+    settings = replace(SETTINGS, num_fewshot=4, num_shuffles=3)
     fixed = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], settings).tasks[0]
-    moved = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], replace(settings, shuffle_examples=True)).tasks[0]
+    moved = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], replace(settings, shuffle_fewshot=True)).tasks[0]
     assert fixed.content_hash() != moved.content_hash()
     assert fixed.items.table.equals(moved.items.table)
     headers: dict[int, set[str]] = {}
@@ -139,11 +139,11 @@ def test_examples_are_shuffled_where_asked_for_and_never_in_the_original_order(t
 def test_limit_takes_the_same_items_each_time_and_counts_by_category(tmp_path: Path) -> None:
     more = [{**row, "id": "m" + row["id"]} for row in lettered(10, "hills")]
     rows = lettered(10) + more
-    limited = TaskSettings(shots=1, shuffles=0, seed=3, limit=4)
+    limited = TaskSettings(num_fewshot=1, num_shuffles=0, seed=3, limit=4)
     first = suite(tmp_path / "a.jsonl", rows, limited).tasks[0]
     assert sorted(first.items.column("category").tolist()) == ["hills"] * 4 + ["rivers"] * 4
     assert first.content_hash() == suite(tmp_path / "a.jsonl", rows, limited).tasks[0].content_hash()
-    other = TaskSettings(shots=1, shuffles=0, seed=4, limit=4)
+    other = TaskSettings(num_fewshot=1, num_shuffles=0, seed=4, limit=4)
     assert first.content_hash() != suite(tmp_path / "a.jsonl", rows, other).tasks[0].content_hash()
 
 
@@ -263,7 +263,7 @@ def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None
 
 def test_too_few_shots_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few few-shot examples"):
-        suite(tmp_path / "x.jsonl", lettered(2), TaskSettings(shots=2))
+        suite(tmp_path / "x.jsonl", lettered(2), TaskSettings(num_fewshot=2))
 
 
 @pytest.mark.parametrize("spec", ["nonsense", "auto"])

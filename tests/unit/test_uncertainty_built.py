@@ -100,7 +100,7 @@ def test_the_others_are_drawn_from_every_split_with_answers(tmp_path: Path, monk
     swag = {"train": [hellaswag(i) for i in range(12)], "validation": [hellaswag(i) for i in range(12, 20)]}
     hub_set(tmp_path, "Rowan/hellaswag", "default", swag)
     for name, n, source in (("rc", 30, 40), ("ci", 20, 20)):
-        found = {task.name: task for task in tasks(f"uncertainty_built_{name}", tmp_path, shots=0)}
+        found = {task.name: task for task in tasks(f"uncertainty_built_{name}", tmp_path, num_fewshot=0)}
         six = found[f"uncertainty_built_{name}_task_six"]
         assert set(found) == {f"uncertainty_built_{name}_base"} | {
             f"uncertainty_built_{name}_{style}_six" for style in ("base", "shared", "task")
@@ -114,7 +114,7 @@ def test_the_others_are_drawn_from_every_split_with_answers(tmp_path: Path, monk
 @pytest.mark.parametrize(("kind", "name", "shots"), [("dialogue", "drs", 3), ("summarization", "ds", 1)])
 def test_halueval_keeps_both_texts(tmp_path: Path, kind: str, name: str, shots: int) -> None:
     hub_set(tmp_path, "pminervini/HaluEval", kind, {"data": [halueval(kind, i) for i in range(40)]})
-    six = tasks(f"uncertainty_built_{name}", tmp_path, shots=0)[-1]
+    six = tasks(f"uncertainty_built_{name}", tmp_path, num_fewshot=0)[-1]
     assert len(six.items) == 35 and six.requests[0].context.count("Answer:") == shots + 1
     for row in six.items.table.to_pylist():
         number = row["options"][row["gold"]].removeprefix("right ")

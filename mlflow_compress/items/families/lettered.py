@@ -1,4 +1,4 @@
-"""Lettered multiple choice: the option's letter is the answer, few-shot, in one or several prompt styles."""
+"""Lettered multiple choice: the answer is the letter of an option. Few-shot, in one or several prompt styles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlflow_compress.items.task import Family, Row, Task, TaskSettings, item_row
 from mlflow_compress.records import Items, Request
 
 UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
-OWN_OPTIONS = 4  # of a question that is also asked with E and F
+OWN_OPTIONS = 4  # number of options of a question that is also asked with the options E and F
 SPLITS = ("dev", "test")
 
 
@@ -35,23 +35,25 @@ def _check(row: Row) -> None:
     if len(added) != len(UNCERTAIN_OPTIONS) or any(not isinstance(text, str) or not text.strip() for text in added):
         raise DataError("'uncertain' must be the texts of the options E and F", got=added)
     if (PASSAGES[kind_of(row)] is None) == bool((row.get("context") or "").strip()):
-        raise DataError("'context' is what every kind of question but QA is asked about", got=kind_of(row))
+        raise DataError(
+            "Questions of every kind except QA must have a 'context', and QA must have none", got=kind_of(row)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Twin:
-    """One way to show the items of a file: as they are, with options E and F, or in every order.
+class _Variation:
+    """One task made from a file: its items as they are, with the options E and F, or in every answer order.
 
     Attributes
     ----------
     name, family : str
         The task's name and its family (see `Items`).
     style : PromptStyle
-        How the questions are shown.
+        The prompt style.
     orders : callable (row) -> list of orders
-        The answer orders that are shown; the first is the original one.
+        The answer orders of a row; the first one is the original order.
     six : bool
-        Whether the options E and F stand behind the row's own.
+        Whether the options E and F follow the row's own options.
     """
 
     name: str
@@ -61,57 +63,66 @@ class _Twin:
     six: bool = False
 
     def options(self, row: Row, order: Sequence[int]) -> list[str]:
-        """Return the options as they are shown in an order."""
+        """Return the options in the order in which they are displayed."""
         added = row.get("uncertain", UNCERTAIN_OPTIONS) if self.six else ()
         return [*(row["choices"][content] for content in order), *added]
 
 
 def _headers(
-    examples: Mapping[str, Sequence[Row]], settings: TaskSettings, twin: _Twin
+    examples: Mapping[str, Sequence[Row]], settings: TaskSettings, variation: _Variation
 ) -> Callable[[str, str, int], str]:
-    """Return what stands before a question, by category, kind and permutation.
+    """Return the function (category, kind, permutation) -> header: instructions and few-shot examples.
 
-    [ORDER] does not say whether the examples are shuffled: here they stay as they are unless
-    `settings.shuffle_examples` is set, and the original order (permutation 0) always has them as they are. All items
-    of a category share a permutation's header, so that scoring computes it once.
+    [ORDER] does not say whether the answers of the examples are shuffled. Here they are shuffled only if
+    `settings.shuffle_fewshot` is set, and never in the original order (permutation 0). All items of a category share
+    one header per permutation, so that scoring computes it once.
     """
 
     @cache
     def header(category: str, kind: str, permutation: int) -> str:
-        shown = examples.get(category, [])[: settings.shots]
-        if settings.shuffle_examples and permutation:
+        shown = examples.get(category, [])[: settings.num_fewshot]
+        if settings.shuffle_fewshot and permutation:
             shown = [reordered(row, settings, permutation) for row in shown]
         texts = [
-            f"{twin.style.question(row, twin.options(row, identity(row)))} {LETTERS[row['answer']]}" for row in shown
+            f"{variation.style.question(row, variation.options(row, identity(row)))} {LETTERS[row['answer']]}"
+            for row in shown
         ]
-        return twin.style.header(category, kind, texts)
+        return variation.style.header(category, kind, texts)
 
     return header
 
 
-def _task(twin: _Twin, rows: Sequence[Row], examples: Mapping[str, Sequence[Row]], settings: TaskSettings) -> Task:
-    """Build one task: the items, and one request per order and letter."""
-    header = _headers(examples, settings, twin)
+def _task(
+    variation: _Variation, rows: Sequence[Row], examples: Mapping[str, Sequence[Row]], settings: TaskSettings
+) -> Task:
+    """Return one task: its items, and one request per item, answer order and letter."""
+    header = _headers(examples, settings, variation)
     requests: list[Request] = []
     items = []
     for row in rows:
-        for permutation, order in enumerate(twin.orders(row)):
-            shown = twin.options(row, order)
+        for permutation, order in enumerate(variation.orders(row)):
+            shown = variation.options(row, order)
             contents = order + list(range(len(order), len(shown)))
-            context = header(row["category"], kind_of(row), permutation) + twin.style.question(row, shown)
+            context = header(row["category"], kind_of(row), permutation) + variation.style.question(row, shown)
             requests += [
                 request(
-                    twin.name, row, context, LETTERS[option], option=option, content=content, permutation=permutation
+                    variation.name,
+                    row,
+                    context,
+                    LETTERS[option],
+                    option=option,
+                    content=content,
+                    permutation=permutation,
                 )
                 for option, content in enumerate(contents)
             ]
             if permutation == 0:
                 asked = "\n".join([*([row["context"]] if row.get("context") else []), row["question"]])
                 columns = {"question": asked, "prompt": context, "options": shown, "gold": row["answer"]}
-                items.append(item_row(twin.name, twin.family, "loglik", row, **columns))
+                items.append(item_row(variation.name, variation.family, "loglik", row, **columns))
     return Task(
-        name=twin.name,
-        family=twin.family,
+        name=variation.name,
+        family=variation.family,
         items=Items.from_rows(items),
         requests=tuple(requests),
         chat=settings.apply_chat_template,
@@ -125,23 +136,23 @@ def _examples(name: str, rows: Sequence[Row], tests: Sequence[Row], settings: Ta
         if row.get("split", "test") == "dev":
             examples.setdefault(row["category"], []).append(row)
     for category in dict.fromkeys(row["category"] for row in tests):
-        if len(examples.get(category, [])) < settings.shots:
+        if len(examples.get(category, [])) < settings.num_fewshot:
             raise DataError(
                 f"Category {category!r} of {name} has too few few-shot examples (rows with split 'dev')",
-                allowed=f"{settings.shots} or more",
+                allowed=f"{settings.num_fewshot} or more",
                 got=len(examples.get(category, [])),
-                fix="Add examples or lower 'shots'",
+                fix="Add examples or lower 'num_fewshot'",
             )
     return examples
 
 
-def _own_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
-    """Return the first style whose wording is true of the questions as they are.
+def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
+    """Return the first style whose wording fits the questions without the options E and F.
 
     Raises
     ------
     ConfigError
-        When there is none.
+        No style fits.
     """
     sizes = {len(row["choices"]) for row in rows}
     for name, style in styles.items():
@@ -155,24 +166,24 @@ def _own_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return the task, its six-option twin in every prompt style, and where asked for the twin of all orders.
+    """Return the plain task, a six-option task per prompt style, and, if asked for, the task of all answer orders.
 
-    The first style shows the plain questions, whose flips and shuffles count each item once; UAcc is the mean over all
-    styles, each a task of its own. Questions that have not four options have no six-option twin. Tasks in another
-    style than the default one are named after it.
+    The plain task is shown in the first style only, so that flips and order metrics count each item once. The
+    six-option tasks are shown in every style, and UAcc is their mean. Questions with other than four options have no
+    six-option task. The name of a task in another style than the default one ends in that style's name.
     """
-    styles = styles_of(settings.prompt)
+    styles = styles_of(settings.prompt_style)
     tests = limited(name, [row for row in rows if row.get("split", "test") == "test"], settings)
     examples = _examples(name, rows, tests, settings)
     names = {style: name if style == DEFAULT else f"{name}_{style}" for style in styles}
-    own = _own_style(styles, tests)
-    plain = _Twin(
-        name=names[own], family="lettered", style=styles[own], orders=lambda row: shuffled_orders(row, settings)
+    first = _plain_style(styles, tests)
+    plain = _Variation(
+        name=names[first], family="lettered", style=styles[first], orders=lambda row: shuffled_orders(row, settings)
     )
     tasks = [_task(plain, tests, examples, settings)]
     four = [row for row in tests if len(row["choices"]) == OWN_OPTIONS]
     for style in styles if four else ():
-        six = _Twin(
+        six = _Variation(
             name=f"{names[style]}_six",
             family="lettered_six",
             style=styles[style],
@@ -181,7 +192,9 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
         )
         tasks.append(_task(six, four, examples, settings))
     if settings.all_orders:
-        every = _Twin(name=f"{names[own]}_orders", family="lettered_orders", style=styles[own], orders=every_order)
+        every = _Variation(
+            name=f"{names[first]}_orders", family="lettered_orders", style=styles[first], orders=every_order
+        )
         tasks.append(_task(every, sampled(name, tests, settings), examples, settings))
     return tasks
 

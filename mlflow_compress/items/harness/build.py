@@ -9,9 +9,9 @@ from typing import Any
 
 from mlflow_compress.errors import DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.items.harness.harness_chat import chat_arguments
+from mlflow_compress.items.harness.harness_metrics import group_averages, harness_metrics, judge
 from mlflow_compress.items.harness.harness_tasks import load
 from mlflow_compress.items.harness.leaf import Document, Leaf
-from mlflow_compress.items.harness.own_metrics import group_averages, judge, own_metrics
 from mlflow_compress.items.task import Answering, GroupAverages, Parts, Task, TaskSettings, limited
 from mlflow_compress.records import Items, Request
 
@@ -168,7 +168,7 @@ def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[
             requests=tuple(rows.requests),
             answering=answering,
             documents=documents,
-            own_metrics=partial(own_metrics, name, tuple(found), groups),
+            harness_metrics=partial(harness_metrics, name, tuple(found), groups),
         )
     ]
     if rows.extra:

@@ -94,7 +94,7 @@ def _original(path: Path) -> Iterator[dict[str, Any]]:
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
     """Return the task and its six-option twin; the first `shots` dev rows of a subject are its examples."""
     rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
-    asked = settings if shots is None else replace(settings, shots=shots)
+    asked = settings if shots is None else replace(settings, num_fewshot=shots)
     return Parts(tasks=tuple(FAMILIES.get("lettered").build("mmlu_lettered", rows, asked)))
 
 

@@ -144,8 +144,8 @@ def _tasks(
     """Return the lettered tasks; prompts and number of examples are the published ones unless the user named others."""
     asked = replace(
         settings,
-        shots=len(published.examples) if shots is None else shots,
-        prompt=PROMPTS if settings.prompt == "auto" else settings.prompt,
+        num_fewshot=len(published.examples) if shots is None else shots,
+        prompt_style=PROMPTS if settings.prompt_style == "auto" else settings.prompt_style,
     )
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
 

@@ -97,7 +97,7 @@ def labelled(record: Record, text: str = "question") -> dict[str, Any]:
 
 def built(name: str, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None) -> Parts:
     """Return the lettered tasks of rows; `shots` is None unless the user asked for a number."""
-    asked = settings if shots is None else replace(settings, shots=shots)
+    asked = settings if shots is None else replace(settings, num_fewshot=shots)
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
 
 

@@ -1,1 +1,1 @@
-"""What an evaluation consists of: baseline, noise sample, one model's records, their files."""
+"""Parts of an evaluation: the baseline, the noise sample, the records of one model, and their files."""

@@ -1,4 +1,4 @@
-"""The baseline, evaluated once: records, a second run for the noise floor, and the states to compare variants with."""
+"""The baseline, evaluated once: its records, a second run for the noise floor, and the states that variants need."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
-from mlflow_compress.stages.evaluation import run_model as measuring
+from mlflow_compress.stages.evaluation import run_model as run_model_module
 from mlflow_compress.stages.evaluation.eval_metadata import (
-    IN_PROMPTS,
+    PROMPT_SETTINGS,
     EvalMetadata,
-    about,
-    read_about,
+    eval_metadata,
+    read_metadata,
     settings_of,
-    write_about,
+    write_metadata,
 )
 from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
 from mlflow_compress.stages.evaluation.open_models import load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
-from mlflow_compress.stages.evaluation.run_model import ModelOutputs, measure
+from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
 from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
-STATES = "states"  # artifact folder of a baseline run, beside RECORDS and NOISE
+STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,100 +53,104 @@ class Baseline:
     ----------
     run_id : str
     evaluation : str
-        Id of what was asked of which baseline and how (16 hexadecimal digits): runs that share it may be compared.
-    records, about
-        What the baseline answered, and what is known beside it.
+        Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be
+        compared.
+    records : RunRecords
+        The baseline's records.
+    metadata : EvalMetadata
+        Stored next to the records.
     noise : RunRecords
-        Of the second run, on a sample of the items.
+        Records of the second run, on a sample of the items.
     states : Path or None
-        What variants are compared with, see `StateStore`; None where every answer is generated.
+        Folder of the baseline's states, see `StateStore`; None where every answer is generated.
     fresh : bool
-        Whether it was evaluated now, not found in the store.
+        True if the baseline was evaluated now; False if the store had it.
     """
 
     run_id: str
     evaluation: str
     records: RunRecords
-    about: EvalMetadata
+    metadata: EvalMetadata
     noise: RunRecords
     states: Path | None
     fresh: bool
 
 
 def identity(model: IdentifiedModel) -> dict[str, object]:
-    """Return what a model's numbers depend on besides the questions: weights, tokenizer, dtype, device, software."""
+    """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
     generation = model.path / "generation_config.json"
-    ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    eos = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
     return {
         "weights": model.weights,
         "tokenizer": tokenizer_hash(model.tokenizer),
-        "ends of answers": ends,
+        "eos_token_id": eos,
         "dtype": str(model.dtype),
         "device": model.device.type,
         **engine_identity(model.path),
-        "measure": hashlib.sha256(Path(str(measuring.__file__)).read_bytes()).hexdigest(),
+        "run_model_sha256": hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest(),
     }
 
 
-def _measure_twice(
+def _run_twice(
     loaded: LoadedModel, suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, Path | None]:
-    """Return what the baseline answered, the records of its second run on a sample, and the folder of its states.
+    """Return the baseline's outputs, the records of its second run on a sample, and the folder of its states.
 
-    Where every answer is generated no token is scored: there are no states then, and nothing for a noise floor.
+    Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
     """
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
-        measured = measure(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
-        return measured, RunRecords(items=sample.items), None
+        outputs = run_model(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
+        return outputs, RunRecords(items=sample.items), None
     states = resume / STATES
-    (states / MANIFEST).unlink(missing_ok=True)  # of a run that was interrupted after its first pass: it is resumed
+    (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
     with StateWriter(states, loaded) as writer:
-        measured = measure(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
+        outputs = run_model(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
     captured = StateStore.open(states, baseline=loaded)
     other_batches = ScoringConfig(batch_tokens=int(captured.manifest.limits["batch_tokens"]) // 2)
     scorer = Scorer(loaded, other_batches)
-    noise = measure(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
-    return measured, noise, states
+    noise = run_model(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
+    return outputs, noise, states
 
 
 def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: EvaluateConfig) -> Baseline:
-    """Return the stored baseline with this fingerprint, or evaluate it in a run of its own.
+    """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
 
-    The weights are loaded only to be evaluated, and are out of memory again when this returns. The second run has
-    another batch composition: what it differs by is the noise floor of every distance.
+    The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
+    second run has another batch composition. Its distance to the first run is the noise floor of every distance.
     """
     settings = settings_of(config)
-    deciding = {name: value for name, value in settings.items() if name not in IN_PROMPTS}
+    deciding = {name: value for name, value in settings.items() if name not in PROMPT_SETTINGS}
     asked = {**identity(model), **deciding, "tasks": suite.hashes()}
     evaluation = digest(asked)[:16]
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**identity(model), **settings, "noise_items": config.evaluation.noise_items})
-        measured, noise, states = _measure_twice(load(model), suite, config, resume)
+        outputs, noise, states = _run_twice(load(model), suite, config, resume)
         if states is not None:
             run.log_folder(states, STATES)
-        records = measured.records
+        records = outputs.records
         records.write(folder / RECORDS)
-        write_about(folder / RECORDS, about(model, config, suite))
+        write_metadata(folder / RECORDS, eval_metadata(model, config, suite))
         noise.write(folder / NOISE)
         results = compute_all(MetricInputs(baseline=records, noise=noise))
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        log_harness_metrics(run, suite, measured)
+        log_harness_metrics(run, suite, outputs)
 
-    # Threads and processor decide the last bits: a baseline of others is evaluated again, and stays comparable.
+    # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
+    # again under the same evaluation id.
     fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": rounding_identity(model.device)}
     run_id, fresh = get_or_create_run(store, "baseline", model_label(config.source.model), fingerprint, work)
     if fresh:
-        gc.collect()  # modules refer to each other: without it, two models would be in memory when the variant loads
+        gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
     stored = store.fetch(run_id, RECORDS)
     return Baseline(
         run_id=run_id,
         evaluation=evaluation,
         records=RunRecords.read(stored),
-        about=read_about(stored),
+        metadata=read_metadata(stored),
         noise=RunRecords.read(store.fetch(run_id, NOISE)),
         states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,

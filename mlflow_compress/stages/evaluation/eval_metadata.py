@@ -1,4 +1,4 @@
-"""Evaluation metadata stored next to the record tables: tokenizer hash, number of shots, task hashes."""
+"""Evaluation metadata stored next to the record tables: tokenizer hash, few-shot settings, task hashes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
 from mlflow_compress.stages.task_inputs import task_settings
 
 FILE = "about.json"
-# Settings that decide nothing but the prompts, of which the tasks' hashes are taken.
-IN_PROMPTS = ("prompt", "apply_chat_template", "fewshot_as_multiturn", "system_prompt")
+PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt")
+"""Settings that change the prompts only. The tasks' hashes cover the prompts."""
+
 EvalMetadata = dict[str, object]
 
 
-def about(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
-    """Return what two evaluations must share to be comparable, beyond their items."""
+def eval_metadata(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
+    """Return what two evaluations must share to be comparable, in addition to their items."""
     return {
         "tokenizer": tokenizer_hash(model.tokenizer),
         "num_fewshot": config.evaluation.num_fewshot,
@@ -31,29 +32,29 @@ def about(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMe
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, object]:
-    """Return what decides which questions are asked and how, by name; where data and model lie does not."""
+    """Return the settings that decide which questions are asked and how. The paths of data and model do not."""
     settings = task_settings(config)
     return {f.name: getattr(settings, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
 
 
-def write_about(folder: Path, content: EvalMetadata) -> None:
-    """Write it beside the records."""
+def write_metadata(folder: Path, content: EvalMetadata) -> None:
+    """Write the metadata into a folder of records."""
     atomic.write(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_about(folder: Path) -> EvalMetadata:
-    """Return what `write_about` wrote; nothing where records come without it."""
+def read_metadata(folder: Path) -> EvalMetadata:
+    """Return the metadata in a folder of records; empty where the records come without it."""
     path = folder / FILE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
-def check_alike(baseline: EvalMetadata, variant: EvalMetadata) -> None:
-    """Refuse evaluations with another tokenizer, number or order of shots; what only one side tells is not compared.
+def check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:
+    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored.
 
     Raises
     ------
     AlignmentError
-        Naming what differs.
+        An entry differs; the message names it.
     """
     for part in sorted(baseline.keys() & variant.keys()):
         if baseline[part] != variant[part]:

@@ -1,4 +1,4 @@
-"""Metrics that the tasks' sources compute in their own way, beside ours."""
+"""Metrics that lm-evaluation-harness's own code computes from our records."""
 
 from __future__ import annotations
 
@@ -15,36 +15,44 @@ TABLE = "harness.json"
 
 
 def log_harness_metrics(
-    run: OpenRun, suite: Suite, measured: ModelOutputs, *, baseline: RunRecords | None = None
+    run: OpenRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
 ) -> None:
-    """Log the sources' metrics of a model: those of whole tasks and groups as MLflow metrics, all in a table.
+    """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table.
 
     Parameters
     ----------
     run : OpenRun
     suite : Suite
-        What was asked.
-    measured : ModelOutputs
-        What the model answered; how many of its prompts were too long becomes a metric too.
+        The tasks that were evaluated.
+    outputs : ModelOutputs
+        Of the model. The number of truncated prompts is logged as a metric, too.
     baseline : RunRecords, optional
-        The baseline's answers, for the table.
+        The baseline's records, for a column of the table.
     """
-    run.log_values({run_names.TRUNCATED: measured.n_truncated})
-    found = suite.own_metrics(measured.records)
-    if not found:
+    run.log_values({run_names.TRUNCATED: outputs.n_truncated})
+    metrics = suite.harness_metrics(outputs.records)
+    if not metrics:
         return
-    whole = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
-    run.log_values({f"{SECTION}/{own.name}/{own.part}": own.value for own in found if own.part in whole})
-    before = {(own.part, own.name): own.value for own in suite.own_metrics(baseline)} if baseline else {}
+    tasks_and_groups = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
+    run.log_values(
+        {
+            f"{SECTION}/{metric.name}/{metric.part}": metric.value
+            for metric in metrics
+            if metric.part in tasks_and_groups
+        }
+    )
+    of_baseline = (
+        {(metric.part, metric.name): metric.value for metric in suite.harness_metrics(baseline)} if baseline else {}
+    )
     rows: list[dict[str, Any]] = [
         {
-            "part": own.part,
-            "metric": own.name,
-            "value": own.value,
-            "baseline": before.get((own.part, own.name)),
-            "n": own.n,
-            "n_unscored": own.n_unscored,
+            "part": metric.part,
+            "metric": metric.name,
+            "value": metric.value,
+            "baseline": of_baseline.get((metric.part, metric.name)),
+            "n": metric.n,
+            "n_unscored": metric.n_unscored,
         }
-        for own in found
+        for metric in metrics
     ]
     run.log_json(rows, TABLE)

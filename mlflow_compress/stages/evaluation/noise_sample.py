@@ -14,9 +14,9 @@ _FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
 def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     """Return the part of a suite that the noise run scores; the whole suite where `n` is 0.
 
-    Of each task that is `n` items in a seeded draw, whatever their categories, with every answer order in which they
-    are asked. Of a corpus it is the first `n` windows and of a task's documents the first `n`: windows and documents
-    are known by their place, and rounding does not depend on it.
+    Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
+    windows. Per task with documents: the first `n` documents. Windows and documents are not drawn, because records
+    name them by their position, and rounding does not depend on the position.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     n : int
         Items per task, windows per corpus, documents per task.
     seed : int
-        Of the draw; a task's draw does not depend on the other tasks.
+        Seed of the draw. A task's draw does not depend on the other tasks.
     """
     if n == 0:
         return suite

@@ -1,4 +1,4 @@
-"""Models of a stage: what is known of one from its files, and the loaded model itself."""
+"""Models of a stage: without their weights (`light`), and loaded (`load`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 
 
 def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LightModel:
-    """Return what is known of a model without loading its weights, opened as the parameters say."""
+    """Return a model without its weights: tokenizer, configuration and hashes, with the stage's dtype and device."""
     return open_light(
         LoadConfig(path=path, dtype=inference.dtype, device=source.device, trust_remote_code=source.trust_remote_code)
     )
 
 
 def load(model: LightModel) -> LoadedModel:
-    """Load the weights of a model that is known from its files, and read text with the tokenizer known so far."""
+    """Return the model with its weights loaded."""
     return load_model(model.config)

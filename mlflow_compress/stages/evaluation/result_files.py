@@ -1,4 +1,4 @@
-"""Metric results on their way into artifacts and back."""
+"""Metric results as JSON artifacts, written and read back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:
 
 
 def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
-    """Return what `results_json` wrote."""
+    """Return the results that `results_json` has turned into rows."""
     return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
 
 
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
-    """Return what becomes MLflow metrics of an evaluation: every pooled value, and a few by task (under 100 in all)."""
+    """Return the results that are logged as MLflow metrics: pooled values and a few per task (under 100 in all)."""
     by_task = run_names.logged_by_task()
     return [r for r in results if r.category is None and (r.task is None or r.name in by_task)]

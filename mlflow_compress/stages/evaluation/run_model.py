@@ -1,4 +1,4 @@
-"""One model on one suite: scoring and generation, as records."""
+"""Records of one model on one suite, from scoring and generation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.scoring.plan.encoding import Encoder
 
-GENERATED = "generated"  # folder of answers in that to resume from, beside the passes
-WINDOW = 512  # tokens per window of a corpus, as llama.cpp
+GENERATED = "generated"  # sub-folder of `resume` with the generated answers
+WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
 
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """What one model left behind on a suite.
+    """Outputs of one model on a suite.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class ModelOutputs:
 def _answers(
     loaded: LoadedModel, encoder: Encoder, suite: Suite, resume: Path | None
 ) -> tuple[Generations | None, int]:
-    """Generate what the tasks ask for; None where they ask for nothing, and how many prompts were too long."""
+    """Return the generated answers and the number of prompts that were too long; None where no task generates."""
     rows = []
     n_truncated = 0
     for task in suite.tasks:
@@ -55,7 +55,7 @@ def _answers(
     return Generations.from_rows(rows) if rows else None, n_truncated
 
 
-def measure(
+def run_model(
     scorer: Scorer,
     suite: Suite,
     *,
@@ -73,13 +73,13 @@ def measure(
     suite : Suite
         Tasks and corpora.
     capture : StateWriter, optional
-        Receives the head inputs at every scored position (baseline runs).
+        Receives the inputs of the language-model head at every scored position (baseline runs).
     baseline : StateStore, optional
-        What a baseline run captured; distances are computed against it (variant and noise runs).
+        States of a baseline run. Distances are computed against them (variant and noise runs).
     generations : bool
-        Whether the tasks whose answers are generated are answered too.
+        Whether the answers of tasks with generated answers are generated.
     resume : Path, optional
-        Where an interrupted measurement left its results.
+        Folder of unfinished results, from which an interrupted call resumes.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
     n_truncated = scorer.report.n_truncated if scorer.report is not None else 0

@@ -10,13 +10,15 @@ import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.items.harness.leaf import Document, Leaf
-from mlflow_compress.items.task import OwnMetric
+from mlflow_compress.items.task import HarnessMetric
 from mlflow_compress.records import RunRecords
 
 Responses = Mapping[str, list[Any]]  # by item id, one response a request, in the order of the document's instances
 
 
-def own_metrics(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords) -> list[OwnMetric]:
+def harness_metrics(
+    name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords
+) -> list[HarnessMetric]:
     """Return every metric of the leaves, and of the groups above them averaged as the harness does.
 
     Parameters
@@ -31,7 +33,7 @@ def own_metrics(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], re
         Of one model. A document with a request that the model could not be asked (its option is longer than the
         context; the stock backend stops there) is left out and counted.
     """
-    found: list[OwnMetric] = []
+    found: list[HarnessMetric] = []
     for leaf in leaves:
         responses = _responses(name, leaf, records)
         scored = [document for document in leaf.documents if document.item_id in responses]
@@ -41,7 +43,7 @@ def own_metrics(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], re
     return found + group_averages(groups, found)
 
 
-def group_averages(groups: Mapping[str, Any], members: Sequence[OwnMetric]) -> list[OwnMetric]:
+def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
     """Return the groups' metrics from those of their members, by the harness's own code: over items or over members.
 
     Members that no item was scored of are left out, as their items are.
@@ -51,7 +53,7 @@ def group_averages(groups: Mapping[str, Any], members: Sequence[OwnMetric]) -> l
     for own in members:
         table.setdefault(own.part, {"sample_len": own.n})[f"{own.metric},{own.filter}"] = own.value
         unscored[own.part] = own.n_unscored
-    found: list[OwnMetric] = []
+    found: list[HarnessMetric] = []
     for group in groups.values():
         names = [task.task_name for task in group.get_all_tasks() if task.task_name in table]
         if group.has_aggregation and names:
@@ -59,7 +61,7 @@ def group_averages(groups: Mapping[str, Any], members: Sequence[OwnMetric]) -> l
     return found
 
 
-def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[OwnMetric]:
+def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[HarnessMetric]:
     """Return the numbers of one row of the harness's table of results; standard errors are not ours to repeat."""
     found = []
     for key, value in values.items():
@@ -67,7 +69,7 @@ def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[Ow
         if comma and not metric.endswith("_stderr") and isinstance(value, int | float | np.number):
             n = int(values["sample_len"])
             found.append(
-                OwnMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
+                HarnessMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
             )
     return found
 

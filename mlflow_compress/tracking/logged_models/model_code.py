@@ -1,4 +1,4 @@
-"""What a logged model brings along to load elsewhere: this package's code, and the pinned packages that it needs."""
+"""The code and the pinned packages with which a logged model loads on another machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 
-# Distributions that loading and scoring import, whatever the checkpoint's format; a test compares them with what a
-# fresh process really imports.
+# Distributions that loading and scoring import for every checkpoint format. A test compares them with the imports of a
+# fresh process.
 ALWAYS = (
     "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "pyarrow",
     "numba", "llvmlite", "tqdm", "jinja2",
 )  # fmt: skip
-# What reads a quantization method, by the `quant_method` of its configuration.
+# Distributions that load a quantized checkpoint, by the `quant_method` of its configuration.
 BY_METHOD = {
     "compressed-tensors": ("compressed-tensors",),
     "bitsandbytes": ("bitsandbytes",),
@@ -27,10 +27,10 @@ GGUF = ("gguf", "llama-cpp-python")
 
 
 def requirements(checkpoint: Path) -> list[str]:
-    """Return `name==version` of every package that loads and scores a checkpoint, as installed here.
+    """Return `name==version` of every package that loads and scores a checkpoint, in the installed versions.
 
-    Versions come without their local part ("2.13.0", not "2.13.0+cpu"), which package indexes do not have. A package
-    of a format that is not installed here is left out: the checkpoint has been evaluated without it.
+    Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it. A package of the
+    checkpoint's format that is not installed is left out, because the checkpoint was evaluated without it.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     method = str((config.get("quantization_config") or {}).get("quant_method"))
@@ -45,7 +45,7 @@ def requirements(checkpoint: Path) -> list[str]:
 
 
 def copy_code(folder: Path) -> Path:
-    """Copy this package's Python files into `folder` and return the copy; demo data and caches stay out."""
+    """Copy this package's Python files into `folder` and return the copy. Demo data and caches are not copied."""
 
     def other(directory: str, entries: list[str]) -> list[str]:
         return [

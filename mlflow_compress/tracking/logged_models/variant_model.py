@@ -1,6 +1,6 @@
-"""What a registered variant is loaded as: a pyfunc that generates and scores (models from code).
+"""The pyfunc model of a variant, which generates and scores (MLflow: "models from code").
 
-MLflow runs this file when a model is logged too, so that torch and the scoring engine are imported only to load one.
+MLflow runs this file also when a model is logged. So torch and the scoring engine are imported only to load a model.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
 class VariantModel(PythonModel):  # type: ignore[misc]
-    """A compressed checkpoint behind MLflow's `predict`.
+    """A compressed checkpoint with MLflow's interface `predict`.
 
-    `predict` takes a table: a column "prompt" alone generates ("text" is returned); with a column "continuation" each
-    row is scored instead ("loglik", "n_tokens", "greedy" are returned). Parameters: `max_new_tokens` (default 128).
+    `predict` takes a table. With a column "prompt" alone, it generates and returns "text". With a second column
+    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameter: `max_new_tokens`
+    (default 128).
     """
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -39,10 +40,10 @@ class VariantModel(PythonModel):  # type: ignore[misc]
             )
         manifest = CheckpointManifest.read(folder)
         if manifest.weight_files != variant["weight_files"]:
-            raise CheckpointError("The checkpoint was made anew since it was registered", got=str(folder))
+            raise CheckpointError("The checkpoint has changed since it was registered", got=str(folder))
         self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))
 
-    # MLflow takes type hints for a schema of the input, but for a table's.
+    # MLflow reads the type hint of `model_input` as a schema, except for a DataFrame.
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:

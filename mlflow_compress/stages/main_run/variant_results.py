@@ -1,4 +1,4 @@
-"""What MLflow's model of a variant is given: its settings, its metrics, and the data sets they were measured on."""
+"""Logs a variant as an MLflow model, with its settings, its metrics and the data sets of the metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.named_tasks import TASKS
-from mlflow_compress.stages.evaluation.eval_metadata import read_about
+from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import logged
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_model import (
+from mlflow_compress.tracking.logged_models.logged_model import (
     EVALUATION_SET,
     DataSet,
     VariantEntry,
@@ -21,16 +21,17 @@ from mlflow_compress.tracking.logged_model import (
 )
 from mlflow_compress.tracking.rounding import rounded
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from mlflow_compress.stages.summary import StageOutputs
+    from mlflow_compress.stages.main_run.summary import StageOutputs
 
-ITEMLESS = ("judge/", "size/", "speed/")  # metrics that are not of the evaluation's items
+WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
 
 
 def _params(outputs: StageOutputs) -> dict[str, object]:
-    """Return the settings behind the numbers, resolved."""
+    """Return the settings of method and evaluation, with "auto" resolved."""
     return {
         "model": outputs.label,
         "method": outputs.manifest.method,
@@ -43,8 +44,8 @@ def _params(outputs: StageOutputs) -> dict[str, object]:
 def _data_sets(
     outputs: StageOutputs, tracker: Tracker, evaluation: str | None
 ) -> tuple[dict[str, DataSet], DataSet | None]:
-    """Return the data set of every task and corpus by name, and that of the whole evaluation."""
-    hashes = read_about(tracker.fetch(outputs.children["evaluate"], RECORDS)).get("tasks")
+    """Return the data set of every task and corpus by name, and the data set of the complete evaluation."""
+    hashes = read_metadata(tracker.fetch(outputs.children["evaluate"], RECORDS)).get("tasks")
     by_task = {
         name: DataSet(
             name=name,
@@ -59,16 +60,16 @@ def _data_sets(
 
 
 def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
-    """Log the variant's model, and every metric on run and model at once, with the data sets they were measured on.
+    """Log the variant's model. Log every metric on both run and model, linked to the data set that it comes from.
 
     Parameters
     ----------
     outputs : StageOutputs
-        What the stages found.
+        Results of the stages.
     tracker, run : Tracker, TrackedRun
         The store and the main run.
     evaluation : str or None
-        The evaluation id, which is the digest of the data set of all tasks.
+        The evaluation id. It is the digest of the data set "evaluation", which stands for all tasks.
     """
     manifest = outputs.manifest
     entry = VariantEntry(
@@ -89,15 +90,15 @@ def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluati
     )
     run.log_params({**manifest.settings, "log_weights": str(entry.keeps_weights).lower()})
     model = log_variant_model(tracker, run.run_id, entry)
-    by_task, whole = _data_sets(outputs, tracker, evaluation)
-    log_data_sets(tracker, run.run_id, [*by_task.values(), *([whole] if whole else [])])
+    by_task, complete = _data_sets(outputs, tracker, evaluation)
+    log_data_sets(tracker, run.run_id, [*by_task.values(), *([complete] if complete else [])])
     read_first = run_names.leaderboard()
     first = sorted(outputs.pooled.values(), key=lambda r: r.name not in read_first)
     values = {r.name: rounded(r) for r in first} | gate_values(outputs.pooled) | size_values(manifest)
-    apart = {name for name in values if name.startswith(ITEMLESS)}
-    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in apart}, whole)
-    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in apart})
-    # By task the numbers stand on the evaluate run, where they are logged once more with the model that they are of.
+    itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
+    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)
+    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})
+    # Values per task are on the evaluate run. They are logged there a second time, linked to the model.
     for name, data_set in by_task.items():
         values = {f"{r.name}/{name}": rounded(r) for r in logged(outputs.results) if r.task == name}
         if values:

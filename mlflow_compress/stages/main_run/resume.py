@@ -1,4 +1,4 @@
-"""Going on with a main run that failed: its parameters, and which of its stages are finished."""
+"""Resuming a failed main run: its parameters, and which of its stages are finished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = {
 
 
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
-    """Return the run id of every stage of a main run that is finished, by stage; no such run is a `ConfigError`."""
+    """Return the run id of every finished stage of a main run, by stage. An unknown run is a `ConfigError`."""
     try:
         children = tracker.children(run_id)
     except TrackingError as error:
@@ -32,23 +32,23 @@ def _is_finished(run: Any) -> bool:
 
 
 def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collection[str]) -> MainConfig:
-    """Return the parameters of the run to go on with, with those of `config` that are not at their defaults.
+    """Return the parameters of the run to resume, changed by those of `config` that differ from their defaults.
 
     Parameters
     ----------
     config : MainConfig
-        As given now.
+        The parameters that are given now.
     run_id : str
-        The run to go on with.
+        The run to resume.
     tracker : Tracker
         The store.
     finished : collection of str
-        The run's finished stages: what they were done with cannot change.
+        The run's finished stages. Their parameters cannot change.
 
     Raises
     ------
     ConfigError
-        Not a main run, one that is finished or still running, or another value of what a finished stage has used.
+        The run is no main run; it is finished or still running; or a parameter of a finished stage has another value.
     """
     run = tracker.client.get_run(run_id)
     try:
@@ -59,16 +59,16 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
         raise ConfigError(
             f"Run {run_id} is {run.info.status}",
             allowed="a main run that is FAILED or KILLED",
-            fix="Start the same command again without resume: what is done is found again",
+            fix="Start the same command again without resume: finished work is reused",
         )
     defaults = as_text(MainConfig())
     given = {name: value for name, value in as_text(config).items() if value != defaults[name]}
     used = {name for stage in finished for name in STAGES[stage]}
     if changed := sorted(name for name in given.keys() & used if given[name] != stored[name]):
         raise ConfigError(
-            f"Parameter '{changed[0]}' is that of a finished stage and cannot change",
+            f"Parameter '{changed[0]}' belongs to a finished stage and cannot change",
             allowed=stored[changed[0]],
             got=given[changed[0]],
-            fix="Leave it out, or start a run of its own",
+            fix="Leave it out, or start a new run",
         )
     return parse(MainConfig, {**stored, **given})

@@ -1,4 +1,4 @@
-"""What the parent run of a variant shows: headline metrics, verdict, report, figures, tables, a model that loads."""
+"""Publishes a variant on its main run: headline metrics, verdict, report, figures, tables and the logged model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from mlflow_compress.report.html import render_report
 from mlflow_compress.report.not_computed import not_computed
 from mlflow_compress.report.record_tables import flips_table
 from mlflow_compress.report.verdict import verdict
+from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
-from mlflow_compress.stages.variant_results import log_model
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import NOISE, RECORDS
-from mlflow_compress.tracking.tracker import TrackedRun, Tracker
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageOutputs:
-    """Everything that the stages of one variant left behind.
+    """Results of all stages of one variant.
 
     Attributes
     ----------
@@ -40,19 +41,19 @@ class StageOutputs:
     checkpoint : str
         The compressed checkpoint's folder.
     manifest : CheckpointManifest
-        Its manifest.
+        The checkpoint's manifest.
     pooled, results : mapping, sequence
         The headline results by name, and all results.
     children : mapping of str to str
         Run id of every stage.
     dtype : str
-        In which both models were evaluated.
+        Dtype in which both models were evaluated.
     seed : int
-        Of bootstrap and splits.
+        Seed of bootstrap and splits.
     log_weights : str
         Whether the checkpoint is stored with the registered model: see `VariantEntry`.
     n_truncated : int
-        Prompts of which the variant read the end only.
+        Prompts that were too long for the variant and lost their beginning.
     failed : mapping of str to str
         Error message of every stage that failed.
     """
@@ -72,19 +73,19 @@ class StageOutputs:
 
     @property
     def checkpoint_sha256(self) -> str:
-        """Hash of what makes the checkpoint: method, settings, and the hash of every weight file."""
+        """SHA-256 of the method, its settings, and the hash of every weight file."""
         made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
     @property
     def verdict(self) -> str:
-        """The verdict in plain words."""
+        """The verdict, as a sentence."""
         manifest = self.manifest
         return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
 
 
-def _beside(outputs: StageOutputs) -> dict[str, Any]:
-    """Return what table, note and page say beside the results."""
+def _remarks(outputs: StageOutputs) -> dict[str, Any]:
+    """Return what note and report show in addition to the results: gate values, truncated prompts, failed stages."""
     return {
         "gates": gate_values(outputs.pooled),
         "n_truncated": outputs.n_truncated,
@@ -93,28 +94,28 @@ def _beside(outputs: StageOutputs) -> dict[str, Any]:
 
 
 def _not_computed(outputs: StageOutputs, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
-    """Return what neither the evaluation nor the judge has computed, and why."""
+    """Return the reason for each metric that neither the evaluation nor the judge has computed."""
     judge = outputs.children.get("judge")
     absent = f"the judge stage {'failed' if 'judge' in outputs.failed else 'was not run'}"
     judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
     return not_computed(outputs.results, evaluated=evaluated, judged=judged)
 
 
-def _evidence(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs, str]:
-    """Read the records of variant, baseline and second baseline run back from the store."""
+def _read_inputs(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs, str]:
+    """Return the records of variant, baseline and noise run from the store, and the id of the baseline's run."""
     evaluate = outputs.children["evaluate"]
     baseline_run = tracker.client.get_run(evaluate).data.tags[run_names.BASELINE_RUN]
-    found = MetricInputs(
+    inputs = MetricInputs(
         baseline=RunRecords.read(tracker.fetch(baseline_run, RECORDS)),
         variant=RunRecords.read(tracker.fetch(evaluate, RECORDS)),
         noise=RunRecords.read(tracker.fetch(baseline_run, NOISE)),
         settings=MetricSettings(seed=outputs.seed, split_seed=outputs.seed),
     )
-    return found, baseline_run
+    return inputs, baseline_run
 
 
 def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Return size and distance of this variant and of every other of the same evaluation, and this one's name there."""
+    """Return size and distance of every variant of the evaluation, and the displayed name of this one."""
     this = (outputs.variant, outputs.checkpoint_sha256)
     points: dict[tuple[str, str], Mapping[str, float]] = {}
     for group in evaluations(tracker, outputs.label)[0]:
@@ -132,19 +133,19 @@ def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -
 
 
 def _values(outputs: StageOutputs) -> dict[str, float]:
-    """Return the parent run's metrics that are not rounded results: sizes and gate bounds, and the pooled values."""
+    """Return the main run's metrics, not rounded: pooled values, sizes and gate values."""
     pooled = {name: result.value for name, result in outputs.pooled.items()}
     return {**pooled, **size_values(outputs.manifest), **gate_values(outputs.pooled)}
 
 
 def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
-    """Return what a reader needs to repeat the numbers."""
+    """Return the settings and versions with which the numbers can be reproduced."""
     manifest = asdict(outputs.manifest)
-    kept = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
+    fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
     runs = {"variant": run.run_id, "baseline": baseline_run, **outputs.children}
     return {
         "baseline": outputs.label,
-        **{key: manifest[key] for key in kept},
+        **{key: manifest[key] for key in fields},
         "dtype": outputs.dtype,
         "seed": outputs.seed,
         "runs": runs,
@@ -152,14 +153,14 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rows into columns; lists become text, since table cells are shown as they are."""
+    """Return rows as columns. Lists become text, because MLflow shows table cells as they are."""
     return {
         name: [" | ".join(row[name]) if isinstance(row[name], list) else row[name] for row in rows] for name in rows[0]
     }
 
 
 def _log_answers(outputs: StageOutputs, tracker: Tracker, run: TrackedRun) -> None:
-    """Log the variant's answers to the instructions as `outputs.json`, which MLflow compares across runs."""
+    """Log the variant's answers to the instructions as `outputs.json`. MLflow's UI compares this table between runs."""
     if "judge" not in outputs.children:
         return
     records = RunRecords.read(tracker.fetch(outputs.children["judge"], RECORDS)).generations
@@ -169,38 +170,38 @@ def _log_answers(outputs: StageOutputs, tracker: Tracker, run: TrackedRun) -> No
 
 
 def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Path) -> dict[str, str]:
-    """Log everything that a person looks at or compares on the variant's parent run.
+    """Log everything that people read or compare on the variant's main run.
 
     Returns
     -------
     dict of str to str
-        Metrics that were not computed, and why.
+        The reason for each metric that was not computed.
 
     Parameters
     ----------
     outputs : StageOutputs
-        What the stages found.
+        Results of the stages.
     tracker, run : Tracker, TrackedRun
-        The store and the parent run.
+        The store and the main run.
     folder : Path
         Scratch folder for figures and report.
     """
-    evidence, baseline_run = _evidence(outputs, tracker)
+    inputs, baseline_run = _read_inputs(outputs, tracker)
     evaluation = tracker.client.get_run(outputs.children["evaluate"]).data.tags.get(run_names.EVALUATION)
     variants, shown = _variants(outputs, tracker, evaluation)
-    figures = draw_all(evidence, outputs.results, variants, shown, folder / "figures")
-    changed = flips_table(evidence)
-    skipped = _not_computed(outputs, tracker, unmet(evidence))
+    figures = draw_all(inputs, outputs.results, variants, shown, folder / "figures")
+    flips = flips_table(inputs)
+    skipped = _not_computed(outputs, tracker, unmet(inputs))
     page = render_report(
         title=f"{outputs.variant} against {outputs.label}",
         verdict=outputs.verdict,
         results=outputs.results,
         figures=figures,
-        flips=changed,
+        flips=flips,
         setup=_setup(outputs, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
-        **_beside(outputs),
+        **_remarks(outputs),
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
@@ -213,9 +214,9 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
     log_model(outputs, tracker, run, evaluation)
     run.log_file(report, "report")
     run.log_folder(folder / "figures", "figures")
-    if changed:
-        run.log_table(_columns(changed), "flips.json")
+    if flips:
+        run.log_table(_columns(flips), "flips.json")
     _log_answers(outputs, tracker, run)
     run.set_tags({run_names.VERDICT: outputs.verdict, run_names.CHECKPOINT: outputs.checkpoint})
-    run.set_note(note_markdown(outputs.verdict, outputs.pooled, outputs.manifest, **_beside(outputs)))
+    run.set_note(note_markdown(outputs.verdict, outputs.pooled, outputs.manifest, **_remarks(outputs)))
     return skipped

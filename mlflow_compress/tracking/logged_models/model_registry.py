@@ -13,13 +13,13 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.tracker import Tracker
 
-PREVIOUS = "previous"  # where the alias stood before it moved
+PREVIOUS = "previous"  # alias of the version that had the alias before
 RESERVED_ALIASES = ("latest", "v1", PREVIOUS)
-_RESERVED_CHARACTERS = "/:\\'\""  # MLflow's own, and the quotes that would end a value in its search filters
+_RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
 
 
 def check_alias(alias: str) -> None:
-    """Refuse an alias that MLflow does not take, or that means something else."""
+    """Refuse an alias that MLflow refuses or reserves."""
     number = alias[1:] if alias[:1] in ("v", "V") else ""
     if alias.lower() in RESERVED_ALIASES or number.isdecimal():
         raise ConfigError(
@@ -37,10 +37,10 @@ def registered_name(base_model: str) -> str:
 
 
 def registered_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple[str, str | None]:
-    """Return the name of the registered model of one baseline, making the model where there is none.
+    """Get-or-create: return the name of the registered model of one baseline.
 
-    Two baselines may share a label (folders of one name). The first one gets the plain name; the name of any other ends
-    in eight digits of its weights' hash.
+    Two baselines may have the same label (folders of the same name). The first one gets the plain name. The names of
+    the others end in eight digits of their weights' hash.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def registered_model(tracker: Tracker, base_model: str, base_weights: str) -> tu
     -------
     name : str
     remark : str or None
-        What a person should know about the name; None for the plain case.
+        Explains an unusual name; None for the plain name.
     """
     plain = registered_name(base_model)
     owner = _owner(tracker, plain)
@@ -72,7 +72,7 @@ def registered_model(tracker: Tracker, base_model: str, base_weights: str) -> tu
 
 
 def _owner(tracker: Tracker, name: str) -> str | None:
-    """Return the base weights that a registered model belongs to, making the model where there is none."""
+    """Return the hash of the base weights of a registered model, which is created if it does not exist."""
     client = tracker.client
     try:
         client.create_registered_model(name, description="Compressed variants of one baseline, promoted by distance.")
@@ -84,9 +84,9 @@ def _owner(tracker: Tracker, name: str) -> str | None:
 
 
 def register(tracker: Tracker, name: str, variant: Variant) -> ModelVersion:
-    """Return the version of a variant's run in a registered model, making it where there is none yet.
+    """Get-or-create: return the version of a variant's run in a registered model.
 
-    The version points to the run's logged model, which holds metrics, parameters and data sets, and back.
+    The version and the run's logged model, which has metrics, parameters and data sets, refer to each other.
     """
     client, run = tracker.client, variant.run
     if not run.outputs.model_outputs:
@@ -113,14 +113,14 @@ def register(tracker: Tracker, name: str, variant: Variant) -> ModelVersion:
         description="\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
         await_creation_for=0,
     )
-    # MLflow's pages find a logged model's versions by this tag.
+    # MLflow's UI finds the versions of a logged model by this tag.
     versions = [*json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]")), {"name": name, "version": version.version}]
     client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(versions)})
     return version
 
 
 def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> str | None:
-    """Point `alias` at `version`, keep where it stood as `previous`, and return that former version, if any."""
+    """Point `alias` to `version` and `previous` to the former version. Return the former version, if any."""
     client = tracker.client
     former = client.get_registered_model(name).aliases.get(alias)
     if former is not None and str(former) == str(version):

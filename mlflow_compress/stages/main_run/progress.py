@@ -1,4 +1,4 @@
-"""What happens now, and how long it took the last times."""
+"""Progress lines: which stage begins, and how long it took in earlier runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
-_RUNS = 5  # newest finished runs that an estimate is made of
+_RUNS = 5  # number of newest finished runs behind an estimate
 
 WHAT = {
     "quantize": "compresses the model and loads it again to check it",
@@ -18,27 +18,27 @@ WHAT = {
 
 
 class Progress:
-    """Tells the user which stage begins and how long it took before.
+    """Shows which stage begins, with an estimate of its duration.
 
     Parameters
     ----------
     tracker : Tracker
-        The store, whose finished runs the estimates come from.
+        The store; estimates come from its finished runs.
     label : str
-        The baseline's name: only its runs are looked at.
+        The baseline's name; only its runs count.
     say : callable (line)
-        Shows one line.
+        Prints one line.
     """
 
     def __init__(self, tracker: Tracker, label: str, say: Callable[[str], None]) -> None:
         self._tracker, self._label, self.say = tracker, label, say
 
     def begin(self, stage: str, number: int, total: int) -> None:
-        """Say that a stage begins."""
+        """Print that a stage begins."""
         self.say(f"[{number}/{total}] {stage}: {WHAT[stage]} ({self._estimate(stage)})")
 
     def skip(self, stage: str, number: int, total: int) -> None:
-        """Say that a stage is finished already."""
+        """Print that a stage has finished in an earlier run."""
         self.say(f"[{number}/{total}] {stage}: finished before")
 
     def _estimate(self, stage: str) -> str:
@@ -54,7 +54,7 @@ def _times(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words that fit their size: "40 s", "12 min", "3.5 h"."""
+    """Return a duration in a readable unit: "40 s", "12 min", "3.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

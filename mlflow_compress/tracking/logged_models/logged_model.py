@@ -1,4 +1,4 @@
-"""The MLflow model of a variant's run: parameters, metrics with the data sets behind them, code, and the weights."""
+"""The MLflow model of a variant: parameters, metrics linked to data sets, code, and the weights."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shipped import copy_code, requirements
+from mlflow_compress.tracking.logged_models.model_code import copy_code, requirements
 from mlflow_compress.tracking.tracker import Tracker
 
 AUTO_LIMIT = 2 * 2**30
-"""Bytes up to which a checkpoint's files are stored with its model where nothing else was asked for."""
+"""Largest checkpoint, in bytes, that log_weights="auto" stores with its model."""
 
 _MODEL_FILE = Path(__file__).with_name("variant_model.py")
-_CHECKPOINT = "checkpoint"  # the folder beside variant.json that holds logged weights
-_RESERVED = "/:.%\"'"  # characters that MLflow does not take in a logged model's name
+_CHECKPOINT = "checkpoint"  # folder next to variant.json with the stored weights
+_RESERVED = "/:.%\"'"  # characters that MLflow refuses in the name of a logged model
 _SOURCE = "mlflow-compress task"
 EVALUATION_SET = "evaluation"
-"""Name of the data set of pooled values: all tasks with their settings; its digest is the evaluation id."""
+"""Name of the data set of pooled values. It stands for all tasks and settings; its digest is the evaluation id."""
 
 SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
     params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
 )
-"""What `VariantModel.predict` takes; parameters that no signature names do not reach it. What it returns varies."""
+"""Input columns and parameters of `VariantModel.predict`. MLflow drops parameters that the signature does not name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantEntry:
-    """A variant as MLflow's models page shows it.
+    """A variant as it is logged to MLflow's models page.
 
     Attributes
     ----------
     name : str
         The variant's name.
     checkpoint : Path
-        Its folder.
+        The checkpoint's folder.
     checkpoint_sha256 : str
-        What tells it apart from other checkpoints of that name.
+        Distinguishes it from other checkpoints of that name.
     weight_files : mapping of str to str
         SHA-256 of every weight file.
     dtype : str
-        In which it was evaluated, and is loaded.
+        Dtype of its evaluation, in which it is also loaded.
     params : mapping
-        Settings, resolved.
+        Settings, with "auto" resolved.
     tags : mapping of str to str
-        What it is searched by.
+        Tags for searches.
     log_weights : str
         "true", "false" or "auto" (up to `AUTO_LIMIT`).
     """
@@ -78,40 +78,40 @@ class VariantEntry:
 
 
 def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
-    """Log a variant as an MLflow model and return the model's id; a run that is filled again keeps its model.
+    """Log a variant as an MLflow model and return the model's id. A resumed run keeps its model.
 
-    The checkpoint is copied or referred to, never loaded.
+    The checkpoint is copied or referenced, never loaded.
 
     Parameters
     ----------
     tracker : Tracker
     run_id : str
-        The variant's run.
+        The variant's main run.
     entry : VariantEntry
     """
     client = tracker.client
-    kept = "logged" if entry.keeps_weights else "reference"
-    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: kept}
+    storage = "logged" if entry.keeps_weights else "reference"
+    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
     run = client.get_run(run_id)
     for output in run.outputs.model_outputs:
         if identity.items() <= client.get_logged_model(output.model_id).tags.items():
             return str(output.model_id)
-    note, place = "The weights are stored with this model.", {}
-    if kept == "reference":
+    note, reference = "The weights are stored with this model.", {}
+    if storage == "reference":
         note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
-        place = {run_names.CHECKPOINT: str(entry.checkpoint)}
+        reference = {run_names.CHECKPOINT: str(entry.checkpoint)}
     model = client.create_logged_model(
         run.info.experiment_id,
         name="".join("-" if c in _RESERVED else c for c in entry.name),
         source_run_id=run_id,
-        tags={**entry.tags, **identity, **place, MLFLOW_RUN_NOTE: note},
+        tags={**entry.tags, **identity, **reference, MLFLOW_RUN_NOTE: note},
         params={key: str(value) for key, value in entry.params.items()},
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
-            local = _saved(Path(folder), entry, kept, Model(run_id=run_id, model_id=model.model_id))
+            local = _saved(Path(folder), entry, storage, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(local))
-        if kept == "logged":
+        if storage == "logged":
             client.log_model_artifacts(model.model_id, str(entry.checkpoint), f"artifacts/{_CHECKPOINT}")
     except BaseException:
         client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
@@ -121,14 +121,14 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     return str(model.model_id)
 
 
-def _saved(folder: Path, entry: VariantEntry, kept: str, meta: Model) -> Path:
-    """Write the model without its weights, and return its folder."""
+def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path:
+    """Save the MLflow model without its weights, and return its folder."""
     description = folder / "variant.json"
-    checkpoint = _CHECKPOINT if kept == "logged" else str(entry.checkpoint)
+    checkpoint = _CHECKPOINT if storage == "logged" else str(entry.checkpoint)
     description.write_text(
         json.dumps(
             {
-                "weights": kept,
+                "weights": storage,
                 "checkpoint": checkpoint,
                 "weight_files": dict(entry.weight_files),
                 "dtype": entry.dtype,
@@ -145,7 +145,7 @@ def _saved(folder: Path, entry: VariantEntry, kept: str, meta: Model) -> Path:
         signature=SIGNATURE,
         input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
         code_paths=[str(copy_code(folder))],
-        # Given, so that MLflow does not load the model to guess them.
+        # If they are not given, MLflow loads the model to find them.
         pip_requirements=requirements(entry.checkpoint),
     )
     return folder / "model"
@@ -153,16 +153,16 @@ def _saved(folder: Path, entry: VariantEntry, kept: str, meta: Model) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """What a value was measured on: a task of the suite, or the whole evaluation.
+    """The data set of a metric: a task of the suite, or the complete evaluation.
 
     Attributes
     ----------
     name : str
-        The task's name; `EVALUATION_SET` for the whole.
+        The task's name; `EVALUATION_SET` for the complete evaluation.
     digest : str
-        SHA-256 of the content, or the evaluation id; MLflow keeps 36 characters, so we give 16.
+        SHA-256 of the content, or the evaluation id. 16 characters are logged, because MLflow stores at most 36.
     source : mapping
-        Where it comes from, as far as known.
+        Where the data come from, as far as known.
     """
 
     name: str
@@ -185,16 +185,16 @@ def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -
 def log_model_values(
     tracker: Tracker, run_id: str, model_id: str, values: Mapping[str, float], data_set: DataSet | None = None
 ) -> None:
-    """Log numbers to a run and to a model at once, so that `mlflow.search_logged_models` filters and ranks by them.
+    """Log metrics to a run and a model, so that `mlflow.search_logged_models` can filter and rank by them.
 
     Parameters
     ----------
     tracker : Tracker
     run_id, model_id : str
     values : mapping of str to float
-        By metric name.
+        Values by metric name.
     data_set : DataSet, optional
-        What they were measured on; sizes and times are of none.
+        Data set of the metrics; sizes and times have none.
     """
     now = int(time.time() * 1000)
     link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}

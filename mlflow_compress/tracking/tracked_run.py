@@ -1,0 +1,97 @@
+"""An open run in MLflow, to which stages write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking.parameters import new_parameters
+from mlflow_compress.tracking.rounding import rounded
+
+_NOTE_LIMIT = 8000
+_TAG_LIMIT = 5000
+
+
+class TrackedRun:
+    """One open run, to which stages write.
+
+    Parameters
+    ----------
+    client : mlflow.tracking.MlflowClient
+        Connected client.
+    run_id : str
+        The run's id.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+
+    @property
+    def info(self) -> Any:
+        """The run's MLflow information (experiment id, artifact location, status)."""
+        return self._client.get_run(self.run_id).info
+
+    def rename(self, name: str) -> None:
+        """Give the run a short name."""
+        self._client.update_run(self.run_id, name=name)
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        """Set tags, each cut to MLflow's limit."""
+        self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log parameters. If the run has a parameter with another value, the new value is logged as ``resolved/NAME``.
+
+        `mlflow run` logs every parameter as it was given ("auto"), and MLflow cannot change a logged parameter.
+        """
+        there = self._client.get_run(self.run_id).data.params
+        new = new_parameters(there, {key: str(value) for key, value in params.items()})
+        self._client.log_batch(self.run_id, params=[Param(key, value) for key, value in new.items()])
+
+    def remove_tags(self, *keys: str) -> None:
+        """Remove those of these tags that the run has."""
+        there = self._client.get_run(self.run_id).data.tags
+        for key in keys:
+            if key in there:
+                self._client.delete_tag(self.run_id, key)
+
+    def log_values(self, values: Mapping[str, float]) -> None:
+        """Log plain numbers in one batch."""
+        now = int(time.time() * 1000)
+        self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
+
+    def log_results(self, results: Sequence[MetricResult]) -> None:
+        """Log results in one batch, rounded to what their intervals support; a task's result gets its name appended."""
+        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Store one file as an artifact."""
+        self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def log_folder(self, path: Path, folder: str) -> None:
+        """Store a folder's content as artifacts under `folder`."""
+        self._client.log_artifacts(self.run_id, str(path), folder)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Store a text as an artifact."""
+        self._client.log_text(self.run_id, text, name)
+
+    def log_json(self, value: Any, name: str) -> None:
+        """Store a JSON-serialisable value as an artifact."""
+        self._client.log_dict(self.run_id, value, name)
+
+    def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
+        """Store a table, which MLflow's UI can compare between runs."""
+        self._client.log_table(self.run_id, dict(columns), name)
+
+    def set_note(self, markdown: str) -> None:
+        """Set the run's description, cut to MLflow's limit."""
+        self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])
