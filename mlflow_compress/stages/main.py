@@ -6,7 +6,9 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.method_settings import AUTO
@@ -111,6 +113,11 @@ class Stages:
         return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
 
 
+def _import_ahead() -> None:
+    """Import what publishing needs while the first stage runs in its own process; matplotlib alone takes a second."""
+    Thread(target=import_module, args=("mlflow_compress.stages.main_run.summary",), daemon=True).start()
+
+
 def _copy_from_children(stages: Stages) -> None:
     """Copy tags, item count and resolved parameters from the stages' runs to the main run."""
     client, run = stages.tracker.client, stages.run
@@ -212,6 +219,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
         stages = Stages(config, tracker, run, Progress(tracker, label, say), children=finished)
+        _import_ahead()
         stages.run_all()
         say("[publish] draws figures, writes the report and logs the model")
         _copy_from_children(stages)
