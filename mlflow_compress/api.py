@@ -9,23 +9,19 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.api_arguments import StoreLike, checkpoint_folder, configured, opened_store, takes_parameters_of
 from mlflow_compress.config import (
-    Command,
     EvaluateConfig,
     JudgeConfig,
     MainConfig,
     PromoteConfig,
     QuantizeConfig,
-    parameters,
-    parse,
 )
-from mlflow_compress.paths import absolute_paths
 
 if TYPE_CHECKING:
     from mlflow_compress.results import (
@@ -37,55 +33,9 @@ if TYPE_CHECKING:
         Promotion,
         VariantRun,
     )
-    from mlflow_compress.tracking.store import Store
-
-C = TypeVar("C", bound=Command)
-F = TypeVar("F", bound=Callable[..., Any])
-StoreLike = str | PathLike[str] | None
 
 
-def _takes_parameters_of(cls: type[Command]) -> Callable[[F], F]:
-    """Show the parameters of a command in the signature of a function, for `help` and editors."""
-
-    def decorate(function: F) -> F:
-        own = inspect.signature(function)
-        named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        there = {p.name for p in named}
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
-            for name, field in parameters(cls).items()
-            if name not in there
-        ]
-        function.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def _configured(cls: type[C], given: dict[str, Any]) -> C:
-    """Return checked parameters with absolute paths; a path object is its text."""
-    values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
-    return absolute_paths(parse(cls, values))
-
-
-def _opened(store: StoreLike) -> Store | None:
-    """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
-    if store is None:
-        return None
-    from mlflow_compress.tracking.folder_store import FolderStore
-
-    return FolderStore(fspath(store))
-
-
-def _folder(checkpoint: CompressedModel | str | PathLike[str] | None) -> str | None:
-    from mlflow_compress.results import CompressedModel
-
-    if checkpoint is None:
-        return None
-    return fspath(checkpoint.folder if isinstance(checkpoint, CompressedModel) else checkpoint)
-
-
-@_takes_parameters_of(QuantizeConfig)
+@takes_parameters_of(QuantizeConfig)
 def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = None, **settings: Any) -> CompressedModel:
     """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
 
@@ -115,11 +65,11 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
     """
     from mlflow_compress.stages.quantize import run_quantize
 
-    config = _configured(QuantizeConfig, {"model": model, "method": method, **settings})
-    return run_quantize(config, _opened(store))
+    config = configured(QuantizeConfig, {"model": model, "method": method, **settings})
+    return run_quantize(config, opened_store(store))
 
 
-@_takes_parameters_of(EvaluateConfig)
+@takes_parameters_of(EvaluateConfig)
 def evaluate(
     checkpoint: CompressedModel | str | PathLike[str] | None = None, *, store: StoreLike = None, **settings: Any
 ) -> Evaluation:
@@ -152,11 +102,11 @@ def evaluate(
     """
     from mlflow_compress.stages.evaluate import run_evaluate
 
-    config = _configured(EvaluateConfig, {"checkpoint": _folder(checkpoint), **settings})
-    return run_evaluate(config, _opened(store))
+    config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
+    return run_evaluate(config, opened_store(store))
 
 
-@_takes_parameters_of(JudgeConfig)
+@takes_parameters_of(JudgeConfig)
 def judge(
     checkpoint: CompressedModel | str | PathLike[str] | None = None, *, store: StoreLike = None, **settings: Any
 ) -> AnswerEvaluation:
@@ -184,11 +134,11 @@ def judge(
     """
     from mlflow_compress.stages.judge import run_judge
 
-    config = _configured(JudgeConfig, {"checkpoint": _folder(checkpoint), **settings})
-    return run_judge(config, _opened(store))
+    config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
+    return run_judge(config, opened_store(store))
 
 
-@_takes_parameters_of(MainConfig)
+@takes_parameters_of(MainConfig)
 def run(*, progress: Callable[[str], None] | None = None, **settings: Any) -> VariantRun:
     """Return what compression, evaluation and judge of one variant found, after logging it as MLflow runs.
 
@@ -217,11 +167,11 @@ def run(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Va
     """
     from mlflow_compress.stages.main import run_main
 
-    config = _configured(MainConfig, settings)
+    config = configured(MainConfig, settings)
     return run_main(config) if progress is None else run_main(config, progress)
 
 
-@_takes_parameters_of(PromoteConfig)
+@takes_parameters_of(PromoteConfig)
 def promote(**settings: Any) -> Promotion:
     """Return the decision on all variants of one evaluation, after moving the alias in MLflow's model registry.
 
@@ -244,7 +194,7 @@ def promote(**settings: Any) -> Promotion:
     """
     from mlflow_compress.stages.promote import run_promote
 
-    return run_promote(_configured(PromoteConfig, settings))
+    return run_promote(configured(PromoteConfig, settings))
 
 
 def compare(
@@ -277,7 +227,7 @@ def compare(
     from mlflow_compress.stages.compare import compare as compare_sources
 
     left, right = (fspath(s.records_folder if isinstance(s, Evaluation) else s) for s in (baseline, variant))
-    return compare_sources(left, right, _opened(store))
+    return compare_sources(left, right, opened_store(store))
 
 
 def load(source: str | PathLike[str], *, store: StoreLike = None) -> Evaluation:
@@ -306,7 +256,7 @@ def load(source: str | PathLike[str], *, store: StoreLike = None) -> Evaluation:
 
     if Path(source).is_dir():
         return from_folder(Path(source))
-    return from_run(fspath(source), _opened(store))
+    return from_run(fspath(source), opened_store(store))
 
 
 def methods() -> Listing:
