@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a crash of the process or of the machine."""
+"""Atomic file writes: after a crash of process or machine, a file is either complete or unchanged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import BinaryIO
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Give a binary file that becomes `path` when the block ends well; after an error `path` is as it was before.
+    """Yield a binary file that becomes `path` when the block ends without an error. Otherwise `path` is unchanged.
 
-    The content is written to ``<name>.partial`` in the same folder, brought to the disk (fsync) and then renamed. The
-    next writer overwrites what a killed process leaves of it, so two processes must not write one path at a time.
+    The content is written to ``<name>.partial`` in the same folder, synchronised to disk (fsync), and then renamed. The
+    partial file of a killed process is overwritten by the next writer. So two processes must not write the same path at
+    the same time.
 
     Raises
     ------
     OSError
-        The disk refuses, for example because it is full.
+        The file cannot be written, for example because the disk is full.
 
     Examples
     --------
@@ -33,24 +34,24 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             sink.flush()
             os.fsync(sink.fileno())
         rename(partial, path)
-    except BaseException:  # an interrupt, too, must not leave half a file
+    except BaseException:  # an interrupt must not leave a partial file either
         partial.unlink(missing_ok=True)
         raise
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a whole file by `writing`."""
+    """Write a complete file atomically, see `writing`."""
     with writing(path) as sink:
         sink.write(data)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder, and wait until the new name is on the disk.
+    """Rename a file or folder, and wait until the new name is synchronised to disk.
 
     `target` may be a file, which is replaced, or an empty folder.
     """
     source.replace(target)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # other systems cannot open a folder
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -1,6 +1,6 @@
-"""Where state that outlives a run is kept: unfinished work, paid judgments, downloaded files, checkpoints.
+"""The folder of state that outlives a run: unfinished work, judgments, downloaded files and checkpoints.
 
-One folder per tracking store, for direct runs and for runs of MLflow projects alike.
+There is one folder per tracking store, for direct runs and for runs of MLflow projects.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from pathlib import Path
 
 VARIABLE = "MLFLOW_COMPRESS_HOME"
 _SQLITE = "sqlite:///"
-FOLDER_SCHEME = "folder://"  # of a plain folder that stands in for a tracking store
+FOLDER_SCHEME = "folder://"  # URI scheme of a `FolderStore`
 
 
 def home(tracking_uri: str) -> Path:
-    """Return the folder that keeps this package's state for one tracking store; it is not created here.
+    """Return the folder with this package's state for one tracking store. It is not created here.
 
-    ``MLFLOW_COMPRESS_HOME`` decides where it is set. Otherwise the state lies in ``.mlflow_compress/``: beside a SQLite
-    store's database, or inside a plain folder of results. For every other store it lies in the user's cache folder.
+    If ``MLFLOW_COMPRESS_HOME`` is set, it is that folder. Otherwise it is ``.mlflow_compress/``: next to the database
+    of a SQLite store, or inside a plain folder of results. For every other store it is in the user's cache folder.
 
     Parameters
     ----------
     tracking_uri : str
-        Of the tracking store; the path in a SQLite URI must be absolute, since stages run in other working folders.
+        URI of the tracking store. The path in a SQLite URI must be absolute, because stages have other working folders.
 
     Examples
     --------
@@ -40,8 +40,8 @@ def home(tracking_uri: str) -> Path:
 
 
 def out_folder(out: str, tracking_uri: str) -> Path:
-    """Return the folder that receives checkpoints: as given, or for "auto" one that outlives the working folder.
+    """Return the folder for checkpoints: as given, or for "auto" a folder in `home`.
 
-    MLflow runs a project of a git repository in a temporary clone.
+    "auto" is not in the working folder, because MLflow runs a project of a git repository in a temporary clone.
     """
     return home(tracking_uri) / "checkpoints" if out == "auto" else Path(out).expanduser().resolve()

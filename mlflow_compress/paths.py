@@ -1,4 +1,4 @@
-"""Parameters that name files and folders: made absolute, or refused with the folder that they were looked for in."""
+"""Makes parameters that are paths absolute. Refuses missing paths, and names the folder that was searched."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from mlflow_compress.errors import ConfigError
 
 C = TypeVar("C", bound=Command)
 
-_SUFFIXES = (".jsonl", ".txt", ".gguf")  # no data set, task or hub id that we know of ends so
-_ALWAYS = ("data_dir",)  # parameters that nothing but a path can be
+_SUFFIXES = (".jsonl", ".txt", ".gguf")  # no known data set, task or hub id ends like this
+_ALWAYS = ("data_dir",)  # parameters that are always paths
 
 STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"
-"""Environment variable that tells stages, which run in folders of their own, where the main job was started."""
+"""Environment variable with the folder in which the main job was started, for its stages in other folders."""
 
 
 def absolute_paths(config: C) -> C:
-    """Return the configuration with every path made absolute, since stages run in other working folders.
+    """Return the configuration with absolute paths, because stages run in other working folders.
 
-    A value that names no file or folder stays as it is where it may be a name or a hub id.
+    A value without such a file or folder is unchanged if it may be a name or a hub id.
 
     Raises
     ------
     ConfigError
-        A value that can only be a path (it begins with `.`, `~` or `/`, ends in .jsonl, .txt or .gguf, or has more
-        parts than a hub id) and is none.
+        A value can only be a path (it begins with `.`, `~` or `/`, ends in .jsonl, .txt or .gguf, or has more parts
+        than a hub id), but there is no such file or folder.
     """
     changed: dict[str, Any] = {}
     values = config.values()
@@ -43,7 +43,7 @@ def absolute_paths(config: C) -> C:
 
 def _absolute(name: str, value: str, kind: str) -> str:
     path = Path(value).expanduser()
-    # A folder that happens to have the name of a set is not what a file parameter means, and so the other way round.
+    # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
     if (kind != "folder" and path.is_file()) or (kind != "file" and path.is_dir()):
         return str(path.resolve())
     if name in _ALWAYS or value.startswith((".", "~", "/")) or path.suffix in _SUFFIXES or _too_deep(value, kind):
@@ -53,19 +53,21 @@ def _absolute(name: str, value: str, kind: str) -> str:
 
 
 def _too_deep(value: str, kind: str) -> bool:
-    """Return whether a model's name has more parts than a hub id's two."""
+    """Return whether a model's name has more than the two parts of a hub id."""
     return kind in ("folder", "either") and value.count("/") > 1
 
 
 def started_in() -> str:
-    """Return the folder in which relative paths were looked for: that of the main job, whichever stage asks."""
+    """Return the folder in which relative paths are searched: that of the main job, also in its stages."""
     return os.environ.get(STARTED_IN) or str(Path.cwd())
 
 
 def _where(path: Path) -> str:
-    """Return where a path that is not there was looked for."""
+    """Return a sentence that says where a missing path was searched."""
     if path.is_absolute():
         return "There is nothing of this kind under this name"
     if "MLFLOW_RUN_ID" in os.environ:
-        return f"MLflow starts projects in their own folder, and there it was looked for: {started_in()}. Give it whole"
+        return (
+            f"It was looked for in {started_in()}, the folder in which MLflow starts the project. Give an absolute path"
+        )
     return f"It was looked for in the working folder, {started_in()}"

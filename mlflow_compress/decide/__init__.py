@@ -1,1 +1,1 @@
-"""Decisions from numbers alone: gates, ranks, reasons."""
+"""Promotion decisions from numbers alone: gates, ranks and reasons."""

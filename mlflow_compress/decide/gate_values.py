@@ -1,4 +1,4 @@
-"""What a run publishes for gates: the far ends of the intervals of its headline values, unrounded."""
+"""The values that gates read: ends of the intervals of headline values, unrounded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mlflow_compress.records import MetricResult
 
 
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
-    """Return what gates read, unrounded, by the name that each metric declares for it (`MetricKey.gate`).
+    """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    An interval that is not there, or cannot be trusted, leaves its name out. `gate/kl_upper` is the upper end of the
-    mean KL, only where `mean_is_trusted` says so; `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper` stand in
-    for it elsewhere: they have honest bounds at every n. `gate/kl_items` is the number of items with a KL, 0 where all
-    answers are generated and a KL gate does not apply.
+    A value is left out if its interval is missing or cannot be trusted. `gate/kl_upper` is the upper end of the mean
+    KL's interval. It is left out if `mean_is_trusted` is false. Gates then read `gate/kl_clipped_upper` and
+    `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n. `gate/kl_items` is the number of items with a
+    KL. It is 0 if all answers are generated; then the KL gate does not apply.
     """
     found: dict[str, float] = {}
     for name, key in all_keys().items():

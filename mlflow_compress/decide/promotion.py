@@ -1,4 +1,4 @@
-"""The promotion policy: gates on interval bounds, then rank. Pure: numbers in, a decision with reasons out."""
+"""The promotion policy: gates on interval bounds, then ranks. Numbers in, a decision with reasons out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATIO = "size/ratio"
 KL = "distance/kl_mean"
 FLIPS = "distance/flips_pct"
 
-# Upper ends of 95 % intervals (see `stages.gate_values`), and the number of items that have a KL.
+# Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
 GATE_KL = "gate/kl_upper"
 GATE_KL_CLIPPED = "gate/kl_clipped_upper"
@@ -20,12 +20,12 @@ GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
 
 SAME_SIZE = 1.005
-"""Size ratio up to which a checkpoint counts as not smaller: headers and rounding are no gain."""
+"""Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One condition that a candidate meets or not, in words."""
+    """The result of one condition, with its reason in words."""
 
     passed: bool
     reason: str
@@ -38,11 +38,11 @@ class Gate:
     Attributes
     ----------
     metric : str
-        Key of the UPPER end of a 95 % interval, never of a point estimate.
+        Key of the upper end of a 95 % interval, not of a point estimate.
     bound : float
         Largest accepted value.
     label : str
-        What it is, in words.
+        The metric in words.
     """
 
     metric: str
@@ -50,7 +50,7 @@ class Gate:
     label: str
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
-        """Compare the metric with the bound; a metric that is missing or not a number fails."""
+        """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
         value = metrics.get(self.metric)
         if value is None:
             return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing"),)
@@ -60,12 +60,12 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceGate:
-    """The gate on KL: the mean's upper end where an interval can be trusted, two bounded numbers where none can.
+    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
 
     Attributes
     ----------
     max_kl : float
-        Largest accepted mean KL in nats: of the mean itself, or of the mean of KL clipped per item.
+        Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item.
     max_outliers_pct : float
         Largest accepted share of items above the clip limit, in percent; used only with the clipped mean.
     """
@@ -74,7 +74,7 @@ class DivergenceGate:
     max_outliers_pct: float
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
-        """Decide by the numbers that the evaluation has, and say which ones and why."""
+        """Return the results of the gate, from the values that the evaluation has."""
         n_items = metrics.get(GATE_KL_ITEMS)
         if n_items is None:
             return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
@@ -122,20 +122,20 @@ def standard_gates(
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A variant that asks for promotion.
+    """A variant that may be promoted.
 
     Attributes
     ----------
     name, method : str
         The variant and the method that made it.
     run_id, version : str
-        Its run and its version in the registry.
+        The variant's run, and its version in the registry.
     metrics : mapping of str to float
-        What its run logged.
+        The metrics of its run.
     items : int or None
-        Items with a prediction; None where the run does not say.
+        Number of items with a prediction; None if the run does not have it.
     compresses : bool
-        False for a control.
+        False for a control, whose method leaves the weights unchanged.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateOutcome:
-    """What was decided on one candidate, and every reason."""
+    """The decision on one candidate, with every reason."""
 
     candidate: Candidate
     passed: bool
@@ -159,13 +159,13 @@ class CandidateOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The winner (None when no candidate passes) and the outcome of every candidate, winners first."""
+    """The champion (None if no candidate passes), and the outcome of every candidate, passing ones first."""
 
     champion: Candidate | None
     outcomes: tuple[CandidateOutcome, ...]
 
     def as_table(self) -> dict[str, list[object]]:
-        """Return the outcomes as columns, for people."""
+        """Return the outcomes as columns of a table."""
         return {
             "rank": [o.rank for o in self.outcomes],
             "variant": [o.candidate.name for o in self.outcomes],
@@ -177,8 +177,8 @@ class Decision:
         }
 
 
-def _gain(candidate: Candidate) -> list[Check]:
-    """Refuse controls, and checkpoints that are not smaller than the baseline: promotion ranks by size."""
+def _size_checks(candidate: Candidate) -> list[Check]:
+    """Return a failed check for controls, and for checkpoints that are not smaller than the baseline."""
     if not candidate.compresses:
         reason = f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
         return [Check(passed=False, reason=reason)]
@@ -193,14 +193,14 @@ def _gain(candidate: Candidate) -> list[Check]:
 
 
 def _rankable(metrics: Mapping[str, float]) -> list[Check]:
-    """Require the metrics that ranking reads: size, and KL where the evaluation has one, flips where it has none."""
+    """Return a failed check per missing metric of the ranking: size, and KL (flips if the evaluation has no KL)."""
     needed = (SIZE, FLIPS if metrics.get(GATE_KL_ITEMS) == 0 else KL)
     return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in needed if metric not in metrics]
 
 
-def _judge(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> CandidateOutcome:
-    """Hold one candidate against every gate; all reasons are kept, not only the first."""
-    checks = _gain(candidate)
+def _outcome(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> CandidateOutcome:
+    """Return the outcome of one candidate at every gate, with all reasons."""
+    checks = _size_checks(candidate)
     for gate in gates:
         checks += gate.checks(candidate.metrics)
     checks += _rankable(candidate.metrics)
@@ -216,21 +216,21 @@ def _order(outcome: CandidateOutcome) -> tuple[float, float, float, str]:
 
 
 def decide(candidates: Sequence[Candidate], gates: Sequence[Gate | DivergenceGate]) -> Decision:
-    """Gate every candidate and rank the passing ones: smallest first, ties by KL, then flips, then name.
+    """Gate every candidate, and rank the passing ones by size. Ties are ranked by KL, then flips, then name.
 
     Parameters
     ----------
     candidates : sequence of Candidate
-        Of one evaluation, in any order; the decision does not depend on it.
+        Candidates of one evaluation. The decision does not depend on their order.
     gates : sequence of Gate or DivergenceGate
         A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
 
     Returns
     -------
     Decision
-        `champion` is the first of the passing ones.
+        `champion` is the passing candidate with rank 1.
     """
-    outcomes = [_judge(candidate, gates) for candidate in candidates]
+    outcomes = [_outcome(candidate, gates) for candidate in candidates]
     passing = sorted((o for o in outcomes if o.passed), key=_order)
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
     ranked = tuple(

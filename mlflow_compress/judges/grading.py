@@ -1,4 +1,4 @@
-"""Single-answer grading by a model behind an OpenAI-compatible endpoint, with MT-Bench's prompts."""
+"""Single-answer grading with MT-Bench's prompts, by a model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class MtBenchConfig:
     Attributes
     ----------
     endpoint : EndpointConfig
-        Where the judge is.
+        Address and key of the judge.
     model : str
-        Which model is asked.
+        Name of the judge model.
     repeats : int
-        Number of times each answer is graded: judges are not deterministic even at temperature 0.
+        Number of times each answer is graded, because judges are not deterministic even at temperature 0.
     asks : int
-        How often an answer is put to the judge before a rating that cannot be read counts as unscored.
+        Number of requests per grading until a rating can be read. After that, the answer counts as unscored.
     max_tokens : int
-        Longest judgment.
+        Longest judgment, in tokens.
     concurrency : int
-        Requests at a time.
+        Number of requests at the same time.
     """
 
     endpoint: EndpointConfig
@@ -64,14 +64,14 @@ class _Work:
 
 
 class MtBenchJudge:
-    """Grades answers; what was graded before under the same content is taken from the cache.
+    """Grades answers. A grading with the same content as an earlier one is read from the cache.
 
     Parameters
     ----------
     config : MtBenchConfig
     cache : pathlib.Path, optional
-        JSONL file that keeps every judgment as soon as it is there, so that an interrupted run loses at most the
-        requests in flight. Unreadable ratings are not kept: a later run asks again.
+        JSONL file that stores every judgment at once, so that an interrupted run loses at most the requests in flight.
+        Judgments without a readable rating are not stored, and a later run asks again.
     """
 
     def __init__(self, config: MtBenchConfig, *, cache: Path | None = None) -> None:
@@ -86,7 +86,7 @@ class MtBenchJudge:
         task: str = "mt_bench",
         label: str = "judge",
     ) -> Judgments:
-        """Grade sample 0 of every turn of every instruction.
+        """Return judgments of sample 0 of every turn of every instruction.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class MtBenchJudge:
         Returns
         -------
         Judgments
-            One row per instruction, turn and repeat; `score` is null where no rating could be read.
+            One row per instruction, turn and repeat; `score` is null if no rating could be read.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class MtBenchJudge:
         AlignmentError
             An answer is missing.
         JudgeError
-            The endpoint fails; what was graded until then is in the cache.
+            The endpoint fails. Judgments until then are in the cache.
         """
         work = self._plan(instructions, answers)
         graded = self._run(work, label)
@@ -137,9 +137,8 @@ class MtBenchJudge:
                 raise AlignmentError("An instruction lacks an answer", got=f"{item.item_id}, turn {missing[0]}")
             if needs_reference(item.category) and len(item.reference) < len(turns):
                 raise DataError(
-                    f"Instruction {item.item_id} ({item.category}) has no reference answers, and MT-Bench grades its "
-                    "category beside them",
-                    fix="Add 'reference' (a text for each turn) to the instruction file",
+                    f"Instruction {item.item_id} has no reference answers, and MT-Bench needs them for {item.category}",
+                    fix="Add 'reference' (a text per turn) to the instruction file",
                 )
             said = [texts[item.item_id, turn] for turn in turns]
             for turn in turns:
@@ -159,10 +158,10 @@ class MtBenchJudge:
         )
 
     def _run(self, work: Sequence[_Work], label: str) -> dict[str, dict[str, Any]]:
-        """Return a score and judgment for every key, asking the endpoint for those that are not cached."""
+        """Return a score and judgment per key. The endpoint is asked for those that are not in the cache."""
         from tqdm import tqdm
 
-        graded = {unit.key: kept for unit in work if (kept := self._cache.get(unit.key)) is not None}
+        graded = {unit.key: cached for unit in work if (cached := self._cache.get(unit.key)) is not None}
         missing = {unit.key: unit for unit in work if unit.key not in graded}
         if not missing:
             return graded
@@ -180,13 +179,13 @@ class MtBenchJudge:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in done:
                     graded[futures[future]] = future.result()
-            except BaseException:  # an error or Ctrl-C: nothing more is asked for
+            except BaseException:  # an error or Ctrl-C: no further requests
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return graded
 
     def _grade(self, endpoint: Endpoint, unit: _Work) -> dict[str, Any]:
-        """Ask until a rating can be read, at most `asks` times."""
+        """Return score and judgment, after at most `asks` requests until a rating can be read."""
         for _ in range(self.config.asks):
             answer = endpoint.complete(unit.prompt.messages, model=self.config.model, max_tokens=self.config.max_tokens)
             score = parse_rating(answer.text)

@@ -1,4 +1,4 @@
-"""What a judge is, what it gets and gives, and the registry that holds every one of them."""
+"""Judges, their inputs and outputs, and their registry."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class AskedInstruction(Protocol):
 
     @property
     def item_id(self) -> str:
-        """Its id."""
+        """The instruction's id."""
 
     @property
     def category(self) -> str:
-        """Its category, such as MT-Bench's."""
+        """Category of the instruction, such as those of MT-Bench."""
 
     @property
     def turns(self) -> Sequence[str]:
-        """What the user says in each turn."""
+        """The user's message of each turn."""
 
     @property
     def reference(self) -> Sequence[str]:
-        """Reference answers by turn; empty where there are none."""
+        """Reference answers by turn; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class AnswerVectors:
     vectors : dict of str to numpy.ndarray, shape (n, k, d)
         By model, as in `JudgeInputs.samples`; sample s of instruction i is ``vectors[model][i, s]``.
     encoder : str
-        What gave the vectors.
+        Name of the encoder.
     """
 
     task: str
@@ -78,7 +78,7 @@ class AnswerVectors:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a judge found. Metrics turn it into numbers: a judge computes none.
+    """Output of a judge. Metrics compute numbers from it; a judge computes none.
 
     Attributes
     ----------
@@ -88,9 +88,9 @@ class Judged:
     vectors : AnswerVectors, optional
         Embeddings of the sampled answers, for the similarity metrics.
     skipped : str, optional
-        Why it could not judge, as a sentence.
+        Reason why the judge could not judge, as a sentence.
     parameters : mapping of str to str
-        What a reader needs to repeat it; logged as the run's parameters.
+        Settings that reproduce the output; logged as the run's parameters.
     """
 
     judgments: Mapping[str, Judgments] = field(default_factory=dict)
@@ -106,10 +106,10 @@ class Judge:
     Attributes
     ----------
     open : callable (settings, folder) -> callable (JudgeInputs) -> Judged
-        Called before any answer is generated: it loads what the judge needs, and raises an error where that is
-        missing. What it returns judges the answers. `folder` is where a judge may keep what it paid for.
+        Called before any answer is generated. It loads what the judge needs, and raises an error if that is missing.
+        The returned function judges the answers. The judge may store paid results in `folder`.
     requires : str
-        What must be there before it can run, in one sentence.
+        What the judge needs to run, in one sentence.
     source : str
         The paper or program that defines it, and any deviation from it.
     """
@@ -123,12 +123,12 @@ JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlf
 
 
 def chosen_judges(asked: str) -> list[str]:
-    """Return the names of the judges that are asked for; a name that none has is a `ConfigError`.
+    """Return the names of the requested judges. An unknown name is a `ConfigError`.
 
     Parameters
     ----------
     asked : str
-        Names separated by commas, or "all" for every installed one.
+        Names separated by commas, or "all" for every installed judge.
     """
     names = JUDGES.names() if asked == "all" else [name.strip() for name in asked.split(",")]
     for name in names:

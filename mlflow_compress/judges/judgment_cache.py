@@ -1,4 +1,4 @@
-"""Judgments already paid for: an append-only JSONL file, one line per judgment."""
+"""Cache of judgments: an append-only JSONL file with one line per judgment."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def content_key(**content: Any) -> str:
 
 
 class JudgmentCache:
-    """Judgments by content key; each new one is on disk before `put` returns.
+    """Judgments by content key. A new one is on disk before `put` returns.
 
-    A line that was being written when the process died is dropped; any other broken line is a `DataError`. Several
-    processes may share the file: a lock beside it keeps their lines whole.
+    A last line that is incomplete, because its process was killed, is dropped. Any other broken line is a `DataError`.
+    Several processes may share the file. A lock file next to it keeps their lines complete.
 
     Parameters
     ----------
     path : pathlib.Path or None
-        The file; None keeps everything in memory.
+        The file; None for a cache in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,7 +39,7 @@ class JudgmentCache:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        with _alone(path):
+        with _file_lock(path):
             data = path.read_bytes()
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
             try:
@@ -47,20 +47,20 @@ class JudgmentCache:
                 key, value = row["key"], row["value"]
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"Line {number} of the judgments kept so far is broken", got=str(path), fix="Delete the file"
+                    f"Line {number} of the stored judgments is broken", got=str(path), fix="Delete the file"
                 ) from error
             self._rows[key] = value
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return what was kept under a key, or None."""
+        """Return the judgment with a key; None if there is none."""
         return self._rows.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Keep a judgment; safe from several threads."""
+        """Store a judgment. Several threads may call this."""
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with _alone(self._path), self._path.open("ab+") as sink:
+                with _file_lock(self._path), self._path.open("ab+") as sink:
                     _drop_unfinished_line(sink)
                     sink.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
                     sink.flush()
@@ -71,13 +71,13 @@ class JudgmentCache:
         return len(self._rows)
 
 
-def _alone(path: Path) -> FileLock:
-    """Return the lock under which one process at a time reads or writes the file."""
+def _file_lock(path: Path) -> FileLock:
+    """Return the file's lock, under which only one process reads or writes."""
     return FileLock(path.with_name(path.name + ".lock"))
 
 
 def _drop_unfinished_line(file: BinaryIO) -> None:
-    """Cut off what a process that died left of a line, before another line is put behind it."""
+    """Remove an incomplete last line, which a killed process has left, before another line is appended."""
     end = file.seek(0, os.SEEK_END)
     if end == 0:
         return

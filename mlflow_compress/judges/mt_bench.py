@@ -1,4 +1,4 @@
-"""The MT-Bench judge: answers are graded by GPT-4, or by any model behind an OpenAI-compatible endpoint."""
+"""The MT-Bench judge: GPT-4 or another model behind an OpenAI-compatible endpoint grades answers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TEMPERATURES: Mapping[str, float] = {
     "stem": 0.1,
     "humanities": 0.1,
 }
-"""MT-Bench's generation temperature by category, for the answers that are to be graded."""
+"""MT-Bench's generation temperature of graded answers, by category."""
 OTHER_TEMPERATURE = 0.7
-"""That of any other category (Vicuna-bench's among them), as FastChat has it."""
-JUDGMENTS = "judgments.jsonl"  # grades that were paid for
+"""Generation temperature of any other category (such as Vicuna-bench's), as in FastChat."""
+JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Grading cannot be done here; `reason` is a sentence for tag and note."""
+    """Grading is skipped; `reason` is a sentence for tag and note."""
 
     reason: str
 
@@ -46,16 +46,16 @@ def judge_config_from_env(
     repeats: int = 1,
     concurrency: int = 4,
 ) -> MtBenchConfig | Skipped:
-    """Return the configuration of the judge, or why there is none.
+    """Return the configuration of the judge, or the reason why grading is skipped.
 
     Parameters
     ----------
     environment : mapping
-        Usually ``os.environ``. The key is read from OPENAI_API_KEY and from nowhere else.
+        Usually ``os.environ``. The key is read from OPENAI_API_KEY only.
     model, repeats, concurrency : str, int, int
         As in `MtBenchConfig`.
     base_url : str
-        "auto" takes OPENAI_BASE_URL, else OpenAI's own address.
+        "auto" is OPENAI_BASE_URL if set, otherwise OpenAI's own address.
     """
     key = environment.get(KEY_VARIABLE, "").strip()
     if not key:
@@ -66,7 +66,7 @@ def judge_config_from_env(
 
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
-    """Read the key; without one every judgment is skipped, with the reason."""
+    """Return the judge. Without a key, it skips every judgment and gives the reason."""
     config = judge_config_from_env(
         os.environ,
         model=settings.answers.judge_model,

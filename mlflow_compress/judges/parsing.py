@@ -1,4 +1,4 @@
-"""Reading a rating out of a judge's text. Pure."""
+"""Reads the rating in a judge's text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 
 LOW, HIGH = 1.0, 10.0
 
-# Two brackets on each side; spaces and a "/10" inside are tolerated. One bracket is a citation such as [1], no rating.
+# Two brackets on each side; spaces and "/10" inside are accepted. A single bracket, as in [1], is a citation.
 _RATING = re.compile(r"(?<!\[)\[\[\s*([0-9]+(?:\.[0-9]*)?)\s*(?:/\s*10(?:\.0*)?)?\s*\]\](?!\])")
 
 
 def parse_rating(text: str) -> float | None:
-    """Return the first ``[[x]]`` of a judgment, or None where there is none, or it is outside 1..10.
+    """Return the first ``[[x]]`` of a judgment, or None if there is none or it is outside 1..10.
 
-    Decimals such as ``[[7.5]]`` are ratings, as in FastChat. Three deviations from FastChat, whose parser loses or
-    invents scores there: ``[[ 8 ]]`` and ``[[10/10]]`` are read, a bare ``[1]`` is not taken as a score, and what
-    cannot be read is None, never -1. The first rating decides: when it is out of range, no later one replaces it.
+    Decimals such as ``[[7.5]]`` are ratings, as in FastChat. There are three deviations from FastChat, whose parser
+    loses or invents scores in these cases: ``[[ 8 ]]`` and ``[[10/10]]`` are read; a single ``[1]`` is not a score; and
+    a text without a rating gives None, not -1. The first rating counts. If it is out of range, later ones are not read.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """MT-Bench's prompts for single-answer grading.
 
 The wording is that of FastChat's ``llm_judge/data/judge_prompts.jsonl`` (lm-sys/FastChat, Apache License 2.0; prompts
-"single-v1", "single-math-v1" and their "-multi-turn" forms), slips of the pen included: a published score can only be
-compared with one that was asked for in the same words.
+"single-v1", "single-math-v1" and their "-multi-turn" forms), including its spelling mistakes, because scores can only
+be compared if they come from the same prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 REFERENCE_CATEGORIES = frozenset({"math", "reasoning", "coding"})
-"""Categories whose answers are graded beside a reference answer."""
+"""Categories whose answers are graded with a reference answer."""
 
 _SYSTEM = "You are a helpful assistant."
 
@@ -76,7 +76,7 @@ _MULTI_REFERENCE = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the judge is asked.
+    """A prompt for the judge.
 
     Attributes
     ----------
@@ -97,23 +97,23 @@ class Prompt:
 
 
 def needs_reference(category: str) -> bool:
-    """Return whether answers of a category are graded beside a reference answer."""
+    """Return whether answers of a category are graded with a reference answer."""
     return category in REFERENCE_CATEGORIES
 
 
 def grading_prompt(
     category: str, turn: int, questions: Sequence[str], answers: Sequence[str], reference: Sequence[str] = ()
 ) -> Prompt:
-    """Return the prompt for one answer.
+    """Return the prompt that grades one answer.
 
     Parameters
     ----------
     category : str
         Decides whether the reference-guided template is used.
     turn : int
-        0 shows the first question and answer, 1 shows both turns and asks about the second.
+        0 shows the first question and answer. 1 shows both turns, and asks for a grade of the second answer.
     questions, answers, reference : sequence of str
-        By turn; `reference` is read only where the category needs it.
+        Texts by turn. `reference` is read only if the category needs it.
     """
     guided = needs_reference(category)
     values = {f"question_{t + 1}": questions[t] for t in range(turn + 1)}

@@ -1,4 +1,4 @@
-"""ConSCompF's judge: sampled answers become the arrays of embeddings that its similarity compares."""
+"""ConSCompF's judge: embeds sampled answers, for the similarity metrics."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from mlflow_compress.records import Generations
 
 
 def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncoder, *, turn: int = 0) -> AnswerVectors:
-    """Embed the sampled answers of several models, for example "baseline", "baseline_again" and "variant".
+    """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
     Parameters
     ----------
     answers : mapping of str to Generations
-        Each model's samples to the same instructions, the same number k of them for every instruction.
+        Each model's samples for the same instructions, with the same number k per instruction.
     encoder : SentenceEncoder
-        All texts are encoded in one pass, so equal answers of two models have equal vectors.
+        Encodes all texts in one pass, so that equal answers of two models have equal vectors.
     turn : int
-        Which turn's answers.
+        The turn whose answers are embedded.
 
     Raises
     ------
     DataError
-        No answers, answers of several tasks, or instructions with different numbers of samples.
+        There are no answers, answers of several tasks, or instructions with different numbers of samples.
     AlignmentError
-        The models answered different instructions, or have different numbers of samples.
+        The models have answered different instructions.
     """
     if not answers:
         raise DataError("No answers to embed")
@@ -57,7 +57,7 @@ def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncod
 
 
 def _by_item(generations: Generations) -> dict[str, list[str]]:
-    """Return the texts of every instruction in the order of its sample numbers."""
+    """Return the texts per instruction, in the order of their sample numbers."""
     rows = sorted(range(len(generations)), key=generations.column("sample").__getitem__)
     item_ids, texts = generations.column("item_id"), generations.column("text")
     found: dict[str, list[str]] = {item: [] for item in item_ids}
@@ -67,7 +67,7 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
 
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
-    """Load the sentence encoder."""
+    """Return the judge, with its sentence encoder loaded."""
     encoder = load_encoder(settings.answers.encoder, device=settings.source.device)
 
     def judge(inputs: JudgeInputs) -> Judged:
@@ -79,7 +79,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
 JUDGES.register("similarity")(
     Judge(
         open=_open,
-        requires="A sentence encoder: the embedded one, or one that can be read from a folder or the hub.",
+        requires="A sentence encoder: the embedded one, or one in a folder or on the hub.",
         source=(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "
             "so values are comparable only under the same encoder, which is logged"

@@ -1,4 +1,4 @@
-"""BERTScore of the variant's answers against the baseline's: an extra, with a model of one's own choice."""
+"""BERTScore of the variant's answers against the baseline's; optional, with a model of the user's choice."""
 
 from __future__ import annotations
 

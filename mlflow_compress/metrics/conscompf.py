@@ -1,4 +1,4 @@
-"""ConSCompF: similarity of two models' answers, weighted by how consistent the models are with themselves."""
+"""ConSCompF: similarity of two models' answers, weighted by the consistency of each model's own answers."""
 
 from __future__ import annotations
 

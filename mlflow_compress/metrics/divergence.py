@@ -1,4 +1,4 @@
-"""Eq. 1 of the flips paper over the items: the divergences of both models' distributions, averaged as it says."""
+"""Divergences between both models' distributions, averaged over items as in equation 1 of the flips paper."""
 
 from __future__ import annotations
 

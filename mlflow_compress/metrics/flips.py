@@ -1,4 +1,4 @@
-"""The flips family: what changed between two models' answers, even where accuracy did not."""
+"""Flips: answers that changed between two models, even if the accuracy did not change."""
 
 from __future__ import annotations
 

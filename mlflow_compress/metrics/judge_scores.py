@@ -1,4 +1,4 @@
-"""Scores that a judge gave: by turn, average, by category, with the paired difference to the baseline."""
+"""Judge scores: mean, per turn and per category, with the paired difference to the baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the mean KL hangs on a few items, and the two numbers with honest bounds that stand in for it then."""
+"""How much the mean KL depends on a few items, and two bounded values that replace it in that case."""
 
 from __future__ import annotations
 

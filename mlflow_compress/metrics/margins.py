@@ -1,4 +1,4 @@
-"""Top margins: how sure the baseline was of the answers that a variant changes."""
+"""Top margins: the baseline's confidence in the answers that a variant changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise floor: how far the baseline is from itself in a second run, and which distances stand out from it."""
+"""The noise floor: distances between two runs of the baseline, and which other distances exceed them."""
 
 from __future__ import annotations
 

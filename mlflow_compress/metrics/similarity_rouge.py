@@ -1,4 +1,4 @@
-"""Whether ConSCompF similarity and ROUGE-L tell the same story, instruction by instruction."""
+"""Correlation of ConSCompF similarity with ROUGE-L over instructions."""
 
 from __future__ import annotations
 

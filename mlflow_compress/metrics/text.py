@@ -1,4 +1,4 @@
-"""Likeness of generated texts: ROUGE-L and BLEU of the variant's answers against the baseline's."""
+"""Text overlap: ROUGE-L and BLEU of the variant's answers against the baseline's."""
 
 from __future__ import annotations
 

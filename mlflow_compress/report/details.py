@@ -1,4 +1,4 @@
-"""What stands behind the headline values, ready for JSON: noise, conformal sets by score, corpora, corrected tests."""
+"""Details behind the headline values: noise floor, KL distribution, conformal sets, corpora, corrected tests."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
 
     Columns: `task, model, score, n, threshold` (None where it is infinite), `accuracy, set_size, coverage, uacc`,
     `coverage_by_class` (by the gold letter), `dont_know_pct, none_of_these_pct` (of the test items) on the seeded
-    split, and under `splits` mean and central interval of UAcc, set size and coverage over `n_splits` random splits:
-    how much of a difference is the split's luck. The mean of the `uacc` of one model is the pooled `uncertainty/uacc`.
+    split. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits. It shows
+    how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
     """
     if inputs.missing("family:lettered_six") or inputs.missing("option_scores"):
         return []
@@ -89,7 +89,7 @@ def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_sp
 
 
 def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
-    """Return every llama.cpp statistic of each corpus, and the shape of its log-likelihood differences.
+    """Return llama.cpp's statistics of each corpus, and the distribution of its log-likelihood differences.
 
     One row per corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
     `DifferenceShape`; empty without corpus records of both models.
@@ -121,11 +121,11 @@ def _bins(found: BinnedMean | None) -> list[dict[str, float | None]]:
 
 
 def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
-    """Return how the KL is spread: percentiles over choice items, means by the baseline's confidence.
+    """Return the distribution of the KL: percentiles over choice items, and means by the baseline's confidence.
 
     `item_percentiles` (nats, by percent), `by_margin` (choice items by the baseline's top margin), `by_probability`
-    (corpus tokens by the baseline's probability of the target); the last two are rows with `left, right, n, mean, low,
-    high`. Parts without records are empty.
+    (corpus tokens by the baseline's probability of the target). The last two are rows with `left, right, n, mean, low,
+    high`. A part without records is empty.
     """
     kl = kl_values(inputs) if inputs.missing("items") is None else np.empty(0)
     has_items = len(kl) > 0 and inputs.missing("option_scores") is None
@@ -137,10 +137,10 @@ def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
 
 
 def details(inputs: MetricInputs, results: Sequence[MetricResult]) -> dict[str, Any]:
-    """Return what follows for one evaluation, ready for JSON.
+    """Return the details of one evaluation, as values that JSON can store.
 
     `noise_floor`, `divergence`, `conformal` and `corpus` are the tables of this module and of `noise`;
-    `mcnemar_p_holm` are the p-values of the accuracy change by task, corrected for their number.
+    `mcnemar_p_holm` are the p-values of the accuracy change per task, with Holm's correction.
     """
     return {
         "noise_floor": noise_table(inputs, results),

@@ -1,4 +1,4 @@
-"""Which differences stand out: from no change at all, and from the baseline's own noise floor."""
+"""Decides which differences are distinguishable: from no change, and from the noise floor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _side(change: float, direction: str) -> str:
 
 
 def separates(result: MetricResult, unchanged: float) -> str | None:
-    """Return whether a difference's interval excludes `unchanged`, the value of "no change"; None where it has none."""
+    """Return whether the interval of a difference excludes `unchanged`, that is, "no change"; None without interval."""
     if result.value == unchanged and (result.low is None or result.low == result.high):
         return "no: exactly the same"
     if result.low is None or result.high is None:
@@ -26,9 +26,11 @@ def separates(result: MetricResult, unchanged: float) -> str | None:
 
 
 def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> str:
-    """Return whether a distance is larger than its noise floor; `unchanged` is the distance of equal models."""
+    """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models."""
     if result.value == unchanged:
-        counted = result.low is not None and result.low != result.high  # no event in n items is not "never"
+        counted = (
+            result.low is not None and result.low != result.high
+        )  # no event in n items does not mean that there is never one
         return f"no: none in {result.n:,}" if counted else "no: exactly the same"
     grows = unchanged == 0.0
     if floor is None:
@@ -36,16 +38,16 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
         near = result.value if near is None else near
         return "yes, no noise floor measured" if (near > unchanged) == grows and near != unchanged else "no"
     if grows:
-        apart = (result.value if result.low is None else result.low) > (
+        exceeds = (result.value if result.low is None else result.low) > (
             floor.value if floor.high is None else floor.high
         )
     else:
-        apart = (result.value if result.high is None else result.high) < (
+        exceeds = (result.value if result.high is None else result.high) < (
             floor.value if floor.low is None else floor.low
         )
-    return "yes" if apart else "no: overlaps the noise floor"
+    return "yes" if exceeds else "no: overlaps the noise floor"
 
 
 def noise_floor(pooled: Mapping[str, MetricResult], name: str) -> MetricResult | None:
-    """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`, where it was measured."""
+    """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`; None if it was not measured."""
     return pooled.get("noise/" + name.partition("/")[2])

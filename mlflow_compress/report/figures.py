@@ -1,4 +1,4 @@
-"""All figures of a report, drawn from inputs and results, as PNG files."""
+"""Draws all figures of a report as PNG files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mlflow_compress.report.record_tables import (
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its PNG file, the finding in its title, and one sentence on how to read it."""
+    """A drawn figure: its PNG file, a title with the finding, and a caption that explains how to read it."""
 
     path: Path
     title: str
@@ -59,7 +59,7 @@ def _divergence(inputs: MetricInputs) -> Drawing | None:
 
 
 def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[CategoryFlips]:
-    """Categories where a task has them, else the task as a whole."""
+    """Return the flips per category; of a task without categories, those of the task."""
     if not _predictions(inputs):
         return []
     by_category = flips_by_category(inputs)
@@ -98,7 +98,7 @@ def draw_all(
     current: str,
     folder: Path,
 ) -> list[Figure]:
-    """Draw every figure whose data are there and write it as a PNG of 1110 pixels width.
+    """Draw every figure that has data, and write it as a PNG file 1110 pixels wide.
 
     Parameters
     ----------
@@ -107,18 +107,18 @@ def draw_all(
     results : sequence of MetricResult
         `metrics.compute_all(inputs)`.
     variants : sequence of mapping
-        Variants measured so far, this one included: `name`, `bits_per_weight` or `bytes`, `kl`, optionally `kl_low`,
-        `kl_high`.
+        All variants of the evaluation so far, including this one: `name`, `bits_per_weight` or `bytes`, `kl`,
+        optionally `kl_low`, `kl_high`.
     current : str
-        Name of this variant among them.
+        Name of this variant in `variants`.
     folder : Path
-        Where the files go; made where it does not exist.
+        Folder of the files; created if it does not exist.
 
     Returns
     -------
     list of Figure
-        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline beside variant.
-        A figure whose data are missing is left out.
+        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant. A
+        figure without data is left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = []

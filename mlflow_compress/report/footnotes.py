@@ -1,4 +1,4 @@
-"""What a reader must know beside the headline table: unscored items, cut prompts, the noise floor, failed stages."""
+"""Notes to the headline table: unscored items, truncated prompts, the noise floor, failed stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlflow_compress.report.rows import KL, Pooled, kl_not_trusted, only_generat
 
 
 def _unscored(pooled: Pooled) -> list[str]:
-    """Return a sentence for each number of items (or answers) that have no value."""
+    """Return the sentences about unscored items (or answers)."""
     found: dict[str, None] = {}
     for key in headline_keys():
         result = pooled.get(key.name)
@@ -22,7 +22,7 @@ def _unscored(pooled: Pooled) -> list[str]:
 
 
 def _sampled(pooled: Pooled, name: str, things: str) -> str | None:
-    """Return how much of what a distance is from its noise floor is from."""
+    """Return the size of the noise floor's sample, and that of the distance; None without a floor."""
     distance: MetricResult | None = pooled.get(name)
     floor = noise_floor(pooled, name)
     if distance is None or floor is None:
@@ -39,16 +39,16 @@ def _noise(pooled: Pooled) -> list[str]:
 
 
 def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_truncated: int = 0) -> list[str]:
-    """Return the sentences under the headline table; none where there is nothing to say.
+    """Return the sentences under the headline table; empty if there are none.
 
     Parameters
     ----------
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`.
     gates : mapping of str to float, optional
-        What a promotion reads of these results, by key.
+        Values that promotion gates read, by key.
     n_truncated : int
-        Prompts of which the model read the end only.
+        Prompts that were too long for the model and lost their beginning.
     """
     notes = []
     if kl_not_trusted(pooled, gates):
@@ -64,18 +64,18 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
 
 
 def _measured_by(stage: str) -> str:
-    """Return the labels of the metrics that only this stage can compute, or words for them."""
+    """Return the labels of the metrics that only this stage computes."""
     labels = [key.label for key in all_keys().values() if key.label and key.name.startswith(f"{stage}/")]
     return ", ".join(labels) or "what it measures"
 
 
 def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
-    """Return one sentence per failed stage: its message and what is therefore missing.
+    """Return one sentence per failed stage: its error message and the missing metrics.
 
     Parameters
     ----------
     failed_stages : mapping of str to str, optional
-        Name of the stage to its error message.
+        Error message by name of the stage.
     """
     return [
         f"Stage {stage} failed: {message.rstrip('.')}. Missing: {_measured_by(stage)}."

@@ -1,4 +1,4 @@
-"""The headline table as plain text for a terminal and as Markdown for an MLflow run's note."""
+"""The headline table as plain text for the terminal, and as Markdown for an MLflow run's note."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlflow_compress.report.footnotes import failures, footnotes
 from mlflow_compress.report.rows import HeadlineRow, Pooled, Sizes, headline_rows, interval_percent
 
 NOTE_LIMIT = 8000
-_PART_LIMIT = 2000  # of a verdict or an error message: the table must fit behind them
+_PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
 _WIDTH = 100
 _EMPTY = "-"
 
@@ -30,14 +30,14 @@ def headline_table(
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return an aligned table of at most 100 columns: metric, n, baseline, variant, difference [interval]; then notes.
+    """Return the headline table as aligned text, followed by notes.
 
     Parameters
     ----------
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`.
     manifest : Sizes, optional
-        The compression manifest, for the rows about size.
+        The checkpoint's manifest, for the rows about size.
     gates, n_truncated
         See `footnotes.footnotes`.
     failed_stages
@@ -56,7 +56,7 @@ def headline_table(
 
 
 def _escape(text: str) -> str:
-    """Keep a cell in its cell: no column or line breaks, no HTML."""
+    """Return a cell's text without column breaks, line breaks and HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
@@ -69,12 +69,12 @@ def note_markdown(
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return Markdown for a run's note, under 8000 characters: the verdict, failed stages, the headline table, notes.
+    """Return a run's note as Markdown of at most 8000 characters: verdict, failed stages, headline table, notes.
 
     Parameters
     ----------
     sentence : str
-        The verdict; it becomes the first line.
+        The verdict, which is the first line.
     pooled, manifest, gates, n_truncated, failed_stages
         As in `headline_table`.
     """

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a variant: verdict, numbers, figures, changed answers, set-up, gaps."""
+"""The report: one self-contained HTML page with verdict, numbers, figures, changed answers and set-up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mlflow_compress.report.footnotes import failures, footnotes
 from mlflow_compress.report.page_tables import flip_rows, parts_table, value_rows
 from mlflow_compress.report.rows import Sizes, headline_rows, interval_percent
 
-if TYPE_CHECKING:  # the page needs a figure's path and words, not matplotlib
+if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.report.figures import Figure
 
-# Every value is escaped, whatever the template's name ends with. A name that a template misspells is an error.
+# Every value is escaped, whatever the template's file suffix is. An undefined name in a template is an error.
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
@@ -47,7 +47,7 @@ def _shown(value: Any) -> str:
 
 
 def _pairs(pairs: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Flatten nested settings into "outer: inner" lines."""
+    """Yield nested settings as pairs of name ("outer: inner") and value."""
     for name, value in pairs.items():
         words = f"{prefix}{str(name).replace('_', ' ')}"
         if isinstance(value, Mapping):
@@ -73,37 +73,37 @@ def render_report(
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return one HTML page that loads nothing: images are inside, there is no script and no address to fetch.
+    """Return the report as one HTML page, with embedded images and without scripts or external files.
 
     Parameters
     ----------
     title : str
-        What is compared, as in "awq-4bit-g128 against demo".
+        Title of the page, such as "awq-4bit-g128 against demo".
     verdict : str
-        `report.verdict.verdict(...)`; stands first.
+        `report.verdict.verdict(...)`, which is shown first.
     results : sequence of MetricResult
-        `compute_all(inputs)`, pooled, by task and by category; `noise/...` among them become the noise floor.
+        `compute_all(inputs)`: pooled, per task and per category. Those named `noise/...` are the noise floor.
     figures : sequence of Figure
-        `report.figures.draw_all(...)`; the files are read and embedded.
+        `report.figures.draw_all(...)`. Their files are embedded.
     flips : sequence of mapping
-        `record_tables.flips_table(inputs)`; the first 50 are shown, the rest counted.
+        `record_tables.flips_table(inputs)`. The first 50 are shown, the others are counted.
     setup : mapping, optional
-        Names and values, nested where it helps: method, settings, hashes, calibration, versions, run ids.
+        Names and values, possibly nested: method, settings, hashes, calibration, versions, run ids.
     not_computed : mapping of str to str, optional
-        Metric to the reason why it was not computed.
+        Reason by name of the metric that was not computed.
     manifest : Sizes, optional
-        The compression manifest, for the rows about size.
+        The checkpoint's manifest, for the rows about size.
     gates : mapping of str to float, optional
-        What a promotion reads of these results, by key ("gate/kl_upper").
+        Values that promotion gates read, by key ("gate/kl_upper").
     n_truncated : int
-        Prompts of which the model read the end only.
+        Prompts that were too long for the model and lost their beginning.
     failed_stages : mapping of str to str, optional
-        Name of a stage that failed to its error message; stands under the verdict.
+        Error message by name of the failed stage; shown under the verdict.
 
     Raises
     ------
     OSError
-        When a figure's file cannot be read.
+        A figure's file cannot be read.
     """
     pooled = headline(list(results))
     return _TEMPLATES.get_template("report.html.j2").render(

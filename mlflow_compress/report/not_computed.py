@@ -1,4 +1,4 @@
-"""Which metrics no stage of a variant could compute, and why."""
+"""The metrics that no stage of a variant has computed, with reasons."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mlflow_compress.records import MetricResult
 def not_computed(
     results: Iterable[MetricResult], *, evaluated: Mapping[str, str], judged: Mapping[str, str] | str
 ) -> dict[str, str]:
-    """Return the metrics without any result, by name, each with the reason of the stage that is to compute it.
+    """Return the reason for each metric without a result, given by the stage that computes it.
 
-    Evaluation and judging see different records, so each stage lists as missing what the other has computed.
+    The evaluate and judge stages read different records. So each stage lists metrics that only the other one computes.
 
     Parameters
     ----------
     results : iterable of MetricResult
-        Of all stages.
+        Results of all stages.
     evaluated : mapping of str to str
-        Metric to reason, from the evaluate stage.
+        Reasons by metric, from the evaluate stage.
     judged : mapping of str to str, or str
-        The same from the judge stage, or why that stage has none.
+        The same from the judge stage, or the reason why that stage has none.
     """
     computed = {result.name for result in results}
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""How numbers are written: as many digits as their interval supports, shares as percent, differences in points."""
+"""Formats numbers: with the digits that their interval supports, shares as percent, differences in points."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mlflow_compress.records import MetricResult
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How a metric is shown.
+    """Factor, unit and decimals with which a metric is shown.
 
     Attributes
     ----------
     factor : float
-        What the value is multiplied with (100 for shares shown in percent).
+        The value is multiplied by it (100 for shares that are shown as percent).
     suffix, difference_suffix : str
-        Behind a value, and behind a difference of two values.
+        Unit after a value, and after a difference of two values.
     decimals : int
-        Fewest decimals; an interval may ask for more.
+        Smallest number of decimals; an interval may need more.
     """
 
     factor: float = 1.0
@@ -42,12 +42,12 @@ _SPARSE = (
 
 
 def scale_of(unit: str) -> Scale:
-    """Return how a unit of `metrics.MetricKey` is shown."""
+    """Return the scale of a unit of `MetricKey`."""
     return {"share": SHARE, "percent": PERCENT, "nats": NATS}.get(unit, PLAIN)
 
 
 def _decimals_of(value: float, half_width: float | None) -> int:
-    """Decimals that show an interval's half-width with one digit (two where the first is 1), or three of the value."""
+    """Return the decimals for one digit of the half-width (two if the first is 1), or for three digits of the value."""
     if half_width:
         digits = -math.floor(math.log10(half_width))
         return digits + 1 if half_width * 10**digits < 1.999 else digits
@@ -55,13 +55,13 @@ def _decimals_of(value: float, half_width: float | None) -> int:
 
 
 def decimals(value: float, low: float | None, high: float | None, *, fewest: int) -> int:
-    """Return the decimals that a value and its interval are written with, at least `fewest`."""
+    """Return the number of decimals of a value and its interval, at least `fewest`."""
     half = (high - low) / 2 if low is not None and high is not None else None
     return max(fewest, min(_decimals_of(value, half), 12))
 
 
 def plain(value: float, digits: int, *, signed: bool = False) -> str:
-    """Return a number with fixed decimals, in exponent form where those would hide it."""
+    """Return a number with fixed decimals, or in exponent form if these would show zeros only."""
     if value == 0:
         return f"+{0:.{min(digits, _MOST_DECIMALS)}f}" if signed else "0"
     if digits > 4 and abs(value) < 1e-4:
@@ -73,16 +73,16 @@ def plain(value: float, digits: int, *, signed: bool = False) -> str:
 
 
 def value_text(result: MetricResult, scale: Scale) -> str:
-    """Return a value alone, as in "57.5 %"."""
+    """Return a value without its interval, as in "57.5 %"."""
     value = scale.factor * result.value
     low, high = (None if v is None else scale.factor * v for v in (result.low, result.high))
-    # A level (as opposed to a difference) is compared with its neighbour in the table: keep three digits at least.
+    # A value of one model is compared with its neighbour in the table, so it has at least three digits.
     fewest = max(scale.decimals, 0 if value == 0 or scale is not NATS else decimals(value, None, None, fewest=0))
     return plain(value, decimals(value, low, high, fewest=fewest)) + scale.suffix
 
 
 def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> str:
-    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]"; differences carry their sign."""
+    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]". Differences have a sign."""
     value = scale.factor * result.value
     suffix = scale.difference_suffix if difference else scale.suffix
     if result.low is None or result.high is None:
@@ -91,7 +91,7 @@ def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> st
     digits = decimals(value, low, high, fewest=scale.decimals)
     text = plain(value, digits, signed=difference) + suffix
     if low == high:
-        return text  # bootstrap of a constant: nothing varies
+        return text  # the bootstrap of a constant has no width
     return f"{text} [{plain(low, digits)}, {plain(high, digits)}]"
 
 
@@ -115,12 +115,12 @@ def ratio_text(ratio: float) -> str:
 
 
 def saved_dense(ratio: float, sparsity: float | None) -> bool:
-    """Return whether a model is pruned (a share of its weights is 0) but stored with its zeros, as large as before."""
+    """Return whether a model is pruned (a share of its weights is 0), but stored with its zeros at the same size."""
     return ratio_text(ratio) == _SAME_SIZE and sparsity is not None and sparsity >= _SPARSE
 
 
 def size_text(ratio: float, sparsity: float | None = None) -> str:
-    """Return a size ratio in words; a pruned model that is as large as before is said to be stored with its zeros."""
+    """Return a size ratio in words, with a remark if a pruned model is stored with its zeros."""
     if sparsity is not None and saved_dense(ratio, sparsity):
         return f"same size on disk (saved dense), {100 * sparsity:.0f} % zeros"
     return ratio_text(ratio)

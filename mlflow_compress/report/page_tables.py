@@ -1,4 +1,4 @@
-"""The rows of the report page's tables, as text: changed answers, tasks and categories, every pooled value."""
+"""Rows of the report's tables, as text: changed answers, tasks and categories, pooled values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlflow_compress.report.numbers import NATS, PERCENT, PLAIN, SHARE, Scale, i
 from mlflow_compress.report.rows import Pooled
 
 FLIPS_SHOWN = 50
-_LONG = 280  # characters of a question that are shown unfolded
+_LONG = 280  # longest question that is not folded, in characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class FlipRow:
     question : str
         The complete question.
     summary : str or None
-        Its beginning, under which a long question is folded; None where the question is short.
+        Beginning of a long question, which is folded under it; None for a short question.
     where : str
         Task, category and item id.
     gold, baseline, variant : str or None
-        The right answer and the answers of both models; None where there is none.
+        The correct answer and the answers of both models; None if there is none.
     kind : str
         "c2w", "w2c" or "w2w".
     """
@@ -44,7 +44,7 @@ class FlipRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PartRow:
-    """One task or one of its categories. A cell is None where its metric was not computed."""
+    """One task or one of its categories. A cell is None if its metric was not computed."""
 
     name: str
     is_task: bool
@@ -54,7 +54,7 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsTable:
-    """The table by task and category: the columns that some row fills, and the rows."""
+    """The table of tasks and categories. A column without any value is left out."""
 
     columns: list[str]
     rows: list[PartRow]
@@ -62,7 +62,7 @@ class PartsTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRow:
-    """One pooled value with its interval, under its MLflow key."""
+    """One pooled value with its interval and its MLflow key."""
 
     key: str
     meaning: str
@@ -123,7 +123,7 @@ def parts_table(results: Sequence[MetricResult]) -> PartsTable:
 
 
 def _part_cell(result: MetricResult | None, name: str, scale: Scale) -> str | None:
-    """Return a value with its interval; accuracies without, since the interval of their difference is what counts."""
+    """Return a value with its interval; an accuracy without, because the interval of the difference is more useful."""
     if result is None:
         return None
     is_difference = name.endswith("_delta")

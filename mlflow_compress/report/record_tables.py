@@ -1,4 +1,4 @@
-"""Tables and plot data from the inputs: what the report and the tracking UI show beside the numbers."""
+"""Tables and plot data from the records, for the report and the tracking UI."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _kl(inputs: MetricInputs) -> Float:
 
 
 def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
-    """Return one row for each item whose answer changed, most confident baseline first.
+    """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
 
     Columns: `task, item_id, category, question, options, gold, baseline, variant, kind, margin_baseline, kl`. `gold`,
     `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w",
-    `margin_baseline` and `kl` are None where they do not exist.
+    `margin_baseline` and `kl` are None if they do not exist.
     """
     if inputs.baseline.items is None:  # corpora alone
         return []

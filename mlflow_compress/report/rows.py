@@ -1,4 +1,4 @@
-"""The rows of the headline table, shared by the page, the terminal and the run's note."""
+"""Rows of the headline table, for the report, the terminal and the run's note."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pooled = Mapping[str, MetricResult]
 
 
 class Sizes(Protocol):
-    """The part of a compression manifest that the tables show."""
+    """Interface of a checkpoint's manifest, as far as the tables use it."""
 
     @property
     def base_size_bytes(self) -> int:
@@ -39,7 +39,7 @@ class Sizes(Protocol):
 
     @property
     def size_ratio(self) -> float:
-        """Baseline over variant bytes."""
+        """Bytes of the baseline divided by bytes of the variant."""
         ...
 
     @property
@@ -49,26 +49,26 @@ class Sizes(Protocol):
 
     @property
     def sparsity(self) -> float | None:
-        """Share of exact zeros in the linear layers' weights; None where they are stored packed."""
+        """Share of exact zeros in the linear layers' weights; None if they are stored packed."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadlineRow:
-    """One line of the headline table, as text; None where a cell does not apply.
+    """One row of the headline table, as text. A cell that does not apply is None.
 
     Attributes
     ----------
     label, meaning : str
-        Short name, and what it means in a sentence.
+        Name of the metric, and its meaning in one sentence.
     n : str or None
-        How many items (tokens, answers) the numbers are from, and how many more are unscored.
+        Number of items (tokens, answers), and number of unscored ones.
     baseline, variant, difference : str or None
         Values of both models, and the difference or distance with its interval.
     noise : str or None
-        The same distance of the baseline from itself in a second run.
+        The noise floor: the same distance between the baseline and a second run of it.
     distinguishable : str or None
-        "yes" or "no", with the reason where it needs one.
+        "yes" or "no", with a reason if needed.
     """
 
     label: str
@@ -93,26 +93,26 @@ _GATE_KL = "gate/kl_upper"
 
 
 def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
-    """Return whether the gates leave out the KL's upper end and read the clipped mean instead."""
+    """Return whether the gates read the clipped mean instead of the KL's upper end."""
     if gates is None or _GATE_KL in gates or _CLIPPED not in pooled:
         return False
-    return KL in pooled and pooled[KL].value > 0  # of equal models nothing needs an interval
+    return KL in pooled and pooled[KL].value > 0  # equal models need no interval
 
 
 def only_generated(pooled: Pooled) -> bool:
-    """Return whether all answers were generated: such items have flips, but no options and hence no KL."""
+    """Return whether all answers were generated. Such items have flips, but no options and so no KL."""
     items = pooled.get(_KL_ITEMS)
     return items is not None and items.value == 0
 
 
 def _count(result: MetricResult, counted: str) -> str:
-    """Return how much a number is from, as in "1,836 (2 unscored)"; items need no word."""
+    """Return the number of items or other units of a result, as in "1,836 (2 unscored)"; "items" is not written."""
     text = f"{result.n:,}" if counted == "items" else f"{result.n:,} {counted}"
     return f"{text} ({result.n_unscored:,} unscored)" if result.n_unscored else text
 
 
 def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
-    """Return the row of a metric that compares both models."""
+    """Return the row of a metric that compares both models; None if it was not computed."""
     result = pooled.get(key.name)
     if result is None:
         return None
@@ -129,7 +129,7 @@ def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
 
 
 def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey]) -> HeadlineRow | None:
-    """Return the row of a metric that each model has: both values, and their difference where it is declared."""
+    """Return the row of a metric that each model has: both values, and their difference if one is declared."""
     baseline, variant = pooled.get(_baseline(key)), pooled.get(key.name)
     change = pooled.get(key.difference) if key.difference else None
     counted = change or variant or baseline
@@ -153,12 +153,12 @@ def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey])
 
 
 def _baseline(key: MetricKey) -> str:
-    """Return the name of the baseline's value of a metric that each model has."""
+    """Return the key of a metric's value for the baseline."""
     return f"{key.name}_baseline"
 
 
 def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[HeadlineRow]:
-    """Return what stands under the KL of the items: how few items it hangs on, and what a gate reads instead of it."""
+    """Return the rows under the KL of the items: the share of its largest items, and the values that the gate reads."""
     if only_generated(pooled):
         meaning = "KL compares the probabilities of given options."
         return [
@@ -215,9 +215,9 @@ def headline_rows(
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`.
     sizes : Sizes, optional
-        The compression manifest.
+        The checkpoint's manifest.
     gates : mapping of str to float, optional
-        What a promotion reads of these results, by key ("gate/kl_upper"). It shows whether the KL's interval decides.
+        Values that promotion gates read, by key. "gate/kl_upper" is missing if the KL's interval cannot be trusted.
     """
     keys = all_keys()
     rows: list[HeadlineRow | None] = []

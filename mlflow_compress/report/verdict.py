@@ -1,4 +1,4 @@
-"""The verdict: one line in plain words, from the numbers alone."""
+"""The verdict: one sentence about a variant, from the numbers alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mlflow_compress.report.rows import KL, only_generated
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
-# Flips are called out beside a quiet accuracy when they are at least twice its change and a point more.
+# Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
-_MATTERS = 2.0  # points of accuracy that a promotion lets a variant lose; a sample that cannot show them is too small
+_MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that cannot show it is too small
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
-    """Return whether an accuracy change is significant: by McNemar's p at 0.05, else by its interval, else unknown."""
+    """Return whether an accuracy change is significant by McNemar's p (0.05) or its interval; None without both."""
     if p is not None:
         return p.value < _SIGNIFICANCE
     if delta.low is None or delta.high is None:
@@ -33,7 +33,7 @@ def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
 
 
 def _too_few(delta: MetricResult) -> str:
-    """Say what change the sample is too small to show, where changes that matter are among them."""
+    """Return a remark on the smallest change that the sample can show; empty if it is small enough."""
     if delta.low is None or delta.high is None:
         return ""
     half_width = SHARE.factor * (delta.high - delta.low) / 2
@@ -72,7 +72,7 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
 
 
 def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
-    """Whether answers moved much while accuracy did not: what accuracy alone would hide."""
+    """Return whether many answers flipped without a significant change of accuracy."""
     if delta is None or flips is None or significant is not False:
         return False
     points = abs(SHARE.factor * delta.value)
@@ -82,7 +82,7 @@ def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant:
 def verdict(
     label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float | None, sparsity: float | None = None
 ) -> str:
-    """Return one line in plain words about a variant.
+    """Return one sentence about a variant.
 
     As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
     flipped; KL 0.021 [0.019, 0.023]".
@@ -93,12 +93,13 @@ def verdict(
         Short name of the variant; "none" is the uncompressed control.
     pooled : mapping of str to MetricResult
         Pooled results by key: `metrics.headline(results)`. Read: `quality/accuracy_delta`, `quality/mcnemar_p`,
-        `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (`distance/corpus_kl_mean` where there is
-        none), `distance/kl_share_top_item_pct` and `distance/kl_items`. What is missing is said to be missing.
+        `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (otherwise
+        `distance/corpus_kl_mean`), `distance/kl_share_top_item_pct` and `distance/kl_items`. The sentence says what was
+        not measured.
     size_ratio : float or None
-        Bytes of the baseline over bytes of the variant; None where it is not known.
+        Bytes of the baseline divided by bytes of the variant; None if unknown.
     sparsity : float, optional
-        Share of zeros in the weights, for a pruned model that is stored with them.
+        Share of zeros in the weights.
     """
     size = _size(label, size_ratio, sparsity)
     delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")

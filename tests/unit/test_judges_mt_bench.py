@@ -252,7 +252,7 @@ def test_missing_answers_and_references_are_named() -> None:
     with pytest.raises(AlignmentError, match="m, turn 0"):
         judge.judge([MATH], answers(WRITING))
     bare = Instruction("m", "math", MATH.turns)
-    with pytest.raises(DataError, match=r"Instruction m \(math\) has no reference"):
+    with pytest.raises(DataError, match=r"Instruction m has no reference answers, and MT-Bench needs them for math"):
         judge.judge([bare], answers(bare))
 
 

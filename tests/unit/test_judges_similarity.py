@@ -88,7 +88,7 @@ def test_answers_that_do_not_fit_together_are_refused(encoder: SentenceEncoder) 
 def test_changed_weights_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     right = "9b8a40b9f24e3df6eb8d5b9a6b9c0cd6c0e8f1b3b0ad8cbf8bdc2b8c5a0a7d11"
-    with pytest.raises(CheckpointError, match="not the known one"):
+    with pytest.raises(CheckpointError, match="not the expected file"):
         check_files(tmp_path, {"model.safetensors": right})
     with pytest.raises(CheckpointError, match="missing"):
         check_files(tmp_path, {"tokenizer.json": right})

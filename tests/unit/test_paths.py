@@ -68,7 +68,7 @@ def test_a_path_that_is_not_there_says_where_it_was_looked_for(name: str, value:
 
 def test_under_mlflow_the_message_says_whose_folder_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "0")
-    with pytest.raises(ConfigError, match=f"MLflow starts projects in their own folder.*{folder}"):
+    with pytest.raises(ConfigError, match=f"{folder}, the folder in which MLflow starts"):
         absolute_paths(EvaluateConfig(tasks="yours.jsonl"))
 
 

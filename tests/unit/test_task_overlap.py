@@ -94,7 +94,7 @@ def test_words_in_a_row_decide(task: Task, text: str, held: list[str]) -> None:
     if not held:
         check_contamination([text], [task], [])
         return
-    with pytest.raises(DataError, match=f"holds {len(held)} of 3 items of task 'q'. Got: .*{held[0]}"):
+    with pytest.raises(DataError, match=f"contains {len(held)} of 3 items of task 'q'. Got: .*{held[0]}"):
         check_contamination(["something else", text], [task], [])
 
 
@@ -116,7 +116,7 @@ def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
 def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
     (tmp_path / "calibration.txt").write_text(f"Some text.\n\n{LONG}\n")
     config = MainConfig(calibration=str(tmp_path / "calibration.txt"), tasks=str(tmp_path / "q.jsonl"), num_fewshot=0)
-    with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
+    with pytest.raises(DataError, match="calibration text contains 1 of 3 items"):
         main.check(config)
     main.check(MainConfig(tasks=str(tmp_path / "q.jsonl"), num_fewshot=0))
 
@@ -135,7 +135,7 @@ def test_sets_by_name_come_from_data_dir_and_are_held_against_the_items(tmp_path
     data = tmp_path / "hub"
     write_set(data, name, ["Some text.", LONG, "Some more text. " * 300])
     config = MainConfig(calibration=name, tasks=str(tmp_path / "q.jsonl"), num_fewshot=0, data_dir=str(data))
-    with pytest.raises(DataError, match="calibration text holds 1 of 3 items"):
+    with pytest.raises(DataError, match="calibration text contains 1 of 3 items"):
         main.check(config)
     shutil.rmtree(data / DATASET[name])
     with pytest.raises(

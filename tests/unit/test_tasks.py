@@ -257,7 +257,7 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
 
 
 def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"fields do not tell.*lettered: question\+choices\+answer"):
+    with pytest.raises(DataError, match=r"fields do not identify.*lettered: question\+choices\+answer"):
         suite(tmp_path / "x.jsonl", [{"id": "1", "category": "c", "words": "?"}])
 
 

@@ -1,4 +1,4 @@
-"""Cloze choice: every option's text is scored after the context, divided by its character count (acc_norm)."""
+"""Cloze choice: scores each option's text after the context, with log-likelihoods per character (acc_norm)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check(row: Row) -> None:
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
     """Return one task with one request per option."""
-    kept = limited(name, rows, settings)
+    sample = limited(name, rows, settings)
     items = [
         item_row(
             name,
@@ -33,11 +33,11 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
             options=row["choices"],
             gold=row["answer"],
         )
-        for row in kept
+        for row in sample
     ]
     requests = [
         request(name, row, row["context"], choice, option=index, content=index)
-        for row in kept
+        for row in sample
         for index, choice in enumerate(row["choices"])
     ]
     return [Task(name=name, family="cloze", items=Items.from_rows(items), requests=tuple(requests))]

@@ -1,4 +1,4 @@
-"""Short generation, right when the first line equals one of the answers."""
+"""Short generation: correct if the first line equals one of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Last-word prediction: right when greedy decoding gives every token of the target."""
+"""Last-word prediction: correct if greedy decoding gives every token of the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _check(row: Row) -> None:
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
     """Return one task with one request per item."""
-    kept = limited(name, rows, settings)
+    sample = limited(name, rows, settings)
     items = [
         item_row(
             name,
@@ -30,9 +30,9 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
             options=[row["target"]],
             gold=0,
         )
-        for row in kept
+        for row in sample
     ]
-    requests = tuple(request(name, row, row["context"], row["target"]) for row in kept)
+    requests = tuple(request(name, row, row["context"], row["target"]) for row in sample)
     return [Task(name=name, family="last_word", items=Items.from_rows(items), requests=requests)]
 
 

@@ -1,6 +1,6 @@
-"""Items that are scored, but have no single right option: only their task's own metrics judge them.
+"""Items that are scored, but have no single correct option. Only the harness's own metrics grade them.
 
-No question file makes them; tasks of lm-evaluation-harness do.
+They come from tasks of lm-evaluation-harness, not from question files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tasks of lm-evaluation-harness by name: its prompts and metrics, our engine and records.
+"""Tasks of lm-evaluation-harness: its prompts and metrics, with our engine and records.
 
-The only package that imports `lm_eval`, and only inside functions: its import and its index of 14,000 names take
-seconds.
-`catalogue` finds and loads tasks, `build` turns them into ours, `own` computes the harness's metrics from our records.
+`harness_tasks` loads tasks, `build` turns them into ours, `harness_metrics` computes the harness's metrics from our
+records. No other package of `items` imports `lm_eval`. It is imported inside functions only, because the import and the
+index of 14,000 names take seconds.
 """

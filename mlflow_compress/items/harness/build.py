@@ -1,4 +1,4 @@
-"""From the harness's task objects to ours: the same prompts and continuations, with identities that records keep."""
+"""Turns the harness's task objects into ours, with the same prompts and continuations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mlflow_compress.items.task import Answering, GroupAverages, Parts, Task, Ta
 from mlflow_compress.records import Items, Request
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-UNCONDITIONAL = ".unconditional"  # record task of the options alone, which some tasks subtract
-DEFAULT_TOKENS = 256  # longest answer where a task does not say, as the harness's Hugging Face backend
+UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
+DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
 
 
 @dataclass
 class _Rows:
-    """What the leaves of one record task add up to."""
+    """Items and requests of one task, collected over its leaf tasks."""
 
     items: list[dict[str, Any]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -31,17 +31,17 @@ class _Rows:
 
 
 def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tuple[str, ...] = ()) -> Parts:
-    """Return the tasks behind a harness name.
+    """Return the tasks of a name of lm-evaluation-harness.
 
-    A group that the harness averages over its items (mmlu) becomes one task whose categories are its members; of any
-    other group, or tag, every member becomes a task, and the group's averages are computed from theirs.
+    A group that the harness averages over its items (mmlu) becomes one task with a category per member. Of any other
+    group or tag, every member becomes a task, and the group's averages are computed from theirs.
 
     Raises
     ------
     ConfigError, DataError
-        Unknown names, missing data sets, documents that cannot be shown.
+        A name is unknown, a data set is missing, or the harness cannot build a prompt.
     UnsupportedError
-        Tasks that sample their answers, need images, or run code.
+        The task samples its answers, needs images or sound, or runs generated code.
     """
     loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
     whole = name in loaded.groups and _averages_items(loaded.groups[name])
@@ -59,7 +59,7 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
 
 
 def _averages_items(group: Any) -> bool:
-    """Return whether the harness averages a group over its items, not over its members."""
+    """Return whether the harness averages a group over its items, rather than over its members."""
     return bool(group.has_aggregation) and all(metric.weight_by_size for metric in group.aggregate_metric_list)
 
 
@@ -68,7 +68,7 @@ def _renamed(leaf: Leaf) -> list[Document]:
 
 
 def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
-    """Draw the documents and let the harness write their prompts."""
+    """Return a leaf task with its sampled documents, whose prompts the harness builds."""
     prefix = "" if records == name else f"{name}:"
     in_context, in_request = chat_arguments(settings)
     try:
@@ -98,13 +98,13 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
 
 
 def _gen_prefix(task: Any, doc: Any) -> dict[str, Any]:
-    """Old tasks written as classes do not know the argument."""
+    """Return the argument `gen_prefix`, if it is needed. Old tasks, written as classes, do not accept it."""
     prefix = task.doc_to_prefix(doc)
     return {"gen_prefix": prefix} if prefix else {}
 
 
 def _choices(leaf: Leaf, document: Document) -> list[str]:
-    """Return the options of a document as the harness measures their lengths."""
+    """Return a document's options, as the harness counts their characters."""
     if leaf.task.OUTPUT_TYPE == "multiple_choice":
         return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
     return [instance.args[1].lstrip() for instance in document.instances]
@@ -115,7 +115,7 @@ def _metrics(leaf: Leaf) -> set[str]:
 
 
 def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
-    """Return the index of the one right option, or None where there is not exactly one."""
+    """Return the index of the correct option; None unless there is exactly one."""
     task = leaf.task
     gold = task.doc_to_text(document.doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(document.doc)
     if isinstance(gold, list):
@@ -126,7 +126,7 @@ def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
 
 
 def _family(leaf: Leaf) -> str:
-    """Return the family of a leaf, the same for all of its documents."""
+    """Return the item family of a leaf task; all of its documents have the same."""
     if leaf.kind == "rolling":
         return "rolling"
     if leaf.kind == "answer":
@@ -140,7 +140,7 @@ def _family(leaf: Leaf) -> str:
 
 
 def _rule(leaf: Leaf) -> str:
-    """Return how a prediction is taken: length-normalised where the task reports acc_norm, as the papers do."""
+    """Return the prediction rule: length-normalised if the task reports acc_norm, as in the papers."""
     family = _family(leaf)
     if family in ("last_word", "exact"):
         return {"last_word": "greedy", "exact": "exact_match"}[family]
@@ -148,7 +148,7 @@ def _rule(leaf: Leaf) -> str:
 
 
 def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
-    """Build the record task of one or several leaves."""
+    """Return the tasks of one or several leaf tasks: the task itself, and its options without context if needed."""
     family, rule, rows = _family(found[0]), _rule(found[0]), _Rows()
     for leaf in found:
         for document in leaf.documents:
@@ -178,7 +178,7 @@ def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[
 
 
 def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: Document) -> None:
-    """Add a document's item and requests."""
+    """Add the item and the requests of a document to `rows`."""
     contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))
     item: dict[str, Any] = {
         "task": name,
@@ -220,18 +220,18 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
 
 
 def _answering(leaf: Leaf) -> Answering:
-    """Return how a task's answers are generated, and judged by the task."""
+    """Return how a task's answers are generated and graded."""
     until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
     return Answering(until=until, max_new_tokens=length, judge=partial(judge, leaf))
 
 
 def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
-    """Return where an answer ends and its longest length, from the settings of a harness request.
+    """Return the stop sequences and the longest answer in tokens, from the settings of a harness request.
 
     Raises
     ------
     UnsupportedError
-        When the task samples its answers.
+        The task samples its answers.
     """
     if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
         raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")

@@ -14,12 +14,12 @@ Messages = list[dict[str, str]]
 
 
 def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a harness task's `fewshot_context` and its `construct_requests` are told; nothing without a template.
+    """Return the chat arguments for a harness task's `fewshot_context` and `construct_requests`, if they are asked for.
 
     Raises
     ------
     ConfigError
-        When the tokenizer has no chat template.
+        The tokenizer has no chat template.
     """
     if not settings.apply_chat_template:
         return {}, {}
@@ -33,12 +33,12 @@ def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, An
 
 
 def render(tokenizer: Any, chat_history: Messages, add_generation_prompt: bool = True) -> str:
-    """Render a conversation; without a generation prompt its last message is the beginning of the answer.
+    """Return a conversation as text. Without a generation prompt, its last message is the beginning of the answer.
 
     Raises
     ------
     CheckpointError
-        When the template fails, on a system prompt for example. (The harness would leave the system prompt out.)
+        The template fails, for example on a system prompt. (The harness would drop the system prompt.)
     """
     from jinja2 import TemplateError
 

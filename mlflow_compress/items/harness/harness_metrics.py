@@ -1,4 +1,4 @@
-"""The harness's own metrics, by its own code, from our records."""
+"""The metrics of lm-evaluation-harness, computed by its own code from our records."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mlflow_compress.items.harness.leaf import Document, Leaf
 from mlflow_compress.items.task import HarnessMetric
 from mlflow_compress.records import RunRecords
 
-Responses = Mapping[str, list[Any]]  # by item id, one response a request, in the order of the document's instances
+Responses = Mapping[str, list[Any]]  # by item id: one response per request, in the order of the document's instances
 
 
 def harness_metrics(
     name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords
 ) -> list[HarnessMetric]:
-    """Return every metric of the leaves, and of the groups above them averaged as the harness does.
+    """Return every metric of the leaf tasks and of their groups, averaged as the harness does.
 
     Parameters
     ----------
     name : str
         Task name in the records.
     leaves : sequence of Leaf
-        The harness's tasks behind it.
+        The harness's leaf tasks of this task.
     groups : mapping of str to object
         The harness's groups; empty for a single task.
     records : RunRecords
-        Of one model. A document with a request that the model could not be asked (its option is longer than the
-        context; the stock backend stops there) is left out and counted.
+        Records of one model. A document with an option longer than the model's context is left out and counted. (The
+        harness's own backend raises an error there.)
     """
     found: list[HarnessMetric] = []
     for leaf in leaves:
@@ -44,15 +44,15 @@ def harness_metrics(
 
 
 def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
-    """Return the groups' metrics from those of their members, by the harness's own code: over items or over members.
+    """Return the metrics of groups from those of their members, averaged over items or members by the harness's code.
 
-    Members that no item was scored of are left out, as their items are.
+    Members without any scored item are left out.
     """
     table: dict[str, dict[str, Any]] = {}
     unscored: dict[str, int] = {}
-    for own in members:
-        table.setdefault(own.part, {"sample_len": own.n})[f"{own.metric},{own.filter}"] = own.value
-        unscored[own.part] = own.n_unscored
+    for metric in members:
+        table.setdefault(metric.part, {"sample_len": metric.n})[f"{metric.metric},{metric.filter}"] = metric.value
+        unscored[metric.part] = metric.n_unscored
     found: list[HarnessMetric] = []
     for group in groups.values():
         names = [task.task_name for task in group.get_all_tasks() if task.task_name in table]
@@ -62,7 +62,7 @@ def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) 
 
 
 def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[HarnessMetric]:
-    """Return the numbers of one row of the harness's table of results; standard errors are not ours to repeat."""
+    """Return the metrics of one row of the harness's table of results, without its standard errors."""
     found = []
     for key, value in values.items():
         metric, comma, kind = key.partition(",")
@@ -75,7 +75,7 @@ def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[Ha
 
 
 def judge(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
-    """Return which answers the task's first filter and its exact-match metric call right; None where it has none."""
+    """Return which answers are correct by the task's first filter and exact-match metric; None if it has neither."""
     scored = [document for document in leaf.documents if document.item_id in answers]
     responses = {item_id: [text] for item_id, text in answers.items()}
     by_filter = _values(leaf, scored, responses)
@@ -90,7 +90,7 @@ def judge(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
 
 
 def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
-    """Return the responses of every document that has all of them."""
+    """Return the responses of every document whose requests were all scored."""
     if leaf.kind == "answer":
         rows = records.generations.where(task=name, turn=0, sample=0).table.to_pylist() if records.generations else []
         return {row["item_id"]: [row["text"]] for row in rows if row["text"] is not None}
@@ -124,7 +124,7 @@ def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int
 
 
 def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
-    """Sum the log-likelihood of every document over its windows, which are named "<number>.<part>"."""
+    """Return the log-likelihood of every document, summed over its windows, which are named "<number>.<part>"."""
     if records.token_scores is None:
         return {}
     table = records.token_scores.where(task=name)
@@ -136,7 +136,7 @@ def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
 
 
 def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
-    """Run the task's filters and its `process_results`; by filter, one mapping of metrics a document."""
+    """Return the task's metrics per filter and document, from its filters and its `process_results`."""
     instances = []
     for document in scored:
         for instance, response in zip(document.instances, responses[document.item_id], strict=True):
@@ -158,7 +158,7 @@ def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dic
 
 
 def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Aggregate as `lm_eval.evaluator` does: "metric,filter" to a number, plain means where a task names nothing."""
+    """Return the value per "metric,filter", aggregated as in `lm_eval.evaluator`; by default the mean."""
     found: dict[str, Any] = {}
     for kind, rows in by_filter.items():
         columns: dict[str, list[Any]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The harness's tasks by name, with their data taken from the user's folder first."""
+"""Loads the harness's tasks by name. Their data are read from the user's folder first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlflow_compress.items.harness.task_names import collection, defined_names, 
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing, quiet_bars, reason
 
-FEWSHOT_SEED = 1234  # the harness's defaults, so that prompts come out as its own
+FEWSHOT_SEED = 1234  # the harness's defaults, so that prompts are the same as its own
 RANDOM_SEED = 0
 
 _SPLITS = ("training_split", "validation_split")
@@ -27,7 +27,7 @@ _SPLITS = ("training_split", "validation_split")
 
 @dataclass(frozen=True)
 class Loaded:
-    """One requested name: its leaf tasks, and the groups above them, as the harness's own objects."""
+    """The leaf tasks and groups of one name, as the harness's own objects."""
 
     name: str
     tasks: dict[str, Any]
@@ -36,35 +36,35 @@ class Loaded:
 
 @lru_cache(maxsize=4)
 def manager(folders: tuple[str, ...] = ()) -> Any:
-    """Return the harness's index of tasks; of its whole collection (seconds), or of some of its folders (at once)."""
+    """Return the harness's index of tasks: of its complete collection (takes seconds), or of some folders (fast)."""
     import lm_eval.tasks
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it comments on every default
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs every default
     if not folders:
         return lm_eval.tasks.TaskManager()
     return lm_eval.tasks.TaskManager(include_path=[collection() / f for f in folders], include_defaults=False)
 
 
 def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
-    """Load a task, group or tag.
+    """Return a task, group or tag, loaded by the harness.
 
     Parameters
     ----------
     name : str
-        As the harness knows it.
+        The harness's name for it.
     shots : int or None
         Few-shot examples; None for the task's own number.
     data_dir : str
         Folder of data sets in hub layout, looked in before the hub.
     folders : tuple of str
-        Folders of the harness's collection that hold the task; all of them where empty.
+        Folders of the harness's collection that contain the task; empty for the complete collection.
 
     Raises
     ------
     ConfigError
-        Unknown names (with near ones), a number of shots that the task does not allow.
+        The name is unknown (the message has similar ones), or the task does not allow this number of examples.
     DataError
-        A data set that is missing, with the command that fetches it.
+        A data set is missing; the message has the command that fetches it.
     """
     if not folders and not is_mentioned(name):
         raise _unknown(name)
@@ -72,7 +72,7 @@ def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...
     index = manager((alone,) if alone else folders)
     if name not in index.task_index:
         raise _unknown(name)
-    with _own_data(index, name, shots, data_dir), _seeded(), quiet_bars():
+    with _local_data(index, name, shots, data_dir), _seeded(), quiet_bars():
         found = index.load([name])
     loaded = Loaded(name, found["tasks"], found.get("groups", {}))
     for leaf, task in loaded.tasks.items():
@@ -91,7 +91,7 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _prepare(name: str, task: Any, shots: int | None) -> None:
-    """Set shots and the few-shot seed as the harness's `simple_evaluate` does, and refuse what we cannot run."""
+    """Set few-shot number and seed as the harness's `simple_evaluate` does. Refuse tasks that cannot be run here."""
     if getattr(task, "MULTIMODAL", False):
         raise UnsupportedError(f"Task {name!r} needs images or sound")
     if getattr(task, "UNSAFE_CODE", False):
@@ -107,15 +107,17 @@ def _prepare(name: str, task: Any, shots: int | None) -> None:
 
 
 @contextmanager
-def _own_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterator[None]:
-    """Let the index read data from `data_dir`, for the time of a load.
+def _local_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterator[None]:
+    """Make the index read data from `data_dir` while a task is loaded.
 
-    A group's tasks have different data sets, and the harness offers no override by task below a group: its factory is
-    exchanged for one that rewrites each task's configuration.
+    The tasks of a group have different data sets, and the harness has no override per task of a group. So its factory
+    is replaced by one that changes each task's configuration.
     """
     from lm_eval.tasks._factory import TaskFactory
 
-    where: list[tuple[str, str, Path | None]] = []  # task, data set and folder that are being read
+    where: list[
+        tuple[str, str, Path | None]
+    ] = []  # task, data set and local folder, in the order in which they are read
 
     class Local(TaskFactory):  # type: ignore[misc]  # the harness has no types
         def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _own_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterat
                     _drop_missing_splits(config, local, shots)
             return config
 
-    kept, index._factory = index._factory, Local(meta=index.metadata)
+    original, index._factory = index._factory, Local(meta=index.metadata)
     try:
         yield
     except MlflowCompressError:
@@ -144,13 +146,13 @@ def _own_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterat
         task = where[-1][0] if where else name
         raise DataError(f"lm-evaluation-harness cannot load task {task!r}: {error!r}") from error
     finally:
-        index._factory = kept
+        index._factory = original
 
 
 def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None) -> None:
-    """Take splits that the folder lacks out of a configuration: the harness reads them even where nothing needs them.
+    """Remove splits that the folder lacks from a configuration, because the harness reads even unused splits.
 
-    Where few-shot examples would have come from such a split, others would be a different task: that is refused.
+    If the few-shot examples come from a missing split, the task is refused, because other examples make another task.
     """
     import datasets
 
@@ -186,18 +188,18 @@ def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None)
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed what task definitions draw from while they are loaded, as the harness does, and put it back."""
-    kept, kept_numpy = random.getstate(), np.random.get_state()
+    """Seed the global random generators while tasks are loaded, as the harness does, and restore them."""
+    state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(RANDOM_SEED)
     np.random.seed(FEWSHOT_SEED)
     try:
         yield
     finally:
-        random.setstate(kept)
-        np.random.set_state(kept_numpy)
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def leaves(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Any]]:
-    """Iterate over the leaf tasks of several names."""
+    """Yield the leaf tasks of several names, with their names."""
     for one in loaded:
         yield from one.tasks.items()

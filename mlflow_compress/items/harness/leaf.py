@@ -1,4 +1,4 @@
-"""A leaf task of the harness with the documents that were drawn from it."""
+"""A leaf task of the harness with its sampled documents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a leaf task with what is asked about it.
+    """One document of a leaf task with its requests.
 
     Attributes
     ----------
     item_id : str
     doc : object
-        The document as the harness's task knows it.
+        The harness's document.
     instances : list
         The harness's requests, by option.
     """
@@ -33,7 +33,7 @@ class Leaf:
     name : str
         The harness's name for it.
     records : str
-        Task name in our records: that of the group where its tasks make one table, else its own.
+        Task name in our records: the group's, if the group becomes one task; otherwise the leaf's own.
     task : object
         The harness's task.
     documents : list of Document

@@ -1,4 +1,4 @@
-"""The names in the harness's collection, read as text: whether a name can exist, without the seconds of an index."""
+"""Names in the harness's collection, searched as text, because building the harness's index takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["
 
 
 def collection() -> Path:
-    """Return the folder of the harness's task definitions; `lm_eval` is not imported for that."""
+    """Return the folder of the harness's task definitions, without importing `lm_eval`."""
     found = find_spec("lm_eval")
     assert found is not None and found.submodule_search_locations, "lm_eval is a core dependency"
     return Path(next(iter(found.submodule_search_locations))) / "tasks"
@@ -20,21 +20,21 @@ def collection() -> Path:
 
 @lru_cache(maxsize=1)
 def _texts() -> dict[Path, str]:
-    """Return the text of every file of definitions."""
+    """Return the text of every definition file, by path."""
     paths = (path for path in collection().rglob("*") if "yaml" in path.name and path.is_file())
     return {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)}
 
 
 def is_mentioned(name: str) -> bool:
-    """Return whether any definition holds the name as a word; False means that no task, group or tag has it."""
+    """Return whether any definition contains the name as a word. If not, no task, group or tag has this name."""
     word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")
     return any(name in text and word.search(text) for text in _texts().values())
 
 
 def folder_of_task(name: str) -> str | None:
-    """Return the folder that alone defines a single task; None for groups, tags and what is not so clear.
+    """Return the folder of a task's definition; None for groups, tags, and names with several definitions.
 
-    A task needs nothing but its own file and those that this includes by path.
+    A task needs only its own file and the files that it includes by path.
     """
     key = rf"""(?m)^["']?(task|group)["']?\s*:\s*["']?{re.escape(name)}["']?\s*$"""
     found = [
@@ -46,12 +46,12 @@ def folder_of_task(name: str) -> str | None:
 
 
 def defined_names() -> list[str]:
-    """Return nearly all names (those of lists of tags are left out), for near matches."""
+    """Return the names of tasks, groups and tags, for suggestions. Tags that are given as a list are left out."""
     return sorted({name for text in _texts().values() for name in _DEFINED.findall(text)})
 
 
 def definition(name: str, folders: Sequence[str]) -> bytes:
-    """Return a task's name with the harness's files in its folders: definitions and the functions that they name."""
+    """Return a task's name and the contents of its folders: definitions and their Python files."""
     parts = [name.encode()]
     for folder in folders:
         for path in sorted((collection() / folder).rglob("*")):

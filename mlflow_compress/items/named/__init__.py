@@ -1,1 +1,1 @@
-"""Tasks by name, registered in `items.named_tasks`: a new one is a new file here."""
+"""Named tasks, one file per task, registered in `items.named_tasks`."""

@@ -1,4 +1,4 @@
-"""ARC with letters: the options are shown, and the letter is the answer. The harness's own tasks score their texts."""
+"""ARC as lettered multiple choice: the answer is a letter. The harness's own tasks score the texts of the options."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ for _name, _config, _items in (
         _name,
         Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=labelled),
         licence="CC BY-SA 4.0",
-        items=f"{_items} (those of four options twice: with E and F too)",
+        items=f"{_items} (with four options: each also with the options E and F)",
     )

@@ -1,8 +1,8 @@
-"""The slice of C4 on which SparseGPT and Wanda report perplexity: text only, our windows.
+"""The slice of C4 on which SparseGPT and Wanda report perplexity: the same text, in other windows.
 
-Their `get_c4` joins the first 1,100 documents of the first validation file with blanks and takes the first 256 x 2048
-tokens. They score windows of 2,048 tokens, we llama.cpp's of 512: the text is the same, the perplexity is not.
-(The harness's own task `c4` scores whole documents.)
+Their `get_c4` joins the first 1,100 documents of the first validation file with spaces, and takes the first 256 x 2048
+tokens. They score windows of 2,048 tokens. Here windows have 512 tokens, as in llama.cpp, so the perplexity differs.
+(The harness's own task `c4` scores complete documents.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOKENS = 256 * 2_048
 
 
 def read(data_dir: str) -> str:
-    """Return the documents, joined with blanks."""
+    """Return the documents, joined with spaces."""
     found = load_file(DATASET, FILE, data_dir=data_dir, task="c4_slice")
     return " ".join(found[:DOCUMENTS]["text"])
 

@@ -1,4 +1,7 @@
-"""CommonsenseQA with letters: five options, hence none with E and F. Its test answers are not public."""
+"""CommonsenseQA as lettered multiple choice, without the options E and F, because it has five options.
+
+The validation split is used, because the test answers are not public.
+"""
 
 from __future__ import annotations
 

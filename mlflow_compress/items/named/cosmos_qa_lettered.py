@@ -1,7 +1,7 @@
-"""CosmosQA with letters. Its test answers are not public.
+"""CosmosQA as lettered multiple choice. The validation split is used, because the test answers are not public.
 
-The hub's copy is a script, which no current `datasets` runs; its Parquet files lie in another revision. The original
-train.csv and valid.csv do as well.
+The hub's copy is a script, which current versions of `datasets` do not run. Its Parquet files are in another revision.
+The original files train.csv and valid.csv can be used instead.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ register(
         question=question,
     ),
     licence="CC BY 4.0",
-    items="2,985 validation (twice: with E and F too)",
+    items="2,985 validation (each also with the options E and F)",
 )

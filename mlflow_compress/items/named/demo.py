@@ -33,7 +33,7 @@ TASKS.register(EMBEDDED)(
     NamedTask(
         source="embedded",
         licence="Apache-2.0",
-        items="1,320 lettered (twice: with E and F too), 300 cloze, 300 last words, 152 exact, a corpus",
+        items="1,320 lettered (each also with the options E and F), 300 cloze, 300 last words, 152 exact, a corpus",
         shots="`-P num_fewshot=` (5)",
         rule="by family",
         definition=_definition,

@@ -1,7 +1,8 @@
-"""HaluEval's dialogues and summaries with letters: the right text, the hallucinated one, and two of other questions.
+"""HaluEval's dialogues and summaries as lettered multiple choice.
 
-The uncertainty benchmark made four options of two by the same means. Which ones it drew is not published, nor is how
-its questions are worded outside of its files (see `uncertainty`): draws (seed 42 for everybody) and wording are ours.
+The four options are the correct text, the hallucinated text, and two texts of other questions. The uncertainty
+benchmark does the same, but publishes neither which texts it drew nor how it words the questions (see `uncertainty`).
+So the draws (always with seed 42) and the wording are ours.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import Parts, TaskSettings, seeded
 
 DATASET = "pminervini/HaluEval"
-EXAMPLES = 10  # rows set apart as few-shot examples: there is one split only
+EXAMPLES = 10  # the first rows are few-shot examples, because there is only one split
 OPTIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One of the two: where its texts are found, and how it is asked."""
+    """One of the two parts: the names of its fields, and the wording of its question."""
 
     config: str
     kind: str
@@ -58,7 +59,7 @@ SUMMARIZATION = Part(
 
 
 def records_of(part: Part, task: str, data_dir: str) -> Sequence[Record]:
-    """Return the rows of the data set, or of the original repository's file in its place."""
+    """Return the rows of the data set, or of the original repository's file if that is in its folder."""
     original = Path(data_dir) / DATASET / "data" / f"{part.config}_data.json"
     if data_dir and original.is_file():
         return read_jsonl(original)
@@ -66,14 +67,14 @@ def records_of(part: Part, task: str, data_dir: str) -> Sequence[Record]:
 
 
 def question(part: Part, records: Sequence[Record], number: int) -> dict[str, Any]:
-    """Return a record as the fields of a question."""
+    """Return the question of a record, as fields of a question file."""
     options, answer = _options(part, records, number)
     shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
     return {**shown, "choices": options, "answer": answer}
 
 
 def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[str], int]:
-    """Return four different options in drawn order, and the index of the right one."""
+    """Return four different options in a random order, and the index of the correct one."""
     draw = seeded(TaskSettings(), DATASET, part.config, number)
     right = records[number][part.right]
     options = [right, records[number][part.wrong]]
@@ -106,7 +107,7 @@ def _register(name: str, part: Part) -> None:
         NamedTask(
             source=f"{DATASET}, {part.config}",
             licence="Apache-2.0 (hub card)",
-            items="9,990 (twice: with E and F too)",
+            items="9,990 (each also with the options E and F)",
             shots=SHOTS,
             rule=RULE,
             definition=f"{DATASET} {part} {EXAMPLES} examples lettered".encode,

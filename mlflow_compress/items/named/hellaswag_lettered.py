@@ -1,4 +1,7 @@
-"""HellaSwag with letters. The question is ours: the data set has none. Its test answers are not public."""
+"""HellaSwag as lettered multiple choice. The wording of the question is ours, because the data set has none.
+
+The validation split is used, because the test answers are not public.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ QUESTION = "Which of these is the most likely continuation?"
 
 
 def without_marks(text: str) -> str:
-    """Remove WikiHow's marks ("[header]", "[title]" ...), as lm-evaluation-harness's hellaswag does."""
+    """Return a text without WikiHow's marks ("[header]", "[title]" ...), as in lm-evaluation-harness's hellaswag."""
     cleaned = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return cleaned.replace("  ", " ")
 
 
 def question(record: Record) -> dict[str, Any]:
-    """Return the beginning, under its activity, as the passage, and the four endings."""
+    """Return the question: activity and beginning are the passage, the four endings are the options."""
     beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
     return {
         "kind": "CI",
@@ -32,5 +35,5 @@ register(
     "hellaswag_lettered",
     Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=question),
     licence="MIT",
-    items="10,042 validation (twice: with E and F too)",
+    items="10,042 validation (each also with the options E and F)",
 )

@@ -1,7 +1,7 @@
-"""MMLU in our own lettered family: shuffled answers, and a second time with the options E and F.
+"""MMLU as lettered multiple choice, with shuffled answers and also with the options E and F.
 
-Beside the harness's `mmlu`, which has neither. The prompt is the original benchmark's; its category names, such as
-"abstract_algebra", are shown with blanks.
+The harness's task `mmlu` has neither. The prompt is the original benchmark's. Subjects such as "abstract_algebra" are
+shown with spaces.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _NAMES = {
     """,
 }
 CATEGORIES = {category: subjects.split() for category, subjects in _NAMES.items()}
-"""The subjects by MMLU's own four categories."""
+"""Subjects by MMLU's four categories."""
 SUBJECTS = sorted(subject for subjects in CATEGORIES.values() for subject in subjects)
 
 
 def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") -> list[dict[str, Any]]:
     """Return a subject's questions as rows of a question file, "dev" rows first.
 
-    The data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...) in its place.
+    `data_dir` has the data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...).
 
     Raises
     ------
     DataError
-        When the data set is missing, or a row cannot be used.
+        The data set is missing, or a row cannot be used.
     """
     family = FAMILIES.get("lettered")
     rows: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") ->
 
 
 def _original(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the original release: question, four choices and a letter a row, without a header."""
+    """Yield the rows of a file of the original release: question, four choices and a letter, without a header."""
     for number, row in enumerate(csv.reader(io.StringIO(read_text(path))), start=1):
         if len(row) != 6 or row[5] not in LETTERS[:4]:
             raise DataError(f"{path}, record {number}: not a question, four choices and a letter A to D", got=row)
@@ -92,7 +92,7 @@ def _original(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
-    """Return the task and its six-option twin; the first `shots` dev rows of a subject are its examples."""
+    """Return the plain and the six-option task. The first `shots` dev rows of a subject are its examples."""
     rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
     asked = settings if shots is None else replace(settings, num_fewshot=shots)
     return Parts(tasks=tuple(FAMILIES.get("lettered").build("mmlu_lettered", rows, asked)))
@@ -102,7 +102,7 @@ TASKS.register("mmlu_lettered")(
     NamedTask(
         source=DATASET,
         licence="MIT",
-        items="14,042 test, 57 subjects (twice: with E and F too)",
+        items="14,042 test, 57 subjects (each also with the options E and F)",
         shots="`-P num_fewshot=` (5)",
         rule="argmax of the letter's log-likelihood, on every order",
         definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),

@@ -1,4 +1,4 @@
-"""OpenBookQA with letters, without the book."""
+"""OpenBookQA as lettered multiple choice, without the book's facts."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ register(
         question=partial(labelled, text="question_stem"),
     ),
     licence="not stated",
-    items="500 test (twice: with E and F too)",
+    items="500 test (each also with the options E and F)",
 )

@@ -1,4 +1,4 @@
-"""The benchmarks of "Accuracy is Not All You Need", with the paper's shots and rules, by way of the harness."""
+"""The benchmarks of "Accuracy is Not All You Need", with the paper's few-shot numbers and rules, from the harness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
 
 
 def _harness(name: str, *folders: str, source: str, licence: str, items: str, rule: str, shots: int = 0) -> None:
-    """Register a task of the harness; `folders` are where its collection keeps it, which saves reading the rest."""
+    """Register a task of the harness. `folders` are its folders in the collection, so that the others are not read."""
 
     def make(settings: TaskSettings, asked: int | None) -> Parts:
         return build(name, shots=asked, settings=settings, folders=folders)
@@ -73,11 +73,11 @@ _harness(
 
 TASKS.register("paper")(
     NamedTask(
-        source="the nine above",
-        licence="theirs",
-        items="all of theirs",
+        source="the nine tasks above",
+        licence="see the tasks",
+        items="all items of the tasks",
         shots="MMLU and TriviaQA 5, GSM8K 8, else 0",
-        rule="each one's own",
+        rule="as for each task",
         members=(
             "mmlu@5",
             "piqa",

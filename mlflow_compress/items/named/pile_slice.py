@@ -1,6 +1,6 @@
-"""A slice of the Pile's validation text, of the size and joined as the slice of C4; no paper defines one.
+"""A slice of the Pile's validation text, of the same size as the slice of C4. No paper defines one.
 
-(The harness's own tasks `pile_*` score whole documents of its test text.)
+(The harness's own tasks `pile_*` score complete documents of the test text.)
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from mlflow_compress.items.named.c4_slice import DOCUMENTS, TOKENS
 from mlflow_compress.items.sources.corpora import register_corpus
 from mlflow_compress.items.sources.data_dir import load_split
 
-DATASET = "mit-han-lab/pile-val-backup"  # what AutoAWQ calibrates on
+DATASET = "mit-han-lab/pile-val-backup"  # AutoAWQ's calibration set
 
 
 def read(data_dir: str) -> str:
-    """Return the documents, joined with blanks."""
+    """Return the documents, joined with spaces."""
     found = load_split(DATASET, None, "validation", data_dir=data_dir, task="pile_slice")
     return " ".join(found[:DOCUMENTS]["text"])
 

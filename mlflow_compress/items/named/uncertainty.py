@@ -1,10 +1,10 @@
 """The five task types of "Benchmarking LLMs via Uncertainty Quantification", from its published files.
 
-The files are read as they are, from the hub's ErikYip/LLM-Uncertainty-Bench or the folder `data` of
-smartyfh/LLM-Uncertainty-Bench: 10,000 questions each with options A to F. As in the published scripts the examples are
-fixed questions of the file, and the questions 1, 3, 5, 7 and 9 are never asked, so that 9,995 are. How questions were
-drawn from MMLU, CosmosQA, HellaSwag and HaluEval is described in words only, without seeds: the files cannot be made
-again from the sources. `uncertainty_built` draws others in the same way.
+The files are read unchanged, from the hub's ErikYip/LLM-Uncertainty-Bench or the folder `data` of
+smartyfh/LLM-Uncertainty-Bench. Each has 10,000 questions with options A to F. As in the published scripts, the few-shot
+examples are fixed questions of the file, and the questions 1, 3, 5, 7 and 9 are never asked, so that 9,995 remain. The
+paper describes how questions were drawn from MMLU, CosmosQA, HellaSwag and HaluEval, but without seeds. So the files
+cannot be reproduced from the sources. `uncertainty_built` draws other questions in the same way.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Published:
     Attributes
     ----------
     file : str
-        Its name.
+        The file's name.
     kind : str
         The benchmark's task type.
     source : str
-        What its questions' field "source" says.
+        The value of its questions' field "source".
     category : str
-        What the questions are about.
+        Topic of the questions.
     examples : tuple of int
         Questions that serve as few-shot examples (generate_logits.py, `few_shot_exp_ids`).
     """
@@ -98,7 +98,7 @@ def _question(published: Published, record: Any) -> dict[str, Any]:
 
 
 def placed(published: Published, number: int, question: dict[str, Any]) -> dict[str, Any]:
-    """Return a question as a row of a question file: an example or asked, as its number in the file says."""
+    """Return a question as a row of a question file. Its number decides whether it is a few-shot example."""
     return {
         "id": f"{number:05d}",  # sorted as in the file
         "category": published.category,
@@ -114,7 +114,7 @@ def published_rows(name: str, published: Published, data_dir: str) -> list[dict[
     Raises
     ------
     DataError
-        When it is missing, or not as published; with its path and the question's number.
+        The file is missing, or not as published. The message has its path and the question's number.
     """
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     try:
@@ -141,7 +141,7 @@ def published_rows(name: str, published: Published, data_dir: str) -> list[dict[
 def _tasks(
     name: str, published: Published, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None
 ) -> Parts:
-    """Return the lettered tasks; prompts and number of examples are the published ones unless the user named others."""
+    """Return the lettered tasks, with the published prompts and number of examples unless the user gave others."""
     asked = replace(
         settings,
         num_fewshot=len(published.examples) if shots is None else shots,
@@ -163,7 +163,7 @@ def register_types(
     ----------
     group : str
     types : mapping
-        By task name.
+        Published files by task name.
     told : callable
         Returns a type's source, its licence, and what defines its questions.
     rows : callable
@@ -179,7 +179,7 @@ def register_types(
             NamedTask(
                 source=source,
                 licence=licence,
-                items="9,995 (with E and F in three prompts, once without)",
+                items="9,995 (with the options E and F in three prompts, and once without)",
                 shots=str(len(published.examples)),
                 rule="argmax of the letter's log-likelihood, on every order",
                 definition=definition.encode,
@@ -188,11 +188,11 @@ def register_types(
         )
     TASKS.register(group)(
         NamedTask(
-            source="the five above",
-            licence="theirs",
-            items="all of theirs",
+            source="the five tasks above",
+            licence="see the tasks",
+            items="all items of the tasks",
             shots="QA, RC and CI 5, DRS 3, DS 1",
-            rule="each one's own; UAcc is the mean over prompts and tasks",
+            rule="as for each task; UAcc is the mean over prompts and tasks",
             members=tuple(types),
         )
     )

@@ -1,10 +1,12 @@
 """The five task types of "Benchmarking LLMs via Uncertainty Quantification", built from their public sources.
 
-For those who have the sources and not the benchmark's files (see `uncertainty`). As there: 10,000 questions a type
-where the source has them, of MMLU a quarter from each of its four categories, of CosmosQA and HellaSwag from the
-splits with public answers, HaluEval's two texts with two of other questions; examples, questions that are never asked,
-options E and F, and prompts. Not as there, because it is not published: which questions are drawn (seed 42 for
-everybody), and how HellaSwag's and HaluEval's questions are worded.
+Use this if you have the sources, but not the benchmark's files (see `uncertainty`).
+
+The same as there: 10,000 questions per type if the source has them; a quarter of MMLU's from each of its four
+categories; CosmosQA's and HellaSwag's from the splits with public answers; HaluEval's two texts with two texts of other
+questions; the few-shot examples, the questions that are never asked, the options E and F, and the prompts.
+Different, because it is not published: which questions are drawn (here always with seed 42), and the wording of
+HellaSwag's and HaluEval's questions.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def built_rows(name: str, published: uncertainty.Published, data_dir: str) -> li
     Raises
     ------
     DataError
-        When a source is missing, a record cannot be used, or there are too few.
+        A source is missing, a record cannot be used, or there are too few records.
     """
     family = FAMILIES.get("lettered")
     try:

@@ -1,4 +1,4 @@
-"""WikiText-2, raw test text."""
+"""WikiText-2: the raw test text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONFIG = "wikitext-2-raw-v1"
 
 
 def read(data_dir: str, split: str = "test", task: str = "wikitext2") -> str:
-    """Join the lines to the file they came from; the hub's copy has emptied its blank lines, which held a space."""
+    """Return the text of the original file. Its blank lines hold a space, which the hub's copy has removed."""
     lines = load_split(DATASET, CONFIG, split, data_dir=data_dir, task=task)["text"]
     return "".join(line or " \n" for line in lines)
 

@@ -1,1 +1,1 @@
-"""Prompt styles of lettered questions, registered in `items.prompt_style`: a new one is a new file here."""
+"""Prompt styles of lettered questions, one file per style, registered in `items.prompt_style`."""

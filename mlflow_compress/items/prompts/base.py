@@ -1,4 +1,4 @@
-"""The uncertainty benchmark's base prompt: examples and question without instructions.
+"""The uncertainty benchmark's base prompt: few-shot examples and question, without instructions.
 
 Source: smartyfh/LLM-Uncertainty-Bench (MIT), generate_logits.py, `format_example` and `format_base_prompt`.
 """
@@ -12,7 +12,7 @@ from mlflow_compress.items.task import Row
 
 
 def question(row: Row, options: Sequence[str]) -> str:
-    """Return the passage under the name that its kind has, the question and the options, nothing stripped."""
+    """Return passage, question and options without stripping. The label of the passage depends on the kind."""
     label = PASSAGES[kind_of(row)]
     passage = [] if label is None else [f"{label}: {row['context']}"]
     return "\n".join([*passage, f"Question: {row['question']}", "Choices:", *lettered(options), "Answer:"])
@@ -24,7 +24,7 @@ def examples_block(examples: Sequence[str]) -> str:
 
 
 def header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the examples alone."""
+    """Return the examples, without an instruction."""
     return examples_block(examples)
 
 

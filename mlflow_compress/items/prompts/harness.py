@@ -1,6 +1,6 @@
-"""The prompt of lm-evaluation-harness's `mmlu` (0.4.13), byte for byte: the same text as `hendrycks`.
+"""The prompt of lm-evaluation-harness's `mmlu` (0.4.13), byte for byte. Today it is the same as `hendrycks`.
 
-The name says what is meant; a test holds it to the harness itself, whatever becomes of the other.
+It has a name of its own because a test compares it with the harness, even if `hendrycks` should change.
 """
 
 from __future__ import annotations

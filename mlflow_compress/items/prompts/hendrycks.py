@@ -1,4 +1,4 @@
-"""The original MMLU's wording as it is mostly used: one blank before the subject, the question stripped.
+"""The common form of the original MMLU prompt: one space before the subject, and the question stripped.
 
 The original script's own text differs in these two points, see `original`.
 """
@@ -12,7 +12,7 @@ from mlflow_compress.items.task import Row
 
 
 def question(row: Row, options: Sequence[str]) -> str:
-    """Return passage, question and options, a line each."""
+    """Return passage, question and options, each on a line of its own."""
     passage = [row["context"].strip()] if row.get("context") else []
     return "\n".join([*passage, row["question"].strip(), *lettered(options), "Answer:"])
 

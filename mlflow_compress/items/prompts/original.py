@@ -1,7 +1,7 @@
-"""The original MMLU script's prompt: two blanks before the subject, nothing stripped.
+"""The prompt of the original MMLU script: two spaces before the subject, and nothing stripped.
 
 Source: hendrycks/test (MIT), evaluate.py, `format_subject`, `format_example` and `gen_prompt`. A passage, which MMLU
-does not have, stands on a line before the question.
+does not have, is on a line before the question.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from mlflow_compress.items.task import Row
 
 
 def question(row: Row, options: Sequence[str]) -> str:
-    """Return passage, question and options as they are, a line each."""
+    """Return passage, question and options unchanged, each on a line of its own."""
     passage = [row["context"]] if row.get("context") else []
     return "\n".join([*passage, row["question"], *lettered(options), "Answer:"])
 
 
 def header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction line and the examples; the script puts a blank before every word of the subject."""
+    """Return the instruction line and the examples. The script puts a space before every word of the subject."""
     subject = "".join(f" {word}" for word in category.split("_"))
     instruction = f"The following are multiple choice questions (with answers) about {subject}."
     return "\n\n".join([instruction, *examples]) + "\n\n"

@@ -1,4 +1,4 @@
-"""The uncertainty benchmark's shared-instruction prompt: one for all task types, which speaks of six options.
+"""The uncertainty benchmark's shared-instruction prompt: one wording for all task types, for six options.
 
 Source: smartyfh/LLM-Uncertainty-Bench (MIT), prompt.py (`shared_zero_prompt`, `shared_few_prompt`) and
 generate_logits.py, `format_shared_prompt`.
@@ -26,7 +26,7 @@ NOW = (
 
 
 def header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction, and with examples a second one behind them."""
+    """Return the instruction; with examples, they and a second instruction follow."""
     return f"{FEW_SHOT}{examples_block(examples)}{NOW}" if examples else ZERO_SHOT
 
 

@@ -1,4 +1,4 @@
-"""The uncertainty benchmark's task-specific prompt: an instruction a task type.
+"""The uncertainty benchmark's task-specific prompt: one instruction per task type.
 
 Source: smartyfh/LLM-Uncertainty-Bench (MIT), prompt.py (`task_zero_prompt`, `task_few_prompt`) and generate_logits.py,
 `format_task_prompt`.
@@ -42,7 +42,7 @@ FEW_SHOT = {
 
 
 def header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction of the task type, and with examples a second one behind them."""
+    """Return the instruction of the task type; with examples, they and a second instruction follow."""
     if examples:
         below = f"Below are some examples of multiple-choice questions about {ABOUT[kind]}. {FEW_SHOT[kind]}\n\n"
         return f"{below}{examples_block(examples)}{NOW}"

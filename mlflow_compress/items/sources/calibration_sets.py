@@ -1,4 +1,4 @@
-"""Texts that methods are calibrated on: sets with a name, and files."""
+"""Calibration text: named sets, and files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
 
-_ARTICLE = re.compile(r"(?m)^(?= = [^=\n].*[^=\n] = $)")  # where an article of WikiText begins
+_ARTICLE = re.compile(r"(?m)^(?= = [^=\n].*[^=\n] = $)")  # matches before the title of an article of WikiText
 _DOCUMENTS = 2_500  # of C4 or the Pile: over a million tokens, 512 samples of 2,048
 _CONVERSATIONS = 2_500
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationSet:
-    """Texts or conversations to calibrate on.
+    """Calibration texts or conversations.
 
     Attributes
     ----------
     name : str
-        As the user gave it.
+        The name or path that the user gave.
     texts : tuple of str
     conversations : tuple of Conversation
-        Shown in the model's chat template.
+        Rendered in the model's chat template.
     longest : int or None
-        Tokens above which a text is left out; None for no bound.
+        Longest text in tokens; longer ones are left out. None for no limit.
     """
 
     name: str
@@ -43,16 +43,16 @@ class CalibrationSet:
     longest: int | None = None
 
     def plain(self) -> list[str]:
-        """Return everything that is said, without template: what must not be evaluated."""
+        """Return all texts and messages without a template, for the check against the evaluation's items."""
         return [*self.texts, *(message["content"] for turns in self.conversations for message in turns)]
 
     def rendered(self, tokenizer: Any) -> list[str]:
-        """Return the texts as the model reads them.
+        """Return the texts, with conversations rendered in the chat template.
 
         Raises
         ------
         CheckpointError
-            When there are conversations and the tokenizer has no chat template, or one that cannot render them.
+            There are conversations, and the tokenizer has no chat template, or one that cannot render them.
         """
         texts = list(self.texts)
         if self.longest is not None:
@@ -72,26 +72,26 @@ def _in_template(tokenizer: Any, conversation: Conversation) -> str:
 
 
 def _wikitext2(data_dir: str) -> CalibrationSet:
-    """Return the training text, one text an article."""
+    """Return the training text, one text per article."""
     articles = _ARTICLE.split(wikitext2.read(data_dir, "train", "calibration=wikitext2"))
     return CalibrationSet(name="wikitext2", texts=tuple(text for text in articles if text.strip()))
 
 
 def _c4(data_dir: str) -> CalibrationSet:
-    """Return the first documents of the training file that GPTQ, SparseGPT and Wanda draw theirs from."""
+    """Return the first documents of the training file that GPTQ, SparseGPT and Wanda use."""
     found = load_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
     return CalibrationSet(name="c4", texts=tuple(found[:_DOCUMENTS]["text"]))
 
 
 def _pile(data_dir: str) -> CalibrationSet:
-    """Return AWQ's choice: validation documents in its seeded order, stripped, those above 512 tokens left out."""
+    """Return AWQ's calibration set: validation documents in its seeded order, stripped, of at most 512 tokens."""
     found = load_split("mit-han-lab/pile-val-backup", None, "validation", data_dir=data_dir, task="calibration=pile")
     texts = (text.strip() for text in found.shuffle(seed=42)[:_DOCUMENTS]["text"])
     return CalibrationSet(name="pile", texts=tuple(text for text in texts if text), longest=512)
 
 
 def _ultrachat(data_dir: str) -> CalibrationSet:
-    """Return the first conversations of the training split that llm-compressor's examples calibrate on."""
+    """Return the first conversations of the training split, as in llm-compressor's examples."""
     found = load_split(
         "HuggingFaceH4/ultrachat_200k", None, "train_sft", data_dir=data_dir, task="calibration=ultrachat"
     )
@@ -109,27 +109,27 @@ SETS: dict[str, Callable[[str], CalibrationSet]] = {
     "pile": _pile,
     "ultrachat": _ultrachat,
 }
-"""Readers by name; they take the folder of data sets."""
+"""Functions that read a set, by name. Their argument is the folder of data sets."""
 
 
 def load_calibration(given: str, *, model: str, data_dir: str) -> CalibrationSet:
-    """Read a set by name, or a file: paragraphs of a .txt, a .jsonl whose lines have "text" or "messages".
+    """Return a named set, or that of a file: paragraphs of a .txt file, "text" or "messages" of a .jsonl file.
 
     Parameters
     ----------
     given : str
-        A name of `SETS`, a file, or 'auto': the demo's for the demo model.
+        A name of `SETS`, a file, or "auto", which is the demo's set for the demo model.
     model : str
-        The baseline parameter.
+        The parameter `model`.
     data_dir : str
         Folder of data sets in hub layout ("" for none), looked in before the hub.
 
     Raises
     ------
     ConfigError
-        Neither a set nor a file.
+        The text is neither a set nor a file.
     DataError
-        A data set that is missing, with the command that fetches it; a broken file, with its line.
+        A data set is missing (the message has the command that fetches it), or a file is broken (it has the line).
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":

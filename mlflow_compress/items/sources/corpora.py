@@ -1,4 +1,4 @@
-"""Corpora that have a name: text of a data set, scored in llama.cpp's windows."""
+"""Registers named corpora: texts of data sets, scored in windows of 512 tokens as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def register_corpus(
     ----------
     name : str
     read : callable (data_dir) -> str
-        The text.
+        Returns the text.
     source, licence, items : str
         As in `NamedTask`.
     definition : str
-        What fixes the text.
+        Everything that decides the text, see `NamedTask`.
     max_tokens : int, optional
-        How many of its first tokens are taken.
+        Tokens that are scored, from the beginning.
     """
 
     def build(settings: TaskSettings, shots: int | None) -> Parts:

@@ -1,4 +1,4 @@
-"""Data sets in hub layout: in the user's folder first, then on the hub; a clear error where they are in neither."""
+"""Loads data sets in hub layout: from the user's folder if it has them, otherwise from the hub."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mlflow_compress.errors import ConfigError, DataError
 
 
 def check_data_dir(data_dir: str) -> None:
-    """Refuse a folder of data sets that is not there."""
+    """Refuse a folder of data sets that does not exist."""
     if data_dir and not Path(data_dir).is_dir():
         raise ConfigError("Parameter 'data_dir' names no folder", got=data_dir)
 
 
 def folder_of(dataset: str, data_dir: str) -> Path | None:
-    """Return where `data_dir` holds the data set ORG/NAME, or None where it does not."""
+    """Return the folder of the data set ORG/NAME in `data_dir`; None if it is not there."""
     if not data_dir or not (Path(data_dir) / dataset).is_dir():
         return None
     return (Path(data_dir) / dataset).resolve()
 
 
 def cache_of(local: Path) -> str:
-    """Return the folder where `datasets` may keep what it has read from a local folder as that is now.
+    """Return the cache folder of `datasets` for a local folder and its current files.
 
-    Of its own accord it keeps one copy by the folder's last name and the configuration (5.2.0): another folder of that
-    name, or a file that has changed, would be answered with the old rows.
+    By default, `datasets` (5.2.0) caches by the folder's last name and the configuration. Then another folder of the
+    same name, or a changed file, would give the old rows.
     """
     import datasets
 
@@ -43,7 +43,7 @@ def cache_of(local: Path) -> str:
 def missing(
     dataset: str, data_dir: str, *, why: str, task: str, file: str = "", revision: str | None = None
 ) -> DataError:
-    """Return the error for a data set that can be had nowhere, with the command that fetches it (or one file of it)."""
+    """Return the error for a data set that cannot be loaded, with the command that fetches it (or one file of it)."""
     folder = data_dir or "DATA_DIR"
     what = " ".join([dataset, *([file] if file else []), *(["--revision", revision] if revision else [])])
     return DataError(
@@ -56,34 +56,34 @@ def missing(
 def load_split(
     dataset: str, config: str | None, split: str, *, data_dir: str, task: str, revision: str | None = None
 ) -> Any:
-    """Return one split of a data set as a `datasets.Dataset`; `revision` is of the hub's copy.
+    """Return one split of a data set as a `datasets.Dataset`. `revision` applies to the hub's copy only.
 
     Raises
     ------
     DataError
-        When the data set, its configuration or the split is neither in `data_dir` nor on the hub.
+        The data set, its configuration or the split is neither in `data_dir` nor on the hub.
     """
     return _load(dataset, data_dir, task, revision=revision, name=config, split=split)
 
 
 def load_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
-    """Return one file of a data set, where the whole is too large to fetch, as a `datasets.Dataset`.
+    """Return one file of a data set as a `datasets.Dataset`, for data sets that are too large to fetch completely.
 
     Raises
     ------
     DataError
-        When the file is neither in `data_dir` nor on the hub.
+        The file is neither in `data_dir` nor on the hub.
     """
     return _load(dataset, data_dir, task, file=file, data_files={"file": file}, split="file")
 
 
 def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
-    """Return where a data set's file lies as it is published: in `data_dir` (or its sub-folder `data`), or the hub's.
+    """Return the path of a data set's published file: in `data_dir` (or its sub-folder `data`), or from the hub.
 
     Raises
     ------
     DataError
-        When the file is in neither.
+        The file is in neither.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -115,13 +115,13 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
 
 
 def reason(error: Exception, local: Path | None) -> str:
-    """Return in one line why a data set could not be read."""
+    """Return the reason why a data set could not be read, as one line."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"{local} cannot be read ({first})" if local else f"it is not in data_dir, and not to be had ({first})"
+    return f"{local} cannot be read ({first})" if local else f"it is not in data_dir, and cannot be fetched ({first})"
 
 
 @contextlib.contextmanager
 def quiet_bars() -> Iterator[None]:
-    """Hold back the libraries' progress bars where they would fill a log."""
+    """Hide the libraries' progress bars, unless they are shown in a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""Multiple-choice data sets in hub layout as lettered questions."""
+"""Turns multiple-choice data sets in hub layout into lettered tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
 
 RULE = "argmax of the letter's log-likelihood, on every order"
 SHOTS = "`-P num_fewshot=` (5)"
-MOST_EXAMPLES = 32  # rows of the examples' split that are read
+MOST_EXAMPLES = 32  # rows that are read of the split with the few-shot examples
 
 R = TypeVar("R")
 Record = Mapping[str, Any]  # one row of a data set
@@ -27,15 +27,15 @@ class Source:
     Attributes
     ----------
     dataset, config : str
-        Hub id, and its configuration (None where it has one only).
+        Hub id and configuration (None if there is only one).
     revision : str
-        Of the hub's copy; None for the newest.
+        Revision of the hub's copy; None for the newest.
     examples, test : str
-        Splits: the first rows of `examples` are the few-shot examples, all of `test` is asked.
+        Names of splits. The first rows of `examples` are few-shot examples. All rows of `test` are evaluated.
     category : str
-        What hendrycks' prompt says the questions are about.
+        Topic of the questions, for the prompt style `hendrycks`.
     question : callable (record) -> dict
-        The fields "question", "choices" and "answer", and "context" and "kind" where there is a passage.
+        Returns the fields "question", "choices" and "answer", and with a passage also "context" and "kind".
     """
 
     dataset: str
@@ -47,12 +47,12 @@ class Source:
     question: Callable[[Record], dict[str, Any]]
 
     def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
-        """Return examples and questions as rows of a question file.
+        """Return few-shot examples and questions as rows of a question file.
 
         Raises
         ------
         DataError
-            When the data set is missing, or a record cannot be used.
+            The data set is missing, or a record cannot be used.
         """
         load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
         few, asked = load(self.examples), load(self.test)
@@ -68,7 +68,7 @@ class Source:
 def as_rows(
     records: Iterable[tuple[int, R]], *, question: Callable[[R], dict[str, Any]], split: str, category: str, place: str
 ) -> list[dict[str, Any]]:
-    """Return checked rows of a question file from numbered records; errors say place and number."""
+    """Return numbered records as checked rows of a question file. Errors have `place` and the number."""
     family = FAMILIES.get("lettered")
     rows = []
     for number, record in records:
@@ -84,9 +84,9 @@ def as_rows(
 
 
 def labelled(record: Record, text: str = "question") -> dict[str, Any]:
-    """Return a question of ARC's layout: "choices" with "text" and "label", and "answerKey", a letter or a number.
+    """Return the question of a record in ARC's layout: "choices" with "text" and "label", and "answerKey".
 
-    Options are lettered by position, whatever their labels are, and stay as many as there are.
+    Options get letters by position, whatever their labels are.
     """
     labels = list(record["choices"]["label"])
     if record["answerKey"] not in labels:
@@ -96,13 +96,13 @@ def labelled(record: Record, text: str = "question") -> dict[str, Any]:
 
 
 def built(name: str, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None) -> Parts:
-    """Return the lettered tasks of rows; `shots` is None unless the user asked for a number."""
+    """Return the lettered tasks of rows. `shots` is None unless the user gave a number."""
     asked = settings if shots is None else replace(settings, num_fewshot=shots)
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
 
 
 def register(name: str, source: Source, *, licence: str, items: str) -> None:
-    """Register a data set as a task of that name."""
+    """Register a data set as a named task."""
 
     def make(settings: TaskSettings, shots: int | None) -> Parts:
         return built(name, source.rows(name, settings.data_dir), settings, shots)

@@ -92,7 +92,7 @@ def _alpaca(place: str, row: dict[str, Any]) -> Instruction:
 
 
 def _reference_answers(path: Path) -> dict[str, Sequence[str]]:
-    """Return FastChat's reference answers by question; none where the file is not there."""
+    """Return FastChat's reference answers by question id; empty if there is no such file."""
     if not path.is_file():
         return {}
     found: dict[str, Sequence[str]] = {}
@@ -109,7 +109,7 @@ def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:
         path = Path(settings.data_dir or "DATA_DIR") / name / "question.jsonl"
         if not path.is_file():
             raise DataError(
-                f"The instructions {name!r} are not there",
+                f"The instructions {name!r} were not found",
                 got=str(path),
                 fix=f"Copy the folder fastchat/llm_judge/data/{name} of the FastChat repository to {path.parent}, "
                 f"then give -P data_dir={path.parent.parent}",
@@ -131,18 +131,18 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
     "vicuna_bench": _fastchat("vicuna_bench"),
     "alpaca": _alpaca_set,
 }
-"""Readers by name."""
+"""Functions that read a set, by name."""
 
 
 def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list[Instruction]:
-    """Read a set by name, or a file; 'auto' is the demo's, for the demo model only.
+    """Return the instructions of a named set or a file. "auto" is the demo's set, for the demo model only.
 
     Raises
     ------
     ConfigError
-        Neither a set nor a file.
+        The text is neither a set nor a file.
     DataError
-        What is missing, with where it comes from; a broken file, with its line.
+        A set is missing (the message says where to get it), or a file is broken (the message has the line).
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":

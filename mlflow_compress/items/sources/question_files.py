@@ -1,4 +1,4 @@
-"""Question files: JSONL rows, read and checked before any model is loaded; every error names file and line."""
+"""Reads and checks question files (JSONL). Every error has file and line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
 
-MAX_CHARS = 500_000  # longest text of a question; a megabyte is a file that lost its line breaks
+MAX_CHARS = 500_000  # longest text of a question; longer ones come from a file without line breaks
 
-MAX_NAME = 100  # characters; MLflow's names of metrics end at 250, and "<section>/<metric>/" stands before it
-RESERVED = ("options", "generated")  # folders of unfinished work, beside those of corpora: all options, all answers
+MAX_NAME = 100  # characters; MLflow's metric names have at most 250, and begin with "<section>/<metric>/"
+RESERVED = ("options", "generated")  # names of folders of unfinished results, next to those of corpora
 _NAME = re.compile(r"[^\W_][\w.\- ]*")  # what MLflow allows in the name of a metric
 
 _NAMES = {str: "a text", int: "a whole number", list: "a list"}
 
 
 def read_text(path: Path) -> str:
-    """Return a UTF-8 text file, or a `DataError` naming it."""
+    """Return the text of a UTF-8 file. A file that cannot be read is a `DataError`."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other separators may stand inside a text
+    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
         if not line.strip():
             continue
         try:
@@ -59,7 +59,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_characters(place: str, row: dict[str, Any]) -> None:
-    """Refuse half of a surrogate pair: JSON can write it, but it is no text that a tokenizer could read."""
+    """Refuse half of a surrogate pair. JSON can express it, but a tokenizer cannot read it."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -71,14 +71,14 @@ def _check_characters(place: str, row: dict[str, Any]) -> None:
 def family_of(path: Path, row: Row) -> Family:
     """Return the family whose fields the row has.
 
-    Where several fit, it is the one that knows the fields of all of them; none or another number is a `DataError`.
+    If several fit, it is the one that has the fields of all of them. Otherwise it is a `DataError`.
     """
     fits = [family for _, family in FAMILIES.items() if set(family.fields) <= set(row)]
     wanted = {name for family in fits for name in family.fields}
     fits = [family for family in fits if wanted <= {*family.fields, *family.optional}]
     if len(fits) != 1:
         raise DataError(
-            f"{path}, line {row['line']}: the fields do not tell the task family",
+            f"{path}, line {row['line']}: the fields do not identify the task family",
             allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
             got=sorted(set(row) - {"line"}),
         )
@@ -86,7 +86,7 @@ def family_of(path: Path, row: Row) -> Family:
 
 
 def _check_lengths(place: str, row: Row) -> None:
-    """Refuse texts that no model could read; a mistake in the file is far more likely."""
+    """Refuse very long texts, which are most likely a mistake in the file."""
     for name, value in row.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and len(text) > MAX_CHARS:
@@ -95,7 +95,7 @@ def _check_lengths(place: str, row: Row) -> None:
 
 
 def _answer_index(place: str, row: dict[str, Any]) -> None:
-    """Turn an answer that is given as a letter into its index."""
+    """Replace an answer that is given as a letter by its index."""
     answer, choices = row.get("answer"), row.get("choices")
     if not (isinstance(answer, str) and len(answer) == 1 and "A" <= answer <= "Z" and isinstance(choices, list)):
         return
@@ -107,7 +107,7 @@ def _answer_index(place: str, row: dict[str, Any]) -> None:
 
 
 def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
-    """Check one row against its family; errors carry file and line."""
+    """Check one row against its family. Errors have file and line."""
     place = f"{path}, line {row['line']}: "
     _check_lengths(place, row)
     _answer_index(place, row)
@@ -137,7 +137,7 @@ def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
 
 
 def _name_of(path: Path) -> str:
-    """Return the name of a file's task, which becomes part of metric names and folders."""
+    """Return the name of a file's task, which is part of metric names and folder names."""
     name = path.stem
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME or name in RESERVED:
         raise ConfigError(
@@ -151,14 +151,14 @@ def _name_of(path: Path) -> str:
 
 
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
-    """Return what a file holds: a .txt is a corpus, the fields of a .jsonl decide its family.
+    """Return the corpus of a .txt file, or the tasks of a .jsonl file, whose fields decide the family.
 
     Raises
     ------
     ConfigError
-        When its name cannot be that of a task.
+        The file's name cannot be the name of a task.
     DataError
-        When it cannot be read or used, with file and line.
+        The file cannot be read or used. The message has file and line.
     """
     name = name or _name_of(path)
     if path.suffix == ".txt":

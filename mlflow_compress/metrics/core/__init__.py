@@ -1,1 +1,1 @@
-"""What every metric builds on: inputs, item tables, predictions, the registry."""
+"""The common base of all metrics: inputs, item tables, predictions, the registry."""

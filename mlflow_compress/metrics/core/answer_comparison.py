@@ -1,4 +1,4 @@
-"""Compare two models from what they answered alone: record sets, or the answers of prediction files."""
+"""Compares two models by their answers: from records or from prediction files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run every registered metric whose requirements are met, and say why the others were not run."""
+"""Computes every registered metric whose requirements are met, and gives the reason for the others."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class AnswerEmbeddings:
 
 @dataclass(frozen=True, eq=False)
 class MetricInputs:
-    """What was measured about one variant, or about a baseline alone.
+    """The records of one variant and its baseline, or of a baseline alone.
 
     Parameters
     ----------

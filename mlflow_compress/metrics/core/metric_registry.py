@@ -1,4 +1,4 @@
-"""What a metric declares, and the registry that holds every one of them."""
+"""Declarations of metrics and their keys, and the registry of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From option scores and generations to predictions: which option, right or wrong, with what margin."""
+"""Predictions from option scores and generations: the chosen option, its correctness and its margin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a metric may require of its inputs, and the reason where a requirement is not met."""
+"""Requirements of metrics, and the reason if the inputs do not meet one."""
 
 from __future__ import annotations
 

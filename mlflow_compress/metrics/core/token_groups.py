@@ -1,4 +1,4 @@
-"""Token records of two runs, joined row by row without building a Python object a token."""
+"""Joins the token records of two runs without a Python object per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Array types of the package and the checks that keep a NaN from travelling."""
+"""Array types of the package, and checks that refuse NaN."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _FEWEST_FOR_INTERVAL = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """A correlation with what is needed to believe it.
+    """A correlation with its interval, p-value and number of points.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The distribution of log-likelihood differences: why perplexity can stay while answers change."""
+"""The distribution of log-likelihood differences, which explains how answers change at the same perplexity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many items a study needs before it is run."""
+"""Sample sizes: the number of items that a study needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anytime-valid confidence sequences by betting: look after every item, stop early, keep the error level.
+"""Anytime-valid confidence sequences by betting. They may be checked after every item, and stopped early.
 
 A bettor who does not believe that the mean is `m` bets against it; the capital is a martingale if the mean IS `m`, so
 that it ever reaches 1/alpha with probability at most alpha (Ville). This holds for items in random order only (a file

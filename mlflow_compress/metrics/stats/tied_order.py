@@ -1,4 +1,4 @@
-"""The order in which the published conformal script meets equally probable options.
+"""The order of equally probable options in the published conformal script.
 
 LLM-Uncertainty-Bench sorts with `np.argsort(p)[::-1]`. Its logits are stored in 16 bits, so equal probabilities are
 common, numpy's default sort is not stable, and its order of equal values depends on the processor. The oracle's

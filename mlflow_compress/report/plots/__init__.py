@@ -1,1 +1,1 @@
-"""One file a figure: data in, a matplotlib figure with its title and caption out."""
+"""Figures, one file per figure. Each takes data and returns a matplotlib figure with title and caption."""

@@ -1,4 +1,4 @@
-"""Flips by category: where the changed answers are, and in which direction they went."""
+"""Flips by category, in each direction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LABEL_CHARACTERS = 34
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryFlips:
-    """Changed answers of one category or task, in percent of its `n` items; `w2w` is 0 where answers are not chosen."""
+    """Changed answers of one category or task, in percent of its `n` items; `w2w` is 0 for generated answers."""
 
     name: str
     n: int
@@ -35,7 +35,7 @@ class CategoryFlips:
 
     @property
     def total(self) -> float:
-        """All changes."""
+        """All changed answers, in percent."""
         return self.c2w + self.w2c + self.w2w
 
 
@@ -44,7 +44,7 @@ def _short(name: str) -> str:
 
 
 def draw_categories(groups: Sequence[CategoryFlips]) -> Drawing:
-    """Draw stacked bars, most changed first; of many groups the most changed `MOST` are shown and the rest counted."""
+    """Return stacked bars, most changed group first. At most `MOST` groups are shown, and the others are counted."""
     ordered = sorted(groups, key=lambda g: (-g.total, g.name))
     shown, rest = ordered[:MOST], len(ordered) - MOST
     canvas = new_canvas(1.75 + 0.3 * len(shown))

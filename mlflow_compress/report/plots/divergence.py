@@ -39,12 +39,12 @@ def _mark(axes: Any, x: float, words: str, colour: str, *, side: str, height: fl
 
 
 def draw_divergence(kl: Float, *, unit: str) -> Drawing:
-    """Draw the KL values with their mean and 95th percentile; zeros stand in a bar of their own.
+    """Return the histogram of the KL with mean and 95th percentile. Zeros have a bar of their own.
 
     Parameters
     ----------
     kl : numpy.ndarray, shape (n,)
-        KL in nats of each item or token, n at least 1. Rounding may leave values a hair below 0: they count as zeros.
+        KL in nats of each item or token, n at least 1. Values slightly below 0, from rounding, count as zeros.
     unit : str
         "item" or "corpus token".
     """

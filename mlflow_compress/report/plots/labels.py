@@ -1,4 +1,4 @@
-"""Labels beside points that do not cover each other, the points or the frame."""
+"""Places labels next to points so that they overlap neither each other, nor the points, nor the frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _aligned(direction: tuple[int, int]) -> dict[str, Any]:
 
 
 def _covered(box: Any, taken: Sequence[Any], frame: Any) -> float:
-    """Area of `box` that other boxes cover or that lies outside the frame, in square pixels."""
+    """Return the area of `box` that other boxes cover or that is outside the frame, in square pixels."""
     area = 0.0
     for other in taken:
         common = Bbox.intersection(box, other)
@@ -34,19 +34,19 @@ def _covered(box: Any, taken: Sequence[Any], frame: Any) -> float:
 
 
 def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[Any], *, bold: int | None) -> None:
-    """Write each text beside its point, at the nearest place where it covers nothing.
+    """Write each text next to its point, at the nearest place where it overlaps nothing.
 
-    Greedy: the bold one first, then from left to right; each takes the first free of 48 places around its point, or
-    the least covered one. The figure's layout must be final when this is called.
+    The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
+    around its point, or the one with the least overlap. The figure's layout must be final before the call.
 
     Parameters
     ----------
     axes : matplotlib.axes.Axes
-        Where the points are.
+        Axes of the points.
     points : sequence of (x, y)
-        In data coordinates.
+        Points in data coordinates.
     texts : sequence of str
-        One a point.
+        One text per point.
     bold : int or None
         Index of the point to emphasise.
     """

@@ -1,4 +1,4 @@
-"""Share of changed answers, and of answers wrong before, by how sure the baseline was (its top margin)."""
+"""Share of changed answers, and of the baseline's wrong answers, by the baseline's top margin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _finding(bins: BinnedShare) -> str:
 
 
 def draw_margin(bins: BinnedShare, wrong: BinnedShare, *, level: float) -> Drawing:
-    """Draw the share of changed answers in each margin bin, with Wilson intervals, and of answers wrong before.
+    """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Baseline beside variant where each has a value of its own: shuffled answers and uncertainty."""
+"""Baseline and variant side by side, for metrics that each model has: answer order and uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PANELS = (
 
 
 def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing | None:
-    """Draw a small panel per metric that both models have; None where there is none."""
+    """Return the figure, with one panel per metric that both models have; None if there is no such metric."""
     found = [
         (pooled[f"{name}_baseline"], pooled[name], label, words)
         for name, label, words in _PANELS

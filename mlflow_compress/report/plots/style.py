@@ -1,4 +1,4 @@
-"""The look that all figures share: colours that colour-blind readers tell apart, titles that state the finding."""
+"""Common style of all figures: colours that colour-blind readers can distinguish, and titles that state the finding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RC = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn figure before it is saved: matplotlib's figure, the finding, and how to read it."""
+    """A drawn figure before it is saved: matplotlib's figure, a title with the finding, and a caption."""
 
     canvas: Any
     title: str
@@ -51,7 +51,7 @@ class Drawing:
 
 
 def new_canvas(height: float) -> Any:
-    """Return an empty figure of the common width; drawn without pyplot, so without global state or a display."""
+    """Return an empty figure of the common width. It does not use pyplot, and so no global state or display."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     canvas = Canvas(figsize=(WIDTH_INCHES, height), dpi=DPI, layout=layout)
     FigureCanvasAgg(canvas)
@@ -59,7 +59,7 @@ def new_canvas(height: float) -> Any:
 
 
 def state(canvas: Any, title: str) -> None:
-    """Write the finding above the plots, wrapped, flush left."""
+    """Write the finding above the plots, as wrapped text aligned left."""
     canvas.suptitle(
         "\n".join(textwrap.wrap(title, _TITLE_CHARACTERS)),
         x=0.017,
@@ -77,5 +77,5 @@ def horizontal_grid(axes: Axes) -> None:
 
 
 def plain_text(text: str) -> str:
-    """Return text that matplotlib draws as it stands; a dollar sign would start a formula."""
+    """Return text that matplotlib draws literally, with dollar signs escaped, because these start a formula."""
     return text.replace("$", r"\$")

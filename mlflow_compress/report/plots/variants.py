@@ -1,4 +1,4 @@
-"""Size against distance: every variant measured so far, this one highlighted."""
+"""Size against distance of every variant of the evaluation, with this one highlighted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _finding(points: Sequence[_Point], current: str, field: str) -> str:
 
 
 def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawing | None:
-    """Draw KL (log axis) against size; variants with a KL of exactly 0 stand in a strip below the axis.
+    """Return the figure of KL (log axis) against size. Variants with a KL of exactly 0 are in a strip below the axis.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
     Returns
     -------
     Drawing or None
-        None where no variant has both a size and a KL.
+        None if no variant has both a size and a KL.
     """
     found = [(field, label, _points(variants, field, factor)) for field, label, factor in _SIZES]
     field, label, points = max(found, key=lambda f: len(f[2]))
@@ -110,7 +110,7 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
 
 
 def _panels(canvas: Any, above: bool, zero: bool) -> tuple[Any, Any]:
-    """Return the log axes and the strip for KL = 0, None where a panel would be empty."""
+    """Return the log axes and the strip for KL = 0; None for an empty panel."""
     if above and zero:
         upper, strip = canvas.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [7, 1], "hspace": 0.04})
         upper.tick_params(axis="x", length=0)
