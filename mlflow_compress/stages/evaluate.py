@@ -24,7 +24,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
 from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
-from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
+from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.open_models import light, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model

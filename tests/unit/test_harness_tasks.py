@@ -28,7 +28,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.report.record_tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
+from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 

@@ -31,7 +31,7 @@ from mlflow_compress.stages.evaluation.eval_metadata import (
     settings_of,
     write_metadata,
 )
-from mlflow_compress.stages.evaluation.harness_metrics import log_harness_metrics
+from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
 from mlflow_compress.stages.evaluation.open_models import load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
