@@ -42,12 +42,12 @@ class CalibrationText:
     ----------
     runs : frozenset of str
         Every sequence of `RUN` consecutive words.
-    whole : str
+    all_words : str
         All words of all texts; a line per text.
     """
 
     runs: frozenset[str]
-    whole: str
+    all_words: str
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> CalibrationText:
@@ -68,13 +68,13 @@ class CalibrationText:
     def held_paragraphs(self, corpus: Corpus) -> list[str]:
         """Return the corpus's paragraphs of 50 or more words that occur completely in the text."""
         paragraphs = ((text, words(text)) for text in corpus.text.split("\n"))
-        return [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in self.whole]
+        return [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in self.all_words]
 
     def holds(self, item: Sequence[str]) -> bool:
         """Return whether an item, given as its words, occurs in the text."""
         if len(item) >= RUN:
             return any(run in self.runs for run in _runs(item))
-        return len(item) >= FEWEST and f" {' '.join(item)} " in self.whole
+        return len(item) >= FEWEST and f" {' '.join(item)} " in self.all_words
 
 
 def check_contamination(calibration: Sequence[str], tasks: Sequence[Task], corpora: Sequence[Corpus]) -> None:

@@ -29,7 +29,7 @@ class MtBenchConfig:
         Name of the judge model.
     repeats : int
         Number of times each answer is graded, because judges are not deterministic even at temperature 0.
-    asks : int
+    attempts : int
         Number of requests per grading until a rating can be read. After that, the answer counts as unscored.
     max_tokens : int
         Longest judgment, in tokens.
@@ -40,12 +40,12 @@ class MtBenchConfig:
     endpoint: EndpointConfig
     model: str = "gpt-4"
     repeats: int = 1
-    asks: int = 3
+    attempts: int = 3
     max_tokens: int = 2048
     concurrency: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "asks", "max_tokens", "concurrency"):
+        for name in ("repeats", "attempts", "max_tokens", "concurrency"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
         if not self.model.strip():
@@ -185,8 +185,8 @@ class MtBenchJudge:
         return graded
 
     def _grade(self, endpoint: Endpoint, unit: _Work) -> dict[str, Any]:
-        """Return score and judgment, after at most `asks` requests until a rating can be read."""
-        for _ in range(self.config.asks):
+        """Return score and judgment, after at most `attempts` requests until a rating can be read."""
+        for _ in range(self.config.attempts):
             answer = endpoint.complete(unit.prompt.messages, model=self.config.model, max_tokens=self.config.max_tokens)
             score = parse_rating(answer.text)
             found = {"score": score, "judgment": answer.text, "judge": f"{answer.model} {unit.prompt.name}"}

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_compress.config import EMBEDDED, EvaluateConfig
+from mlflow_compress.config import EMBEDDED, EvaluateConfig, as_text
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
@@ -179,11 +179,12 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
 
 def _resolved(config: EvaluateConfig) -> dict[str, object]:
     """Return the run's parameters, with "auto" resolved."""
+    text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     return {
         "model": config.source.model,
         "tasks": tasks,
         "dtype": config.inference.dtype,
         "noise_items": config.evaluation.noise_items,
-        **settings_of(config),
+        **{name: text[name] for name in settings_of(config)},
     }

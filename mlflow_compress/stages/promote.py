@@ -46,7 +46,7 @@ def _remarks(competition: Competition, naming: str | None) -> list[str]:
     lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
     names_of_several = sorted({v.checkpoint[0] for v in competition.evaluation.variants if v.name != v.checkpoint[0]})
     lines += [
-        f"'{name}' is the name of several checkpoints; digits of their hashes tell them apart."
+        f"'{name}' is the name of several checkpoints; they are shown with digits of their hashes."
         for name in names_of_several
     ]
     return [*lines, naming] if naming else lines

@@ -130,7 +130,7 @@ def test_a_registered_model_of_an_earlier_release_is_taken_over_with_a_remark(tr
     tracker.client.create_registered_model("compressed-llama")
     tracker.client.create_model_version("compressed-llama", source="runs:/x")
     name, remark = registered_model(tracker, "llama", "1" * 64)
-    assert name == "compressed-llama" and remark is not None and "do not say of which base weights" in remark
+    assert name == "compressed-llama" and remark is not None and "do not name their base weights" in remark
     assert registered_model(tracker, "llama", "1" * 64) == ("compressed-llama", None)
 
 

@@ -108,7 +108,7 @@ def test_an_unreadable_rating_is_asked_for_again() -> None:
 def test_a_rating_that_stays_unreadable_is_null_and_not_kept(tmp_path: Path) -> None:
     cache = tmp_path / "judgments.jsonl"
     with judge_server(lambda _, body: "No." if "Now about" in str(body) else "[[4]]") as server:
-        judge = MtBenchJudge(config(server.base_url, asks=2, concurrency=1), cache=cache)
+        judge = MtBenchJudge(config(server.base_url, attempts=2, concurrency=1), cache=cache)
         found = judge.judge([WRITING], answers(WRITING))
     assert found.table.column("score").to_pylist() == [4.0, None]
     assert found.column("judgment").tolist() == ["[[4]]", "No."]
@@ -221,7 +221,8 @@ def test_the_environment_gives_key_and_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"repeats": 0}, {"asks": 0}, {"concurrency": 0}, {"max_tokens": 0}, {"model": " "}, {"timeout": 0.0}]
+    "settings",
+    [{"repeats": 0}, {"attempts": 0}, {"concurrency": 0}, {"max_tokens": 0}, {"model": " "}, {"timeout": 0.0}],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

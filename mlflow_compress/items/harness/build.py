@@ -44,13 +44,13 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
         The task samples its answers, needs images or sound, or runs generated code.
     """
     loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
-    whole = name in loaded.groups and _averages_items(loaded.groups[name])
-    found = [_leaf(leaf, task, settings, name if whole else leaf) for leaf, task in loaded.tasks.items()]
+    is_one_task = name in loaded.groups and _averages_items(loaded.groups[name])
+    found = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
     shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
-    if whole and (len(shapes) > 1 or found[0].kind != "options"):
+    if is_one_task and (len(shapes) > 1 or found[0].kind != "options"):
         found = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in found]
-        whole = False
-    if whole:
+        is_one_task = False
+    if is_one_task:
         return Parts(tasks=tuple(_tasks(name, found, loaded.groups)))
     tasks = tuple(task for leaf in found for task in _tasks(leaf.name, [leaf], {}))
     averaged = any(group.has_aggregation for group in loaded.groups.values())

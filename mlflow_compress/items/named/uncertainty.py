@@ -154,7 +154,7 @@ def register_types(
     group: str,
     types: Mapping[str, Published],
     *,
-    told: Callable[[Published], tuple[str, str, str]],
+    describe: Callable[[Published], tuple[str, str, str]],
     rows: Callable[[str, Published, str], list[dict[str, Any]]],
 ) -> None:
     """Register the five task types and their group.
@@ -164,7 +164,7 @@ def register_types(
     group : str
     types : mapping
         Published files by task name.
-    told : callable
+    describe : callable
         Returns a type's source, its licence, and what defines its questions.
     rows : callable
         Returns a type's rows of a question file, given task name, type and the folder of data sets.
@@ -174,7 +174,7 @@ def register_types(
         return _tasks(name, types[name], rows(name, types[name], settings.data_dir), settings, shots)
 
     for name, published in types.items():
-        source, licence, definition = told(published)
+        source, licence, definition = describe(published)
         TASKS.register(name)(
             NamedTask(
                 source=source,
@@ -198,9 +198,9 @@ def register_types(
     )
 
 
-def _told(published: Published) -> tuple[str, str, str]:
+def _described(published: Published) -> tuple[str, str, str]:
     definition = f"{DATASET} {published} {PROMPTS} {NEVER_ASKED} lettered"
     return f"{DATASET}, {published.file}", "MIT (repository)", definition
 
 
-register_types("uncertainty", FILES, told=_told, rows=published_rows)
+register_types("uncertainty", FILES, describe=_described, rows=published_rows)

@@ -106,9 +106,9 @@ SOURCES = {
 MEMBERS = {name.replace("uncertainty", "uncertainty_built"): file for name, file in uncertainty.FILES.items()}
 
 
-def _told(published: uncertainty.Published) -> tuple[str, str, str]:
+def _described(published: uncertainty.Published) -> tuple[str, str, str]:
     source, licence = SOURCES[published.kind]
     return source, licence, f"{source} {published} {uncertainty.PROMPTS} {DRAWN} built"
 
 
-uncertainty.register_types("uncertainty_built", MEMBERS, told=_told, rows=built_rows)
+uncertainty.register_types("uncertainty_built", MEMBERS, describe=_described, rows=built_rows)

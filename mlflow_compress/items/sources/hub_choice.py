@@ -107,7 +107,7 @@ def register(name: str, source: Source, *, licence: str, items: str) -> None:
     def make(settings: TaskSettings, shots: int | None) -> Parts:
         return built(name, source.rows(name, settings.data_dir), settings, shots)
 
-    told = f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered"
+    definition = f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered"
     TASKS.register(name)(
         NamedTask(
             source=", ".join(part for part in (source.dataset, source.config) if part),
@@ -115,7 +115,7 @@ def register(name: str, source: Source, *, licence: str, items: str) -> None:
             items=items,
             shots=SHOTS,
             rule=RULE,
-            definition=told.encode,
+            definition=definition.encode,
             build=make,
         )
     )

@@ -15,12 +15,12 @@ from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, limited
 
 MOST_TURNS = 2
-REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # beside FastChat's question.jsonl
+REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # in the folder of FastChat's question.jsonl
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One instruction: what the user says in each turn (one or two), and reference answers where there are any."""
+    """One instruction: the user's message of each turn (one or two), and reference answers if there are any."""
 
     item_id: str
     category: str
@@ -29,16 +29,16 @@ class Instruction:
 
 
 def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = None) -> list[Instruction]:
-    """Read a JSONL file of instructions; `settings.limit` per category after a seeded shuffle.
+    """Return the instructions of a JSONL file: a seeded sample of `settings.limit` per category, or all.
 
     A line has MT-Bench's schema (`question_id`, `category`, one or two `turns`, `reference`) or Alpaca's
-    (`instruction`, `input`, `output`; its number is its id). FastChat's reference answers are read where they lie
-    beside the file.
+    (`instruction`, `input`, `output`; the line's number is its id). FastChat's reference answers are read if they are
+    in the file's folder.
 
     Raises
     ------
     DataError
-        With file and line.
+        A line cannot be used. The message has file and line.
     """
     rows = read_jsonl(path)
     answers = _reference_answers(path.parent / REFERENCES)

@@ -176,7 +176,7 @@ def cluster_sums(columns: npt.ArrayLike, clusters: npt.ArrayLike) -> Float:
     Parameters
     ----------
     columns : array_like, shape (n,) or (n, k)
-        Values a token or item.
+        Values per token or item.
     clusters : array_like of int, shape (n,)
         Cluster (document, window, category) of each row.
 

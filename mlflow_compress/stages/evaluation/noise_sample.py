@@ -12,7 +12,7 @@ _FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
 
 
 def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
-    """Return the part of a suite that the noise run scores; the whole suite where `n` is 0.
+    """Return the part of a suite that the noise run scores; the complete suite if `n` is 0.
 
     Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
     windows. Per task with documents: the first `n` documents. Windows and documents are not drawn, because records

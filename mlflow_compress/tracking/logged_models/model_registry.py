@@ -68,7 +68,7 @@ def registered_model(tracker: Tracker, base_model: str, base_weights: str) -> tu
     tracker.client.set_registered_model_tag(plain, run_names.BASE_WEIGHTS, base_weights)
     if not earlier:
         return plain, None
-    return plain, f"'{plain}' has versions of an earlier release, which do not say of which base weights they are."
+    return plain, f"'{plain}' has versions of an earlier release, which do not name their base weights."
 
 
 def _owner(tracker: Tracker, name: str) -> str | None:
