@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 
 def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

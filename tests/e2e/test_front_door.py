@@ -31,6 +31,8 @@ def run_examples(folder: Path) -> dict[str, Any]:
     return session
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from statsmodels.stats.contingency_tables import mcnemar
@@ -126,7 +126,7 @@ def test_mcnemar_by_hand():
         mcnemar_exact(-1, 2)
 
 
-@QUICK
+@settings(QUICK, max_examples=40)  # statsmodels is slow to call
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_its_rule(values):
     # Reject at any level a the smallest p-values while p_(j) <= a/(m - j + 1): an adjusted value is the least such a.
