@@ -89,11 +89,12 @@ class _Checked(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise one_error(error, type(self)) from None
+            raise one_error(error, self._names()) from None
 
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values, checked like those of a new one."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+    @classmethod
+    def _names(cls) -> list[str]:
+        """Return the names of the parameters."""
+        return list(cls.model_fields)
 
 
 class Group(_Checked):
@@ -116,6 +117,10 @@ class Command(_Checked):
             else:
                 sorted_.setdefault(owner, {})[name] = value
         return sorted_
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return list(parameters(cls))
 
     def values(self) -> dict[str, Any]:
         """Return every parameter by its flat name."""

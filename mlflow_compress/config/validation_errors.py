@@ -15,11 +15,8 @@ Details = Mapping[str, Any]  # one entry of `ValidationError.errors()`
 _KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "bool": "a switch", "string": "text"}
 
 
-def one_error(error: ValidationError, cls: type[Any]) -> ConfigError:
-    """Return the first thing that is wrong with the values of a configuration class."""
-    from mlflow_compress.config.declarations import Command, parameters
-
-    known = list(parameters(cls)) if issubclass(cls, Command) else list(cls.model_fields)
+def one_error(error: ValidationError, known: list[str]) -> ConfigError:
+    """Return the first thing that is wrong with the values of parameters, whose names are `known`."""
     details = error.errors(include_url=False)
     first = details[0]
     names = [str(part) for part in first["loc"] if part in known]
