@@ -167,6 +167,8 @@ def test_everything_stays_below_ten_megabytes() -> None:
     assert sum(path.stat().st_size for path in files) <= 10_000_000
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_model_is_right_in_55_to_85_percent_of_the_lettered_items(tokenizer: Any) -> None:
     """So that answers can flip both ways; every fourth item, as the model card says how it does on all."""
     model = LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
