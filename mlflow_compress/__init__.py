@@ -23,31 +23,6 @@ if TYPE_CHECKING:
         VariantRun,
     )
 
-_WHERE = {
-    "mlflow_compress.api": (
-        "compare",
-        "compress",
-        "evaluate",
-        "judge",
-        "load",
-        "methods",
-        "promote",
-        "run",
-        "tasks",
-    ),
-    "mlflow_compress.errors": ("MlflowCompressError",),
-    "mlflow_compress.results": (
-        "AnswerEvaluation",
-        "Comparison",
-        "CompressedModel",
-        "Evaluation",
-        "Listing",
-        "Promotion",
-        "VariantRun",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-
 __all__ = [
     "AnswerEvaluation",
     "Comparison",
@@ -72,9 +47,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    # Functions have lower-case names; of the classes, one is an error and the others are results.
+    module = "api" if name.islower() else "errors" if name == "MlflowCompressError" else "results"
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.decide.promotion import standard_gates
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.records import MetricResult
+from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 
 if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-    from mlflow_compress.records import RunRecords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +64,26 @@ class Measurement(Tabular):
 
     def records(self) -> RunRecords:
         """Return what the model answered: items, scores, distances and texts, as Arrow tables."""
-        from mlflow_compress.records import RunRecords
-
         return RunRecords.read(self.records_folder)
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per result."""
         return [asdict(result) for result in self.results]
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sentence, then the headline results."""
-        from html import escape
+    def notebook_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the headline results: the others are too many for a notebook."""
+        part = ("task", "category")
+        return [{k: v for k, v in asdict(result).items() if k not in part} for result in self.pooled.values()]
 
-        shown = self.to_pandas()
-        pooled = shown[shown["task"].isna() & shown["category"].isna()] if len(shown) else shown
-        table = pooled.drop(columns=["task", "category"], errors="ignore")
-        return f"<p>{escape(self.summary)}</p>{table.to_html(index=False, na_rep='', border=0)}"
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "results": self.to_rows(),
+            "not_computed": dict(self.not_computed),
+            "records": str(self.records_folder),
+            "run": asdict(self.run) if self.run else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +146,8 @@ class Evaluation(Measurement):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""
-        return {
-            "name": self.name,
-            "baseline": self.baseline,
-            "verdict": self.verdict,
-            "evaluation_id": self.evaluation_id,
-            "baseline_run_id": self.baseline_run_id,
-            "results": self.to_rows(),
-            "not_computed": dict(self.not_computed),
-            "records": str(self.records_folder),
-            "run": asdict(self.run) if self.run else None,
-        }
+        own = ("baseline", "verdict", "evaluation_id", "baseline_run_id")
+        return {**super().to_dict(), **{name: getattr(self, name) for name in own}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +173,4 @@ class AnswerEvaluation(Measurement):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the texts as plain values, ready for JSON."""
-        return {
-            "name": self.name,
-            "baseline": self.baseline,
-            "results": self.to_rows(),
-            "not_computed": dict(self.not_computed),
-            "skipped": self.skipped,
-            "records": str(self.records_folder),
-            "run": asdict(self.run) if self.run else None,
-        }
+        return {**super().to_dict(), "baseline": self.baseline, "skipped": self.skipped}

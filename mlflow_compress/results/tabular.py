@@ -35,8 +35,15 @@ class Tabular(ABC):
 
         return pa.Table.from_pylist([dict(row) for row in self.to_rows()])
 
+    def notebook_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows that a notebook shows: all of them, unless a result has too many."""
+        return self.to_rows()
+
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sentence, then the rows."""
+        """Return what a notebook shows: the sentence, then rows."""
         from html import escape
 
-        return f"<p>{escape(self.summary)}</p>{self.to_pandas().to_html(index=False, na_rep='', border=0)}"
+        import pandas as pd
+
+        table = pd.DataFrame(list(self.notebook_rows())).to_html(index=False, na_rep="", border=0)
+        return f"<p>{escape(self.summary)}</p>{table}"

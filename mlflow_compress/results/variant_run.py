@@ -48,14 +48,11 @@ class VariantRun(Measurement):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""
         return {
-            "name": self.name,
+            **super().to_dict(),
             "baseline": self.baseline,
             "verdict": self.verdict,
             "checkpoint": self.checkpoint,
             "manifest": asdict(self.manifest),
-            "results": self.to_rows(),
-            "not_computed": dict(self.not_computed),
             "gates": dict(self.gates),
             "failed": dict(self.failed),
-            "run": asdict(self.run) if self.run else None,
         }

@@ -18,7 +18,6 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.paths import absolute_paths
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
@@ -196,7 +195,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     Parameters
     ----------
     config : MainConfig
-        The parameters.
+        The parameters, with absolute paths.
     say : callable (line)
         Prints a line of progress.
 
@@ -212,7 +211,6 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     if config.resume is not None:
         finished = finished_stages(tracker, config.resume)
         config = resumed_config(config, config.resume, tracker, finished)
-    config = absolute_paths(config)
     config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
     known, label, variant = check(config), model_label(config.source.model), variant_name(config.quantize_config)
     with _open(config, tracker, label, variant) as run:

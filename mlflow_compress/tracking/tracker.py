@@ -54,8 +54,7 @@ class Tracker:
 
     def __init__(self) -> None:
         self.uri = _absolute(mlflow.get_tracking_uri())
-        mlflow.set_tracking_uri(self.uri)
-        os.environ["MLFLOW_TRACKING_URI"] = self.uri
+        mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
         os.environ.setdefault(
             "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"
         )  # otherwise every look-up shows a bar per file
