@@ -1,0 +1,14 @@
+"""The Python front door: `import mlflow_compress as mc`.
+
+Every function takes the parameters of the command of the same name (`mlflow-compress evaluate --help`), as keyword
+arguments, and returns a typed result with `to_pandas()`, `to_arrow()`, `to_dict()` and a table in notebooks.
+
+`store` says where runs are kept. Without it that is MLflow's tracking store (`MLFLOW_TRACKING_URI`); with a folder's
+path it is that folder, and nothing is written to MLflow. Either way a baseline is evaluated once and found again.
+"""
+
+from mlflow_compress.api.decisions import promote
+from mlflow_compress.api.lookup import compare, load, methods, tasks
+from mlflow_compress.api.one_variant import compress, evaluate, judge, run
+
+__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "run", "tasks"]
