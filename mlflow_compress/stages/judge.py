@@ -261,7 +261,7 @@ def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluati
     """
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     chosen_judges(config.answers.judges)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
     with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"judge {manifest.label} {label}")

@@ -206,7 +206,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     StageError
         A stage failed.
     """
-    tracker = Tracker()
+    tracker = Tracker(config.experiment)
     finished: dict[str, str] = {}
     if config.resume is not None:
         finished = finished_stages(tracker, config.resume)

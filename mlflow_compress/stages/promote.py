@@ -76,7 +76,7 @@ def run_promote(config: PromoteConfig) -> Promotion:
     """
     check_alias(config.alias)
     check_evaluation(config.evaluation)
-    tracker = Tracker()
+    tracker = Tracker(config.experiment)
     competition = choose(tracker, config)
     evaluation, label = competition.evaluation, competition.label
     tags = {

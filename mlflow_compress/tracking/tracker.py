@@ -23,12 +23,14 @@ from mlflow_compress.errors import StageError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.downloads import Downloads, limit_bytes
-from mlflow_compress.tracking.experiment import choose_experiment, create_database
+from mlflow_compress.tracking.experiment import AUTO, choose_experiment, create_database, experiment_beside
 from mlflow_compress.tracking.filters import has_tags, tags_filter
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
+# Stages whose runs are no variant's. They go to an experiment beside that of the variants.
+_BESIDE = ("baseline", "baseline-answers", "promote")
 
 
 def _absolute(uri: str) -> str:
@@ -46,19 +48,25 @@ def _stored(run: Run) -> StoredRun:
 class Tracker:
     """A tested connection to the store that MLflow is configured for (default: SQLite in the working folder).
 
+    Parameters
+    ----------
+    experiment : str
+        Name of the experiment for new runs; "auto" is explained by `choose_experiment`.
+
     Raises
     ------
     TrackingError
         The store cannot be reached or written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: str = AUTO) -> None:
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
         try:
             create_database(self.uri)
             self.client = MlflowClient(self.uri)
-            self.experiment_id = self._experiment()
+            self._given_is_elsewhere = False
+            self.experiment_id = self._experiment(experiment)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store cannot be used: {str(error).splitlines()[0]}",
@@ -66,12 +74,21 @@ class Tracker:
                 fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
             ) from error
 
-    def _experiment(self) -> str:
-        """Return the experiment id of the surrounding `mlflow run`, or that of `choose_experiment`."""
-        run_id = os.environ.get(_RUN_ID_VARIABLE)
-        if run_id:
-            return str(self.client.get_run(run_id).info.experiment_id)
-        return choose_experiment(self.client, self.uri)
+    def _experiment(self, name: str) -> str:
+        """Return the experiment id of the stage that this process was started for, or that of `choose_experiment`.
+
+        A user's own `mlflow run` has made a run in the experiment that MLflow chose. If that is another one, the run
+        becomes a signpost to the run that this process makes.
+        """
+        given = os.environ.get(_RUN_ID_VARIABLE)
+        if given is None:
+            return choose_experiment(self.client, self.uri, name)
+        run = self.client.get_run(given)
+        if run_names.STAGE in run.data.tags:  # made by the main stage
+            return str(run.info.experiment_id)
+        chosen = choose_experiment(self.client, self.uri, name)
+        self._given_is_elsewhere = chosen != run.info.experiment_id
+        return chosen
 
     def reject(self, error: Exception) -> None:
         """End the run that `mlflow run` has created for this process as FAILED, if no stage has opened it yet.
@@ -87,6 +104,20 @@ class Tracker:
             run = TrackedRun(self.client, given)
             run.rename(f"resume {run_id[:8]}")
             run.set_note(f"Resumes run {run_id}.")
+
+    @contextmanager
+    def _pointed_at(self, run: TrackedRun, name: str, signpost: str | None) -> Iterator[None]:
+        """Let `signpost`, a run of another experiment, point at `run` and end with the same status."""
+        if signpost is None:
+            yield
+            return
+        post, target = TrackedRun(self.client, signpost), f"experiments/{run.info.experiment_id}/runs/{run.run_id}"
+        post.rename(f"see {name}")
+        post.set_note(f"The results are in run [{name}](#/{target}) of another experiment.")
+        try:
+            yield
+        finally:
+            self.client.set_terminated(signpost, self.client.get_run(run.run_id).info.status)
 
     def _end(self, run: TrackedRun, message: str, status: str) -> None:
         run.set_tags({run_names.ERROR: message})
@@ -108,8 +139,9 @@ class Tracker:
             run, for example for the baseline of an evaluation.
         """
         given = os.environ.pop(_RUN_ID_VARIABLE, None) if own else None
+        signpost, given = (given, None) if self._given_is_elsewhere else (None, given)
         try:
-            run_id = given or self.client.create_run(self.experiment_id, run_name=name).info.run_id
+            run_id = given or self.client.create_run(self._experiment_of(stage), run_name=name).info.run_id
             tracked = TrackedRun(self.client, run_id)
             tracked.rename(name)
             tracked.set_tags({run_names.STAGE: stage, **tags})
@@ -117,8 +149,14 @@ class Tracker:
             raise TrackingError(
                 f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=self.uri
             ) from error
-        with self._until_ended(tracked):
+        with self._pointed_at(tracked, name, signpost), self._until_ended(tracked):
             yield tracked
+
+    def _experiment_of(self, stage: str) -> str:
+        """Return the experiment id of a stage's new run."""
+        if stage not in _BESIDE:
+            return self.experiment_id
+        return experiment_beside(self.client, self.uri, self.experiment_id)
 
     @contextmanager
     def reopen(self, run_id: str) -> Iterator[TrackedRun]:

@@ -121,7 +121,9 @@ def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
 def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
     """Return a saved view as MLflow's pages read it."""
     tag = tracker.client.get_experiment(tracker.experiment_id).tags[f"mlflow.sharedViewState.{key}"]
-    return dict(json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;")))))
+    envelope = json.loads(tag)
+    assert envelope.keys() == {"name", "createdAt", "state"}
+    return dict(json.loads(zlib.decompress(base64.b64decode(envelope["state"].removeprefix("deflate;")))))
 
 
 def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None:
@@ -133,14 +135,19 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
-    assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"  # type: ignore[index]
+    assert state["selectedColumns"][:2] == ["attributes.`Description`", "metrics.`distance/kl_mean`"]  # type: ignore[index]
+    charts = saved_view(tracker, "charts-aaaaaaaa")
+    assert charts["searchFilter"] == state["searchFilter"]
+    first = charts["compareRunCharts"][0]  # type: ignore[index]
+    assert (first["xaxis"]["key"], first["yaxis"]["key"]) == ("size/bits_per_weight", "distance/kl_mean")
     shown = tracker.client.search_runs([tracker.experiment_id], filter_string=str(state["searchFilter"]))
     assert [run.info.run_id for run in shown] == runs[:1]
     assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker, runs[0])
     assert f"runs/{runs[0]}?workflowType=machine_learning" in how_to_open(tracker, runs[0])
     # The plain name is the newest evaluation's.
     assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
-    assert how_to_open(tracker).endswith(f"viewStateShareKey={LEADERBOARD}")
+    assert f"viewStateShareKey={LEADERBOARD}\n" in how_to_open(tracker)
+    assert how_to_open(tracker).endswith("viewStateShareKey=charts&compareRunsMode=CHART")
 
 
 def test_a_run_without_an_evaluation_saves_no_leaderboard_and_links_to_none(tracker: Tracker) -> None:
