@@ -42,6 +42,22 @@ def test_opening_the_store_leaves_the_environment_alone(tracker: Tracker) -> Non
     assert changed <= {"MLFLOW_TRACKING_URI"}  # MLflow's own way to tell child processes
 
 
+def test_a_table_is_replaced_and_shown_once(tracker: Tracker, tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    (drawn / "kl.png").write_bytes(b"png")
+    with tracker.run("x", "main", {}) as run:
+        for value in (1.0, float("nan")):
+            run.log_table({"a": [value], "b": ["text"]}, "t.json")
+        run.log_figures(drawn, ["kl"])
+    assert tracker.fetch_json(run.run_id, "t.json") == {"columns": ["a", "b"], "data": [[None, "text"]]}
+    tables = json.loads(tracker.client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert tables == [{"path": name, "type": "table"} for name in ("t.json", "figures.json")]
+    [[name, image]] = tracker.fetch_json(run.run_id, "figures.json")["data"]
+    assert name == "kl" and (tracker.fetch(run.run_id, "figures") / "kl.png").read_bytes() == b"png"
+    assert image["type"] == "image" and image["filepath"] == image["compressed_filepath"] == "figures/kl.png"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ConfigError("broken"), "FAILED"), (OSError("disk"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
