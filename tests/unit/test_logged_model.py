@@ -199,6 +199,7 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
         log_model_values(tracker, run_id, model_id, {"distance/kl_mean": kl}, whole)
         log_model_values(tracker, run_id, model_id, {"distance/kl_mean/mmlu": kl / 2}, task)
     found = mlflow.search_logged_models(
+        experiment_ids=[tracker.experiment_id],
         filter_string="metrics.`distance/kl_mean` < 0.05",
         order_by=[{"field_name": "metrics.distance/kl_mean", "ascending": True}],
         output_format="list",
@@ -207,6 +208,7 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
     assert found[0].params == {"bits": "4"} and found[0].tags[run_names.METHOD] == "rtn"
     other = [{"dataset_name": "evaluation", "dataset_digest": "b" * 16}]
     assert not mlflow.search_logged_models(
+        experiment_ids=[tracker.experiment_id],
         filter_string="metrics.`distance/kl_mean` < 0.05", datasets=other, output_format="list"
     )
     run = tracker.client.get_run(found[0].source_run_id)
