@@ -1,6 +1,14 @@
 """Parameters of every command: what they are called, what they accept, and how they are read from text and files."""
 
-from mlflow_compress.config.commands import EvaluateConfig, JudgeConfig, MainConfig, PromoteConfig, QuantizeConfig
+from mlflow_compress.config.commands import (
+    EvaluateConfig,
+    HistoryConfig,
+    JudgeConfig,
+    MainConfig,
+    PromoteConfig,
+    QuantizeConfig,
+    RollbackConfig,
+)
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
     AnswerConfig,
@@ -9,6 +17,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     SourceConfig,
 )
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 
 __all__ = [
@@ -19,15 +28,20 @@ __all__ = [
     "EvaluateConfig",
     "EvaluationConfig",
     "Group",
+    "HistoryConfig",
     "InferenceConfig",
     "JudgeConfig",
     "MainConfig",
+    "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "RollbackConfig",
     "SourceConfig",
     "as_text",
     "check_text",
     "parameters",
     "parse",
+    "policy_yaml",
     "read_file",
+    "read_policy",
 ]

@@ -1,5 +1,6 @@
 """What the commands find, as typed values: tables for notebooks and pandas, plain dictionaries for everything else."""
 
+from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
@@ -9,12 +10,15 @@ from mlflow_compress.results.variant_run import VariantRun
 from mlflow_compress.tracking.store import RunLink
 
 __all__ = [
+    "AliasHistory",
     "AnswerEvaluation",
     "Comparison",
     "CompressedModel",
     "Evaluation",
     "Listing",
     "Promotion",
+    "Rollback",
     "RunLink",
+    "Tenure",
     "VariantRun",
 ]
