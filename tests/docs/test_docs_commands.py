@@ -102,11 +102,12 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 
 def test_every_parameter_that_a_page_names_exists() -> None:
     commands = STAGES | QUESTIONS
+    verbs = "|".join(commands)
     known = {name for cls in commands.values() for name in parameters(cls)} | {"config"}
     for page in PAGES:
         text = page.read_text()
         named = set(re.findall(r"-P (\w+)=", text))
-        for verb, options in re.findall(rf"mlflow-compress ({"|".join(commands)}) ([^\n`|]*)", text):
+        for verb, options in re.findall(f"mlflow-compress ({verbs}) ([^\n`|]*)", text):
             accepted = {*parameters(commands[verb]), "config", "help"}
             assert set(re.findall(r"--(\w+)", options)) <= accepted, f"{page.name}: {verb} {options}"
         assert named <= known, f"{page.name}: {named - known}"
