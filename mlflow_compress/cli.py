@@ -16,7 +16,7 @@ from mlflow_compress.config.old_names import OldNameWarning
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
-_EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes."
+_EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
 STAGES: dict[str, type[config.Command]] = {
     "main": config.MainConfig,
@@ -25,6 +25,7 @@ STAGES: dict[str, type[config.Command]] = {
     "judge": config.JudgeConfig,
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
+    "gate": config.GateConfig,
 }
 
 QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig}
@@ -41,6 +42,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     """Run a stage by its function of the front door."""
     if command == "main":
         return api.run(progress=_say, **given)
+    if command == "gate":
+        return api.gate(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
@@ -63,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, cls in (STAGES | QUESTIONS).items():
         about = (cls.__doc__ or "").strip()
-        epilog = f"{_EPILOG} {_EXIT}" if name == "promote" else _EPILOG
+        epilog = f"{_EPILOG} {_EXIT}" if name in ("promote", "gate") else _EPILOG
         stage = commands.add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
         stage.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         for parameter, field in config.parameters(cls).items():
@@ -114,7 +117,7 @@ def _reject(error: MlflowCompressError) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted.
 
-    3 says that `promote` did its work, and that no variant passes.
+    3 says that `promote` or `gate` did its work, and that nothing passes.
 
     Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
     """

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Comparison,
         CompressedModel,
         Evaluation,
+        GateVerdict,
         Listing,
         Promotion,
         Rollback,
@@ -85,6 +86,16 @@ def history_text(found: AliasHistory) -> str:
     return "\n".join([f"{found.summary}.", *found.remarks, "", *_aligned([heads, *rows])])
 
 
+def gate_text(found: GateVerdict) -> str:
+    """Return the verdict, one line per check, and what else there is to say."""
+    lines = [found.verdict, *found.remarks, ""]
+    for row in found.rows:
+        after = "" if row.decided_after is None else f", after {row.decided_after} items"
+        value = "" if row.value is None else f": {row.value:.4g} on {row.n} items"
+        lines.append(f"{row.gate}. {row.verdict}: {row.reason or row.name}{value}{after}")
+    return "\n\n".join(["\n".join(lines), *_where(found.run)])
+
+
 def policy_text(policy: Policy) -> str:
     """Return a policy as YAML with comments, and its hash as the last one."""
     from mlflow_compress.config import policy_yaml
@@ -139,6 +150,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "promote": promotion_text,
     "rollback": rollback_text,
     "history": history_text,
+    "gate": gate_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import configured, takes_parameters_of
-from mlflow_compress.config import HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.api.arguments import (
+    StoreLike,
+    checkpoint_folder,
+    configured,
+    opened_store,
+    takes_parameters_of,
+)
+from mlflow_compress.config import GateConfig, HistoryConfig, PromoteConfig, RollbackConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import AliasHistory, Promotion, Rollback
+    from mlflow_compress.results import AliasHistory, CompressedModel, GateVerdict, Promotion, Rollback
 
 
 @takes_parameters_of(PromoteConfig)
@@ -92,3 +100,45 @@ def history(**settings: Any) -> AliasHistory:
     from mlflow_compress.stages.history import read_history
 
     return read_history(configured(HistoryConfig, settings))
+
+
+@takes_parameters_of(GateConfig)
+def gate(
+    checkpoint: CompressedModel | str | PathLike[str] | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> GateVerdict:
+    """Return whether a checkpoint passes a policy, after no more items than that takes.
+
+    Items are scored in random blocks, until every gate is decided or one has failed.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told after each block how far the gate is.
+    **settings
+        The other parameters of ``mlflow-compress gate``.
+
+    Raises
+    ------
+    ConfigError
+        The policy cannot be decided item by item, or is about no item.
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+
+    Examples
+    --------
+    >>> verdict = mc.gate(compressed, limit=2, store=folder)
+    >>> verdict.items_used <= verdict.items_available
+    True
+    """
+    from mlflow_compress.stages.gate import run_gate
+
+    config = configured(GateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
+    return run_gate(config, opened_store(store), progress or (lambda line: None))

@@ -2,6 +2,7 @@
 
 from mlflow_compress.config.commands import (
     EvaluateConfig,
+    GateConfig,
     HistoryConfig,
     JudgeConfig,
     MainConfig,
@@ -27,6 +28,7 @@ __all__ = [
     "CompressionConfig",
     "EvaluateConfig",
     "EvaluationConfig",
+    "GateConfig",
     "Group",
     "HistoryConfig",
     "InferenceConfig",

@@ -89,6 +89,30 @@ class HistoryConfig(Command):
     alias: str = option("champion", "registry alias")
 
 
+class GateConfig(Command):
+    """Evaluate a checkpoint in random blocks of items, until a policy's verdict is sure. For CI."""
+
+    source: SourceConfig = SourceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    inference: InferenceConfig = InferenceConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    policy: OptionalText = option(
+        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+    )
+    error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
+    block: int = option(50, "items per block: the gate looks after each", ge=1)
+    output: OptionalText = option(
+        None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
+    )
+
+    @property
+    def evaluate_config(self) -> EvaluateConfig:
+        """The evaluation whose items the gate looks at, and whose baseline it needs."""
+        return EvaluateConfig(
+            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=self.checkpoint
+        )
+
+
 class MainConfig(Command):
     """quantize -> evaluate -> judge for one variant, under one parent run."""
 

@@ -4,6 +4,7 @@ from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
+from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.variant_run import VariantRun
@@ -15,6 +16,8 @@ __all__ = [
     "Comparison",
     "CompressedModel",
     "Evaluation",
+    "GateRow",
+    "GateVerdict",
     "Listing",
     "Promotion",
     "Rollback",

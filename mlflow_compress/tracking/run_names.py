@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, leaderboard_keys
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | rollback
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | rollback | gate
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
