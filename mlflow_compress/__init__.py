@@ -11,35 +11,57 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.version import __version__
 
 if TYPE_CHECKING:
-    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, run, tasks
+    from mlflow_compress.api import (
+        compare,
+        compress,
+        evaluate,
+        gate,
+        history,
+        judge,
+        load,
+        methods,
+        promote,
+        rollback,
+        run,
+        tasks,
+    )
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.results import (
+        AliasHistory,
         AnswerEvaluation,
         Comparison,
         CompressedModel,
         Evaluation,
+        GateVerdict,
         Listing,
         Promotion,
+        Rollback,
         VariantRun,
     )
 
 __all__ = [
+    "AliasHistory",
     "AnswerEvaluation",
     "Comparison",
     "CompressedModel",
     "Evaluation",
+    "GateVerdict",
     "Listing",
     "MlflowCompressError",
     "Promotion",
+    "Rollback",
     "VariantRun",
     "__version__",
     "compare",
     "compress",
     "evaluate",
+    "gate",
+    "history",
     "judge",
     "load",
     "methods",
     "promote",
+    "rollback",
     "run",
     "tasks",
 ]

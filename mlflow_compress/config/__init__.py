@@ -1,6 +1,15 @@
 """Parameters of every command: what they are called, what they accept, and how they are read from text and files."""
 
-from mlflow_compress.config.commands import EvaluateConfig, JudgeConfig, MainConfig, PromoteConfig, QuantizeConfig
+from mlflow_compress.config.commands import (
+    EvaluateConfig,
+    GateConfig,
+    HistoryConfig,
+    JudgeConfig,
+    MainConfig,
+    PromoteConfig,
+    QuantizeConfig,
+    RollbackConfig,
+)
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
     AnswerConfig,
@@ -9,6 +18,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     SourceConfig,
 )
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 
 __all__ = [
@@ -18,16 +28,22 @@ __all__ = [
     "CompressionConfig",
     "EvaluateConfig",
     "EvaluationConfig",
+    "GateConfig",
     "Group",
+    "HistoryConfig",
     "InferenceConfig",
     "JudgeConfig",
     "MainConfig",
+    "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "RollbackConfig",
     "SourceConfig",
     "as_text",
     "check_text",
     "parameters",
     "parse",
+    "policy_yaml",
     "read_file",
+    "read_policy",
 ]

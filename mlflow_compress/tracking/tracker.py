@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ import mlflow
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,7 +32,7 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
-_BESIDE = ("baseline", "baseline-answers", "promote")
+_BESIDE = ("baseline", "baseline-answers", "promote", "rollback", "gate")
 
 
 def _absolute(uri: str) -> str:
@@ -100,10 +102,7 @@ class Tracker:
 
     def hand_over(self, run_id: str) -> None:
         """Note in the run that `mlflow run` has created for this process, if any, that another run is resumed."""
-        if given := os.environ.pop(_RUN_ID_VARIABLE, None):
-            run = TrackedRun(self.client, given)
-            run.rename(f"resume {run_id[:8]}")
-            run.set_note(f"Resumes run {run_id}.")
+        self.note_given_run(f"resume {run_id[:8]}", f"Resumes run {run_id}.")
 
     @contextmanager
     def _pointed_at(self, run: TrackedRun, name: str, signpost: str | None) -> Iterator[None]:
@@ -118,6 +117,15 @@ class Tracker:
             yield
         finally:
             self.client.set_terminated(signpost, self.client.get_run(run.run_id).info.status)
+
+    def note_given_run(self, name: str, note: str) -> str | None:
+        """Name the run that `mlflow run` has created for this process, which writes nothing; return its id, if any."""
+        given = os.environ.pop(_RUN_ID_VARIABLE, None)
+        if given:
+            run = TrackedRun(self.client, given)
+            run.rename(name)
+            run.set_note(note)
+        return given
 
     def _end(self, run: TrackedRun, message: str, status: str) -> None:
         run.set_tags({run_names.ERROR: message})
@@ -265,6 +273,19 @@ class Tracker:
         mlflow.artifacts.download_artifacts(
             run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=self.uri
         )
+
+    def json_of(self, run: Run, name: str) -> Any:
+        """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
+        parsed = urlparse(run.info.artifact_uri)
+        if parsed.scheme not in ("", "file"):
+            return self.fetch_json(run.info.run_id, name)
+        try:
+            folder = Path(local_file_uri_to_path(run.info.artifact_uri))
+            return json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrackingError(
+                f"Run {run.info.run_id} has no artifact {name!r} that can be read", got=str(error)
+            ) from error
 
     def fetch_json(self, run_id: str, name: str) -> Any:
         """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""

@@ -138,7 +138,7 @@ def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.Capture
     reasons = {o["candidate"]["name"]: o["reasons"] for o in decision["decision"]["outcomes"]}
     assert "cannot be promoted" in reasons["none"][0]
     # With a gate that nothing passes, the alias stays where it is.
-    assert cli.main(["promote", "--max_kl", "0"]) == 0
+    assert cli.main(["promote", "--max_kl", "0"]) == 3
     assert "not moved" in capsys.readouterr().out
     again = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
     assert again.version == version.version
