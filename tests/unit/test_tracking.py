@@ -14,7 +14,8 @@ import pytest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_models.model_registry import PREVIOUS, move_alias, registered_name
+from mlflow_compress.tracking.logged_models.aliases import move_alias, previous_alias
+from mlflow_compress.tracking.logged_models.model_registry import registered_name
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
 
@@ -126,12 +127,13 @@ def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     assert registered_name("it's\"") == "compressed-it-s-"  # quotes would end a value in MLflow's filters
     tracker.client.create_registered_model(name)
     versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
-    assert move_alias(tracker, name, "champion", versions[0]) is None
-    assert move_alias(tracker, name, "champion", versions[0]) == versions[0]  # again: nothing moves
-    assert PREVIOUS not in tracker.client.get_registered_model(name).aliases
-    assert move_alias(tracker, name, "champion", versions[2]) == versions[0]
+    previous = previous_alias("champion")
+    for _ in range(2):  # the second time nothing moves
+        move_alias(tracker, name, "champion", versions[0])
+    assert previous not in tracker.client.get_registered_model(name).aliases
+    move_alias(tracker, name, "champion", versions[2])
     aliases = tracker.client.get_registered_model(name).aliases
-    assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], PREVIOUS: versions[0]}
+    assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], previous: versions[0]}
 
 
 def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
