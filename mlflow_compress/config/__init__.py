@@ -10,6 +10,7 @@ from mlflow_compress.config.groups import (
     SourceConfig,
 )
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
+from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
@@ -18,6 +19,7 @@ __all__ = [
     "CompressionConfig",
     "EvaluateConfig",
     "EvaluationConfig",
+    "GridConfig",
     "Group",
     "InferenceConfig",
     "JudgeConfig",
@@ -25,6 +27,7 @@ __all__ = [
     "PromoteConfig",
     "QuantizeConfig",
     "SourceConfig",
+    "SweepConfig",
     "as_text",
     "check_text",
     "parameters",
