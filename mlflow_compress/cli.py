@@ -124,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(argv: Sequence[str] | None) -> int:
     lifetime.raise_on_signals()
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)

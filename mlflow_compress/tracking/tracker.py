@@ -55,9 +55,6 @@ class Tracker:
     def __init__(self) -> None:
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
-        os.environ.setdefault(
-            "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"
-        )  # otherwise every look-up shows a bar per file
         try:
             create_database(self.uri)
             self.client = MlflowClient(self.uri)
