@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.version import __version__
 
 if TYPE_CHECKING:
-    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, run, tasks
+    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, run, sweep, tasks
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.results import (
         AnswerEvaluation,
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         Evaluation,
         Listing,
         Promotion,
+        Sweep,
+        SweepPlan,
         VariantRun,
     )
 
@@ -31,6 +33,8 @@ __all__ = [
     "Listing",
     "MlflowCompressError",
     "Promotion",
+    "Sweep",
+    "SweepPlan",
     "VariantRun",
     "__version__",
     "compare",
@@ -41,6 +45,7 @@ __all__ = [
     "methods",
     "promote",
     "run",
+    "sweep",
     "tasks",
 ]
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         Evaluation,
         Listing,
         Promotion,
+        Sweep,
+        SweepPlan,
         VariantRun,
     )
     from mlflow_compress.tracking.store import RunLink
@@ -67,6 +69,16 @@ def promotion_text(found: Promotion) -> str:
     return "\n\n".join(["\n".join(lines), *_where(found.run)])
 
 
+def sweep_text(found: Sweep | SweepPlan) -> str:
+    """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
+    from mlflow_compress.results import Sweep
+    from mlflow_compress.stages.sweep.plan_text import plan_text
+
+    if not isinstance(found, Sweep):
+        return plan_text(found)
+    return "\n\n".join([found.found, found.text, *_where(found.run)])
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return accuracy of both, the difference, flips, and McNemar's test."""
     found = comparison.found
@@ -107,6 +119,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "evaluate": evaluation_text,
     "judge": answers_text,
     "promote": promotion_text,
+    "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

@@ -9,6 +9,7 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 
 from mlflow_compress.api.decisions import promote
 from mlflow_compress.api.lookup import compare, load, methods, tasks
+from mlflow_compress.api.many_variants import sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
-__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "run", "tasks"]
+__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "run", "sweep", "tasks"]
