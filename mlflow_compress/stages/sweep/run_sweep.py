@@ -18,10 +18,10 @@ from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.quantize import run_quantize
 from mlflow_compress.stages.sweep.combinations import combinations
-from mlflow_compress.stages.sweep.estimates import plan_of
 from mlflow_compress.stages.sweep.plan_text import plan_text
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant, prepare
 from mlflow_compress.stages.sweep.publish_sweep import publish_sweep
+from mlflow_compress.stages.sweep.sweep_estimates import plan_of
 from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
