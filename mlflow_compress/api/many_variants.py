@@ -36,11 +36,10 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **settings
 
     Examples
     --------
-    >>> plan = mc.sweep(methods="rtn,wanda", bits="8,5", dry_run=True)
-    >>> [variant.name for variant in plan.variants]
-    ['rtn-8bit-g128', 'wanda-50pct']
-    >>> plan.left_out
-    {'rtn bits=5': "Method 'rtn' does not support these bits. Allowed: 8, 4, 3, 2. Got: 5."}
+    >>> mc.sweep(methods="rtn,gptq", bits="x")
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: Parameter 'bits' must be a whole number. Allowed: whole numbers, auto. Got: 'x'.
     """
     from mlflow_compress.stages.sweep.run_sweep import run_sweep
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig
@@ -73,9 +74,10 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     SweepError
         Variants failed. The others are published.
     """
-    tracker = Tracker()
-    config = config.with_values(output_dir=str(out_folder(config.variants.output_dir, tracker.uri)))
     chosen, left_out = combinations(config)
+    tracker = Tracker()
+    folder = str(out_folder(config.variants.output_dir, tracker.uri))
+    chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     with keeping():
         prepared = prepare(config, chosen)
         plan = plan_of(config, prepared, left_out, tracker)
