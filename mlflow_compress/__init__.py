@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         promote,
         rollback,
         run,
+        sweep,
         tasks,
     )
     from mlflow_compress.errors import MlflowCompressError
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         Listing,
         Promotion,
         Rollback,
+        Sweep,
+        SweepPlan,
         VariantRun,
     )
 
@@ -50,6 +53,8 @@ __all__ = [
     "MlflowCompressError",
     "Promotion",
     "Rollback",
+    "Sweep",
+    "SweepPlan",
     "VariantRun",
     "__version__",
     "compare",
@@ -63,6 +68,7 @@ __all__ = [
     "promote",
     "rollback",
     "run",
+    "sweep",
     "tasks",
 ]
 

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlflow_compress import api, config, lifetime
+from mlflow_compress import api, cli_live, config, lifetime
 from mlflow_compress.config.declarations import as_typed, choices
 from mlflow_compress.config.old_names import OldNameWarning
-from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, SweepError, TrackingError
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
@@ -26,6 +26,7 @@ STAGES: dict[str, type[config.Command]] = {
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
     "gate": config.GateConfig,
+    "sweep": config.SweepConfig,
 }
 
 QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig}
@@ -44,6 +45,9 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         return api.run(progress=_say, **given)
     if command == "gate":
         return api.gate(progress=_say, **given)
+    if command == "sweep":
+        with cli_live.shown(_say) as progress:
+            return api.sweep(progress=progress, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
@@ -151,10 +155,10 @@ def _command(argv: Sequence[str] | None) -> int:
             print(answer, flush=True)
         return exit_code
     except MlflowCompressError as error:
-        if isinstance(error, StageError) and error.published is not None:
-            from mlflow_compress.cli_text import variant_text
+        if isinstance(error, StageError | SweepError) and error.published is not None:
+            from mlflow_compress.cli_text import BY_COMMAND
 
-            print(f"{variant_text(error.published)}\n", flush=True)
+            print(f"{BY_COMMAND[known.command](error.published)}\n", flush=True)
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
         return 2 if isinstance(error, ConfigError) else 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         Listing,
         Promotion,
         Rollback,
+        Sweep,
+        SweepPlan,
         VariantRun,
     )
     from mlflow_compress.tracking.store import RunLink
@@ -105,6 +107,16 @@ def policy_text(policy: Policy) -> str:
     return f"{policy_yaml(policy)}# sha256 {policy.sha256}"
 
 
+def sweep_text(found: Sweep | SweepPlan) -> str:
+    """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
+    from mlflow_compress.results import Sweep
+    from mlflow_compress.stages.sweep.plan_text import plan_text
+
+    if not isinstance(found, Sweep):
+        return plan_text(found)
+    return "\n\n".join([found.found, found.text, *_where(found.run)])
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return accuracy of both, the difference, flips, and McNemar's test."""
     found = comparison.found
@@ -151,6 +163,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "rollback": rollback_text,
     "history": history_text,
     "gate": gate_text,
+    "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

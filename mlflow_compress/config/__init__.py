@@ -20,6 +20,7 @@ from mlflow_compress.config.groups import (
 )
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
+from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
@@ -29,6 +30,7 @@ __all__ = [
     "EvaluateConfig",
     "EvaluationConfig",
     "GateConfig",
+    "GridConfig",
     "Group",
     "HistoryConfig",
     "InferenceConfig",
@@ -39,6 +41,7 @@ __all__ = [
     "QuantizeConfig",
     "RollbackConfig",
     "SourceConfig",
+    "SweepConfig",
     "as_text",
     "check_text",
     "parameters",

@@ -7,6 +7,8 @@ from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
+from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
+from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
 from mlflow_compress.tracking.store import RunLink
 
@@ -19,9 +21,14 @@ __all__ = [
     "GateRow",
     "GateVerdict",
     "Listing",
+    "PlannedVariant",
     "Promotion",
     "Rollback",
     "RunLink",
+    "Sweep",
+    "SweepPlan",
+    "SweepProgress",
     "Tenure",
+    "VariantProgress",
     "VariantRun",
 ]

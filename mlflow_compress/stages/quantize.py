@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
@@ -15,6 +17,7 @@ from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
+from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
@@ -69,7 +72,7 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: So
         config.compression.method,
         settings.settings(),
         texts,
-        hash_weights(source.folder)[1],
+        kept(("weights", source.folder), lambda: hash_weights(source.folder)[1]),
         method_fingerprint,
         __version__,
     ]
@@ -109,19 +112,21 @@ def quantize(
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
-    if folder.exists():
-        manifest = CheckpointManifest.read(folder)
-        run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
-    else:
-        manifest = compress_model(
-            model_path(config.source.model),
-            config.compression.method,
-            settings,
-            texts,
-            folder,
-            device=config.source.device,
-            trust_remote_code=config.source.trust_remote_code,
-        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
+        if folder.exists():
+            manifest = CheckpointManifest.read(folder)
+            run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
+        else:
+            manifest = compress_model(
+                model_path(config.source.model),
+                config.compression.method,
+                settings,
+                texts,
+                folder,
+                device=config.source.device,
+                trust_remote_code=config.source.trust_remote_code,
+            )
     device = manifest.device if config.source.device == AUTO else config.source.device
     run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
     if calibration and manifest.calibration:

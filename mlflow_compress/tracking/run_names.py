@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys, leaderboard_keys
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | rollback | gate
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | rollback | gate | sweep
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
@@ -28,6 +28,8 @@ DECISION = "decision"  # of a registered version: the run that gave it an alias
 POLICY = "policy"  # of a decision: SHA-256 of the policy
 ALIAS, REGISTERED_MODEL = "alias", "registered_model"  # of a decision: what it is about
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
+VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
+SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
 
 # Artifact folders and files of the stages' runs.

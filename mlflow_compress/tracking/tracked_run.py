@@ -13,8 +13,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from mlflow_compress.records import MetricResult
-from mlflow_compress.tracking.parameters import new_parameters
-from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.logged_values import new_parameters, rounded
 
 _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000

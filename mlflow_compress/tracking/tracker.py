@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import mlflow
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
-from mlflow_compress.errors import StageError, TrackingError
-from mlflow_compress.home import home
+from mlflow_compress.errors import StageError, SweepError, TrackingError
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.downloads import Downloads, limit_bytes
+from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
 from mlflow_compress.tracking.experiment import AUTO, choose_experiment, create_database, experiment_beside
 from mlflow_compress.tracking.filters import has_tags, tags_filter
 from mlflow_compress.tracking.store import RunLink, StoredRun
@@ -62,6 +55,7 @@ class Tracker:
     """
 
     def __init__(self, experiment: str = AUTO) -> None:
+        self._to_fill: str | None = None
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
         try:
@@ -99,6 +93,23 @@ class Tracker:
         """
         if run_id := os.environ.pop(_RUN_ID_VARIABLE, None):
             self._end(TrackedRun(self.client, run_id), str(error), "FAILED")
+
+    @contextmanager
+    def filling(self, run_id: str) -> Iterator[None]:
+        """Within this block, the first run that is opened as a process's own is this one: a stage in this process."""
+        self._to_fill = run_id
+        try:
+            yield
+        finally:
+            self._to_fill = None
+
+    def _take_given(self) -> tuple[str | None, str | None]:
+        """Return, once, the run that was created for the stage that now begins, and one that only points at it."""
+        if self._to_fill is not None:
+            filled, self._to_fill = self._to_fill, None
+            return filled, None
+        given = os.environ.pop(_RUN_ID_VARIABLE, None)
+        return (None, given) if self._given_is_elsewhere else (given, None)
 
     def hand_over(self, run_id: str) -> None:
         """Note in the run that `mlflow run` has created for this process, if any, that another run is resumed."""
@@ -146,8 +157,7 @@ class Tracker:
             True fills the run that `mlflow run` has created for this process, if there is one. False creates another
             run, for example for the baseline of an evaluation.
         """
-        given = os.environ.pop(_RUN_ID_VARIABLE, None) if own else None
-        signpost, given = (given, None) if self._given_is_elsewhere else (None, given)
+        given, signpost = self._take_given() if own else (None, None)
         try:
             run_id = given or self.client.create_run(self._experiment_of(stage), run_name=name).info.run_id
             tracked = TrackedRun(self.client, run_id)
@@ -188,23 +198,43 @@ class Tracker:
             self._end(run, str(error) or type(error).__name__, "FAILED")
             if isinstance(error, StageError) and error.published is not None:
                 run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
+            if isinstance(error, SweepError):
+                run.set_note(f"{found}\n\n**{error}**")
             raise
         self.client.set_terminated(run.run_id, "FINISHED")
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""
-        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
         wanted = {run_names.STAGE: stage, **tags}
+        found = self._search(f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
+        return [run for run in found if has_tags(run.data.tags, wanted)]
+
+    def find_unfinished(self, stage: str, **tags: str) -> list[str]:
+        """Return the ids of the runs of a stage with the given tags that are not FINISHED, newest first."""
+        wanted = {run_names.STAGE: stage, **tags}
+        found = self._search(f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
+        return [str(run.info.run_id) for run in found if has_tags(run.data.tags, wanted)]
+
+    def end_children(self, run_id: str) -> None:
+        """End every run below a run that a killed process has left RUNNING: it becomes KILLED."""
+        for run in self._search(f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"):
+            self.end_children(run.info.run_id)
+            if run.info.status == "RUNNING":
+                self._end(TrackedRun(self.client, run.info.run_id), "the process was killed", "KILLED")
+
+    def _search(self, filter_string: str) -> list[Run]:
+        """Return the MLflow runs that a filter finds, newest first, over all experiments."""
+        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
         found: list[Run] = []
         token = None
         while True:
             page = self.client.search_runs(
                 experiments,
-                filter_string=f"{tags_filter(wanted)} and attributes.status = 'FINISHED'",
+                filter_string=filter_string,
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-            found += [run for run in page if has_tags(run.data.tags, wanted)]
+            found += page
             token = page.token
             if not token:
                 return found
@@ -244,52 +274,13 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return the local path of an artifact folder of a run.
-
-        Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`. Those of
-        an unfinished run may still change, so they go into a temporary folder that this process deletes.
-        """
-        try:
-            info = self.client.get_run(run_id).info
-            if urlparse(info.artifact_uri).scheme in ("", "file"):
-                path = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri)
-                return Path(path)
-            if info.status != "FINISHED":
-                scratch = Path(tempfile.mkdtemp())
-                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-                self._download(run_id, folder, scratch)
-                return scratch / folder
-            cache = Downloads(home(self.uri) / "downloads", limit_bytes())
-            key = f"{run_id}.{folder.replace('/', '.')}"
-            return cache.get(key, lambda target: self._download(run_id, folder, target)) / folder
-        except (MlflowException, OSError) as error:
-            raise TrackingError(
-                f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
-                fix="Delete that run, so that it is computed again",
-            ) from error
-
-    def _download(self, run_id: str, folder: str, target: Path) -> None:
-        """Download an artifact folder to `target`, under its path in the run."""
-        mlflow.artifacts.download_artifacts(
-            run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=self.uri
-        )
-
-    def json_of(self, run: Run, name: str) -> Any:
-        """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
-        parsed = urlparse(run.info.artifact_uri)
-        if parsed.scheme not in ("", "file"):
-            return self.fetch_json(run.info.run_id, name)
-        try:
-            folder = Path(local_file_uri_to_path(run.info.artifact_uri))
-            return json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise TrackingError(
-                f"Run {run.info.run_id} has no artifact {name!r} that can be read", got=str(error)
-            ) from error
+        """Return the local path of an artifact folder of a run, see `artifacts.local_folder`."""
+        return local_folder(self.client, self.uri, run_id, folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
         """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
-        try:
-            return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
-        except (MlflowException, OSError) as error:
-            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
+        return json_artifact(run_id, name)
+
+    def json_of(self, run: Run, name: str) -> Any:
+        """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
+        return json_of_found(run, name)

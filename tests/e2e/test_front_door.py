@@ -19,6 +19,7 @@ ORDER = (
     "methods",
     "tasks",
     "run",
+    "sweep",
     "promote",
     "rollback",
     "history",

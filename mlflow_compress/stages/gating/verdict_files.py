@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from mlflow_compress import atomic
-from mlflow_compress.report.headline_text import escaped
+from mlflow_compress.report.headline_text import escape_markdown
 from mlflow_compress.results import GateRow, GateVerdict
 
 JSON, MARKDOWN = "verdict.json", "verdict.md"
@@ -27,22 +27,22 @@ def _when(row: GateRow) -> str:
 def verdict_markdown(found: GateVerdict) -> str:
     """Return the verdict as Markdown, as a job summary shows it."""
     lines = [
-        f"## {'Passed' if found.passed else 'Failed'}: {escaped(found.variant)} against {escaped(found.baseline)}",
+        f"## {'Passed' if found.passed else 'Failed'}: {escape_markdown(f'{found.variant} against {found.baseline}')}",
         "",
-        escaped(found.verdict),
+        escape_markdown(found.verdict),
         "",
         "| gate | claim | verdict | decided | value so far | items |",
         "|--:|---|---|---|--:|--:|",
     ]
     for row in found.rows:
         cells = (row.gate, row.reason or row.name, row.verdict, _when(row), _number(row.value), row.n or "")
-        lines.append(f"| {' | '.join(escaped(str(cell)) for cell in cells)} |")
+        lines.append(f"| {' | '.join(escape_markdown(str(cell)) for cell in cells)} |")
     notes = [
         *found.remarks,
         f"Early verdicts: any of them is wrong with a probability of at most {100 * found.error:g} %.",
         f"Order of the items: seed {found.seed}. Policy: sha256 {found.policy_sha256[:16]}.",
     ]
-    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in notes), ""])
+    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in notes), ""])
 
 
 def verdict_json(found: GateVerdict) -> str:
