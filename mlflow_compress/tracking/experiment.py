@@ -12,7 +12,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
-BESIDE = " (baselines, promotions)"  # added to an experiment's name: where runs go that are no variant's
+BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 _ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's

@@ -59,7 +59,8 @@ def policy(tmp_path: Path) -> Callable[..., str]:
 
 
 def stages(tracker: Tracker) -> list[str]:
-    return sorted(r.data.tags[run_names.STAGE] for r in tracker.client.search_runs([tracker.experiment_id]))
+    every = [experiment.experiment_id for experiment in tracker.client.search_experiments()]
+    return sorted(run.data.tags[run_names.STAGE] for run in tracker.client.search_runs(every))
 
 
 def aliases(tracker: Tracker) -> dict[str, str]:
