@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -197,13 +196,12 @@ class RunRecords:
         return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]
 
     @classmethod
-    def read(cls, folder: Path, only: Collection[str] | None = None) -> RunRecords:
-        """Read every table that exists, or those named; a folder without any is a `DataError`."""
+    def read(cls, folder: Path) -> RunRecords:
+        """Read every table that exists; a folder without any is a `DataError`."""
         kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
-        there = {k for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
-        if not there:
+        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
+        if not tables:
             raise DataError("No records in the folder", got=str(folder))
-        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if k in there and (not only or k.NAME in only)}
         return cls(**tables)
 
 

@@ -1,0 +1,47 @@
+"""The first sentences of the page: which variant the default gates would ship, and why."""
+
+from __future__ import annotations
+
+from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, CandidateOutcome
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
+from mlflow_compress.report.page.page_content import PageContent
+from mlflow_compress.report.scoreboard_text import cell_text
+
+_TOLD = (RATIO, KL, FLIPS)
+
+
+def choice_sentence(content: PageContent) -> str:
+    """Return the variant that the default gates choose, or that none passes, as one sentence."""
+    decision, board = content.decision, content.board
+    if not decision.outcomes:
+        return "No variant has results, so there is nothing to ship."
+    passing = [o for o in decision.outcomes if o.passed]
+    if decision.champion is None:
+        return f"Ship none of them yet: no variant passes the default gates. {_nearest(content)}"
+    counted = f"{len(passing)} of {len(decision.outcomes)} variants pass the default gates"
+    values = _values(board, decision.champion.name)
+    return f"Ship {decision.champion.name}: {values}. {counted}, and it is the smallest of them."
+
+
+def _values(board: Scoreboard, name: str) -> str:
+    row = next(row for row in board.rows if row.name == name)
+    columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
+    labels = {RATIO: "{} smaller", KL: "KL {}", FLIPS: "{} of answers flipped"}
+    return ", ".join(
+        labels[key].format(cell_text(row.cells[key], columns[key], interval=True))
+        for key in _TOLD
+        if key in row.cells and key in columns
+    )
+
+
+def _nearest(content: PageContent) -> str:
+    """Return why the closest variant fails; the scoreboard is sorted by closeness."""
+    outcomes = {o.candidate.name: o for o in content.decision.outcomes}
+    closest = next(row.name for row in content.board.rows if row.name in outcomes)
+    reasons = failed_reasons(outcomes[closest])
+    return f"The closest to the baseline, {closest}, fails: {'; '.join(reasons)}."
+
+
+def failed_reasons(outcome: CandidateOutcome) -> list[str]:
+    """Return the reasons for which a candidate fails; of one that passes, none."""
+    return [] if outcome.passed else [reason for reason in outcome.reasons if " <= " not in reason]
