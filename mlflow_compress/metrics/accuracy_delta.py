@@ -22,6 +22,7 @@ DELTA = MetricKey.share(
     "higher",
     "Variant minus baseline accuracy on items that both answered; Tango's paired score interval.",
     low=-1.0,
+    label="Accuracy difference",
     leaderboard=True,
     by_task=True,
     gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct),

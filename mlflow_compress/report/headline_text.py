@@ -55,7 +55,7 @@ def headline_table(
     return "\n".join([text[0], rule, *text[1:], *([rule, *wrapped] if wrapped else [])])
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a cell's text without column breaks, line breaks and HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
@@ -78,11 +78,15 @@ def note_markdown(
     pooled, manifest, gates, n_truncated, failed_stages
         As in `headline_table`.
     """
-    head = [_escape(sentence)[:_PART_LIMIT], ""]
+    head = [escape_markdown(sentence)[:_PART_LIMIT], ""]
     for failure in failures(failed_stages):
-        head += [f"**{_escape(failure)[:_PART_LIMIT]}**", ""]
+        head += [f"**{escape_markdown(failure)[:_PART_LIMIT]}**", ""]
     header = _header(pooled)
     lines = ["| " + " | ".join(header) + " |", "|---|--:|--:|--:|:--|"]
-    lines += ["| " + " | ".join(map(_escape, _cells(row))) + " |" for row in headline_rows(pooled, manifest, gates)]
-    notes = [line for note in footnotes(pooled, gates=gates, n_truncated=n_truncated) for line in ("", _escape(note))]
+    lines += [
+        "| " + " | ".join(map(escape_markdown, _cells(row))) + " |" for row in headline_rows(pooled, manifest, gates)
+    ]
+    notes = [
+        line for note in footnotes(pooled, gates=gates, n_truncated=n_truncated) for line in ("", escape_markdown(note))
+    ]
     return "\n".join(head + lines + notes)

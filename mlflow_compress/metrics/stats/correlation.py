@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import pearsonr, rankdata, spearmanr
 
+from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import Method, bootstrap
 from mlflow_compress.metrics.stats.intervals import Interval, z_value
 
 _FEWEST = 3
 _FEWEST_FOR_INTERVAL = 5
+
+MOST_FOR_EXACT = 8
+"""Most points whose orders are all tried: 40,320."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +94,32 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Corr
             half = z_value(level) * math.sqrt((1 + rho * rho / 2) / (n - 3))
             interval = Interval(math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
     return Correlation(value=rho, interval=interval, p_value=float(found.pvalue), n=n)
+
+
+def spearman_exact_p(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return the two-sided p-value of Spearman's correlation over all orders of `y`, for up to eight points.
+
+    It is the share of orders whose correlation is at least as far from 0. `spearman` has an approximation that is 0 for
+    a perfect correlation, however few the points.
+
+    Raises
+    ------
+    DataError
+        No correlation exists (see `spearman`), or there are more than eight points.
+
+    Examples
+    --------
+    >>> spearman_exact_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders: this one and the reverse
+    0.08333333333333333
+    """
+    a, b, exists = _pairs(x, y)
+    if not exists or len(a) > MOST_FOR_EXACT:
+        raise DataError("No exact p-value of this correlation", allowed=f"3 to {MOST_FOR_EXACT} points that vary")
+    u, v = rankdata(a), rankdata(b)
+    orders = v[np.array(list(itertools.permutations(range(len(v)))))]
+    products = np.abs((orders - v.mean()) @ (u - u.mean()))
+    observed = abs(float((v - v.mean()) @ (u - u.mean())))
+    return float((products >= observed - 1e-9).mean())
 
 
 def _from_moments(means: Float) -> Float:

@@ -1,0 +1,199 @@
+"""Builds the scoreboard of one evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlflow_compress.decide.promotion import KL, SIZE
+from mlflow_compress.decide.scoreboard.pareto import pareto_front
+from mlflow_compress.decide.scoreboard.score_columns import DELTA, Cell, ScoreColumn, cells, columns
+from mlflow_compress.decide.scoreboard.score_warnings import ScoreWarning, score_warnings
+from mlflow_compress.decide.scoreboard.scored_variant import ScoredVariant, Status
+from mlflow_compress.decide.scoreboard.separation import SIGNIFICANCE, Separation, groups_not_told_apart, separate
+from mlflow_compress.decide.scoreboard.variant_correlation import VariantCorrelation, correlate_metrics
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.stats.significance import holm
+
+_P = "quality/mcnemar_p"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """One variant.
+
+    Attributes
+    ----------
+    name, method, run_id, bits, status, reason
+        As in `ScoredVariant`.
+    cells : mapping of str to Cell
+        Values by column. What was not measured is not there.
+    accuracy_p, accuracy_p_holm : float or None
+        McNemar's exact p-value of the accuracy difference to the baseline, and after Holm's correction over variants.
+    on_front : bool
+        Whether no other variant is both as small and as close to the baseline.
+    """
+
+    name: str
+    method: str
+    run_id: str | None
+    bits: float | None
+    status: Status
+    reason: str
+    cells: Mapping[str, Cell]
+    accuracy_p: float | None
+    accuracy_p_holm: float | None
+    on_front: bool
+
+    @property
+    def accuracy_moved(self) -> bool | None:
+        """Whether the accuracy differs from the baseline's, corrected over variants; None where it was not measured."""
+        return None if self.accuracy_p_holm is None else self.accuracy_p_holm < SIGNIFICANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard:
+    """The variants of one evaluation side by side.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    evaluation : str or None
+        The evaluation id, which all variants share; None where no variant finished.
+    level : float
+        Confidence level of the intervals.
+    n_items : int or None
+        Number of items of the headline values; None where no variant finished.
+    columns : tuple of ScoreColumn
+        Those that at least one variant has a value for, in their order.
+    rows : tuple of ScoreRow
+        Finished variants first, the closest to the baseline on top.
+    pareto : tuple of str
+        The variants on the front of size against KL, the smallest first.
+    correlations : tuple of VariantCorrelation
+        Of every pair of main metrics.
+    separations : tuple of Separation
+        Every pair of finished variants.
+    groups : mapping of str to tuple of tuple of str
+        By metric (mean KL, accuracy difference): neighbours of which no two are told apart.
+    warnings : tuple of ScoreWarning
+        What a reader must know before a decision.
+    """
+
+    baseline: str
+    evaluation: str | None
+    level: float
+    n_items: int | None
+    columns: tuple[ScoreColumn, ...]
+    rows: tuple[ScoreRow, ...]
+    pareto: tuple[str, ...]
+    correlations: tuple[VariantCorrelation, ...]
+    separations: tuple[Separation, ...]
+    groups: Mapping[str, tuple[tuple[str, ...], ...]]
+    warnings: tuple[ScoreWarning, ...]
+
+    @property
+    def finished(self) -> tuple[ScoreRow, ...]:
+        """The rows of variants that have results."""
+        return tuple(row for row in self.rows if row.status == "finished")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON. A missing value is null or not there."""
+        return {
+            **asdict(self),
+            "rows": [{**asdict(row), "accuracy_moved": row.accuracy_moved} for row in self.rows],
+            "separations": [{**asdict(pair), "told_apart": pair.told_apart} for pair in self.separations],
+        }
+
+
+def scoreboard(
+    variants: Sequence[ScoredVariant], *, baseline: str, evaluation: str | None, level: float = 0.95
+) -> Scoreboard:
+    """Return the scoreboard of the variants of one evaluation. It does not depend on their order.
+
+    Parameters
+    ----------
+    variants : sequence of ScoredVariant
+        Their names differ.
+    baseline : str
+        The baseline's short name.
+    evaluation : str or None
+        The evaluation id.
+    level : float
+        Confidence level of the intervals between variants.
+
+    Raises
+    ------
+    DataError
+        Two variants have one name.
+    AlignmentError
+        Two variants were not evaluated on the same items.
+    """
+    names = [variant.name for variant in variants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError("Two variants have one name", got=twice[0])
+    found = {variant.name: cells(variant) for variant in variants}
+    ordered = sorted(variants, key=lambda v: _place(v, found[v.name]))
+    points = {name: (row[SIZE].value, row[KL].value) for name, row in found.items() if SIZE in row and KL in row}
+    front = pareto_front(points)
+    raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
+    corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
+    rows = tuple(
+        ScoreRow(
+            name=v.name,
+            method=v.method,
+            run_id=v.run_id,
+            bits=v.bits,
+            status=v.status,
+            reason=v.reason,
+            cells=found[v.name],
+            accuracy_p=raw.get(v.name),
+            accuracy_p_holm=corrected.get(v.name),
+            on_front=v.name in front,
+        )
+        for v in ordered
+    )
+    separations = separate(ordered, level=level)
+    groups = _groups(ordered, found, separations)
+    return Scoreboard(
+        baseline=baseline,
+        evaluation=evaluation,
+        level=level,
+        n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
+        columns=tuple(column for column in columns() if any(column.key in row for row in found.values())),
+        rows=rows,
+        pareto=front,
+        correlations=correlate_metrics([found[v.name] for v in ordered]),
+        separations=separations,
+        groups=groups,
+        warnings=score_warnings(ordered, separations, groups),
+    )
+
+
+def _place(variant: ScoredVariant, row: Mapping[str, Cell]) -> tuple[int, float, float, str]:
+    """Return the sort key: status, then KL, then size, then name."""
+    status = ("finished", "failed", "unsupported").index(variant.status)
+    kl, size = (row[name].value if name in row else math.inf for name in (KL, SIZE))
+    return status, kl, size, variant.name
+
+
+def _groups(
+    variants: Sequence[ScoredVariant], found: Mapping[str, Mapping[str, Cell]], separations: Sequence[Separation]
+) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the groups that cannot be told apart by KL, and by correctness."""
+    compared = {
+        KL: {frozenset((s.first, s.second)): s.kl for s in separations},
+        DELTA: {frozenset((s.first, s.second)): s.correctness for s in separations},
+    }
+    groups = {}
+    for metric, tests in compared.items():
+        order = [v.name for v in variants if v.items is not None and metric in found[v.name]]
+        order.sort(key=lambda name: (found[name][metric].value, name))
+        # A pair without a test is in no group: nothing is known about it.
+        groups[metric] = groups_not_told_apart(
+            order, {pair for pair, test in tests.items() if test is None or test.significant}
+        )
+    return groups

@@ -1,0 +1,175 @@
+"""Makes the scoreboard of runs: reads what the main runs of one evaluation hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.compute import headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.records import RunRecords
+from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.evaluations import names_of
+from mlflow_compress.tracking.parameters import RESOLVED
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import Tracker
+
+_SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight")
+
+
+def score_runs(
+    tracker: Tracker, run_ids: Sequence[str], *, others: Sequence[ScoredVariant] = (), baseline: str | None = None
+) -> Scoreboard:
+    """Return the scoreboard of main runs that share one evaluation.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        The store.
+    run_ids : sequence of str
+        Main runs. One that did not finish is a row without results, with its error.
+    others : sequence of ScoredVariant
+        Variants without a run.
+    baseline : str, optional
+        The baseline's short name; needed only where there is no run.
+
+    Raises
+    ------
+    ConfigError
+        A run is no main run, or the runs belong to several evaluations.
+    TrackingError
+        The store has no such run, or its results cannot be read.
+    """
+    runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
+    for run in runs:
+        if (stage := run.data.tags.get(run_names.STAGE)) != "main":
+            raise ConfigError("Only main runs are compared", got=f"{run.info.run_id}, a run of stage {stage}")
+    finished = [run for run in runs if _has_results(run)]
+    evaluations = sorted({run.data.tags[run_names.EVALUATION] for run in finished})
+    if len(evaluations) > 1:
+        raise ConfigError(
+            "The runs belong to several evaluations, which cannot be compared",
+            allowed="runs of one baseline, evaluated on the same items with the same settings",
+            got=", ".join(evaluations),
+        )
+    labels = [run.data.tags[run_names.BASE_MODEL] for run in runs] or ([baseline] if baseline else [])
+    if not labels:
+        raise ConfigError("There is no run to compare", allowed="one main run or more")
+    shown = names_of(_checkpoint(run) for run in finished)
+    baselines: dict[str, RunRecords] = {}
+    variants = [_finished(tracker, run, shown[_checkpoint(run)], baselines) for run in finished]
+    variants += [_failed(run) for run in runs if not _has_results(run)]
+    return scoreboard(
+        _with_own_names([*variants, *others]),
+        baseline=labels[0],
+        evaluation=evaluations[0] if evaluations else None,
+    )
+
+
+def _has_results(run: Any) -> bool:
+    """Return whether a main run holds an evaluation. A failed judge leaves it with one."""
+    return run_names.EVALUATION in run.data.tags and run_names.CHECKPOINT_SHA256 in run.data.tags
+
+
+def _checkpoint(run: Any) -> tuple[str, str]:
+    return run.data.tags[run_names.VARIANT], run.data.tags[run_names.CHECKPOINT_SHA256]
+
+
+def _with_own_names(variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
+    """Return the variants under names that differ: a repeated one gets digits of its run's id, or a number."""
+    seen: set[str] = set()
+    named = []
+    for number, variant in enumerate(variants):
+        repeated = variant.name in seen
+        name = f"{variant.name} ({variant.run_id[:8] if variant.run_id else number})" if repeated else variant.name
+        seen.add(name)
+        named.append(replace(variant, name=name))
+    return named
+
+
+def _failed(run: Any) -> ScoredVariant:
+    tags = run.data.tags
+    reason = tags.get(run_names.ERROR, f"the run is {run.info.status}")
+    return ScoredVariant(
+        name=tags[run_names.VARIANT],
+        method=tags[run_names.METHOD],
+        run_id=run.info.run_id,
+        bits=_bits(run.data.params),
+        status="failed",
+        reason=reason,
+    )
+
+
+def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRecords]) -> ScoredVariant:
+    children = tracker.children(run.info.run_id)
+    results = [
+        result
+        for stage in ("evaluate", "judge")
+        if stage in children and children[stage].info.status == "FINISHED"
+        for result in results_from_json(tracker.fetch_json(children[stage].info.run_id, "metrics.json"))
+    ]
+    metrics = run.data.metrics
+    return ScoredVariant(
+        name=name,
+        method=run.data.tags[run_names.METHOD],
+        run_id=run.info.run_id,
+        bits=_bits(run.data.params),
+        reason=run.data.tags.get(run_names.ERROR, ""),
+        results=headline(results),
+        sizes={size: metrics[size] for size in _SIZES if size in metrics},
+        seconds=_seconds(tracker, children),
+        items=_items(tracker, children["evaluate"], baselines),
+    )
+
+
+def _items(tracker: Tracker, evaluate: Any, baselines: dict[str, RunRecords]) -> ItemScores | None:
+    """Return what the variant scored on each item; None where the evaluation has corpora only."""
+    baseline = evaluate.data.tags[run_names.BASELINE_RUN]
+    if baseline not in baselines:  # all variants share it
+        baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS))
+    variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
+    inputs = MetricInputs(baseline=baselines[baseline], variant=variant)
+    return None if inputs.missing("items") or inputs.missing("predictions") else item_scores(inputs)
+
+
+def _bits(params: Mapping[str, str]) -> float | None:
+    """Return the bits that were asked for; None where the method has no such setting."""
+    text = params.get(f"{RESOLVED}bits", params.get("bits", ""))
+    return float(text) if text.replace(".", "", 1).isdigit() else None
+
+
+def _seconds(tracker: Tracker, children: Mapping[str, Any]) -> dict[str, float]:
+    """Return what each stage costs for this variant, whichever run did the work.
+
+    What was found again costs what it took when it was computed. The baseline's part is no cost of a variant.
+    """
+    found = {}
+    if "quantize" in children:
+        found["quantize"] = children["quantize"].data.metrics["speed/compress_seconds"]
+    if "evaluate" in children:
+        tags = children["evaluate"].data.tags
+        computed = children["evaluate"]
+        if run_names.SKIPPED in tags:
+            computed = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: tags[run_names.FINGERPRINT]})[-1]
+        found["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN)
+    if "judge" in children and children["judge"].info.status == "FINISHED":
+        found["judge"] = _without(tracker, children["judge"], "baseline_answers_run_id")
+        answers = tracker.client.get_run(children["judge"].data.tags["answers_run_id"])
+        if answers.data.tags.get(run_names.PARENT) != children["judge"].info.run_id:
+            found["judge"] += _duration(answers)
+    return found
+
+
+def _duration(run: Any) -> float:
+    return float(run.info.end_time - run.info.start_time) / 1000
+
+
+def _without(tracker: Tracker, run: Any, tag: str) -> float:
+    """Return the duration of a run without the part in which it computed the baseline, whose run `tag` names."""
+    other = tracker.client.get_run(run.data.tags[tag])
+    inside = run.info.start_time <= other.info.start_time and other.info.end_time <= run.info.end_time
+    return _duration(run) - (_duration(other) if inside else 0.0)

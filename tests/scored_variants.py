@@ -1,0 +1,41 @@
+"""Variants by hand, for the tests of the scoreboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.decide.scoreboard import ItemScores, ScoredVariant
+from mlflow_compress.records import MetricResult
+
+
+def scores(correct: Sequence[float], kl: Sequence[float]) -> ItemScores:
+    """Return the scores of items that are numbered."""
+    n = len(correct)
+    return ItemScores(
+        np.array(["task"] * n, dtype=object),
+        np.array([str(i) for i in range(n)], dtype=object),
+        np.asarray(correct, dtype=np.float64),
+        np.asarray(kl, dtype=np.float64),
+    )
+
+
+def variant(
+    name: str,
+    *,
+    kl: float | None = None,
+    size: float | None = None,
+    more: dict[str, float] | None = None,
+    **fields: Any,
+) -> ScoredVariant:
+    """Return a variant with these values; what is not given was not measured."""
+    values = {**({} if kl is None else {"distance/kl_mean": kl}), **(more or {})}
+    return ScoredVariant(
+        name=name,
+        method=fields.pop("method", name.partition("-")[0]),
+        results={key: MetricResult(key, value, n=100) for key, value in values.items()},
+        sizes={} if size is None else {"size/bytes": size},
+        **fields,
+    )

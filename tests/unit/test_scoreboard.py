@@ -1,0 +1,228 @@
+"""The scoreboard: columns, order, Pareto front, correlations and warnings, each from values by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.decide.scoreboard import item_scores, pareto_front, scoreboard
+from mlflow_compress.decide.scoreboard.score_columns import MAIN_METRICS, columns
+from mlflow_compress.decide.scoreboard.variant_correlation import correlate_metrics
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.core.compute import compute_all, headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import all_keys
+from mlflow_compress.metrics.stats.correlation import spearman_exact_p
+from mlflow_compress.report.scoreboard_text import (
+    finding,
+    scoreboard_columns,
+    scoreboard_csv,
+    scoreboard_markdown,
+    scoreboard_text,
+)
+from tests.metric_records import QUICK, identical, inputs
+from tests.scored_variants import scores, variant
+
+FLIPS, DELTA, JUDGE = "distance/flips_pct", "quality/accuracy_delta", "judge/mt_bench"
+
+
+def board(*variants):
+    return scoreboard(variants, baseline="base", evaluation="e" * 16)
+
+
+def test_columns_show_what_the_metrics_declare() -> None:
+    """Every main metric is registered, and has a label, which no table can do without."""
+    declared, shown = all_keys(), {column.key: column for column in columns()}
+    for name in MAIN_METRICS:
+        key, column = declared[name], shown[name]
+        assert column.main and column.label == key.label != ""
+        assert (column.unit, column.direction) == (key.unit, key.direction)
+    assert len(shown) == len(columns())
+    assert all(column.label and column.meaning for column in columns())
+
+
+def test_a_column_that_nobody_has_is_left_out_and_a_missing_value_stays_missing() -> None:
+    found = board(variant("a", kl=0.1, size=5), variant("b", size=4, more={FLIPS: 3.0}))
+    assert [column.key for column in found.columns] == ["size/bytes", FLIPS, "distance/kl_mean"]
+    assert FLIPS not in found.rows[0].cells and found.rows[1].cells[FLIPS].value == 3.0
+    assert found.to_dict()["rows"][0]["accuracy_p_holm"] is None
+
+
+def test_finished_variants_come_first_and_the_closest_on_top() -> None:
+    found = board(
+        variant("late", status="failed", reason="out of memory"),
+        variant("far", kl=0.2, size=1),
+        variant("never", status="unsupported", reason="3 bits"),
+        variant("near", kl=0.1, size=9),
+        variant("unmeasured", size=1),
+    )
+    assert [row.name for row in found.rows] == ["near", "far", "unmeasured", "late", "never"]
+    assert [row.name for row in found.finished] == ["near", "far", "unmeasured"]
+
+
+def test_the_front_is_what_nobody_beats_in_both() -> None:
+    points = {"small": (1.0, 9.0), "close": (8.0, 2.0), "worse": (8.0, 3.0), "twin": (8.0, 2.0), "middle": (4.0, 4.0)}
+    assert pareto_front(points) == ("small", "middle", "close", "twin")
+    assert pareto_front({}) == ()
+
+
+@QUICK
+@given(st.dictionaries(st.text(min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_whoever_is_not_on_the_front_is_beaten_by_someone_on_it(points: dict[str, tuple[int, int]]) -> None:
+    front = pareto_front(points)
+    beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b  # noqa: E731
+    assert not any(beats(points[a], points[b]) for a in front for b in front)
+    for name in points.keys() - set(front):
+        assert any(beats(points[other], points[name]) for other in front)
+
+
+def test_p_values_of_the_accuracy_are_corrected_over_variants() -> None:
+    """0.02, 0.01 and 0.5: Holm gives 2 x 0.02, 3 x 0.01 (and 0.04 is not below 0.03), 0.5."""
+    p = "quality/mcnemar_p"
+    found = board(*(variant(n, kl=k, more={p: v}) for n, k, v in (("a", 1, 0.02), ("b", 2, 0.01), ("c", 3, 0.5))))
+    assert [row.accuracy_p for row in found.rows] == [0.02, 0.01, 0.5]
+    assert [row.accuracy_p_holm for row in found.rows] == pytest.approx([0.04, 0.03, 0.5])
+    assert [row.accuracy_moved for row in found.rows] == [True, True, False]
+    assert board(variant("a", kl=1)).rows[0].accuracy_moved is None
+
+
+def test_correlations_are_between_ranks_over_the_variants_that_have_both() -> None:
+    """Flips and KL rank four variants alike: +1. Of the 24 orders, this one and its reverse are as extreme: p = 1/12."""
+    rows = [variant(str(i), kl=k, more={FLIPS: f}) for i, (k, f) in enumerate(((1, 10), (2, 20), (3, 90), (4, 91)))]
+    [found] = board(*rows, variant("z", kl=9)).correlations
+    assert {found.first, found.second} == {FLIPS, "distance/kl_mean"}
+    assert (found.value, found.n, found.low) == (1.0, 4, None)
+    assert found.p == pytest.approx(1 / 12)
+
+
+def test_a_correlation_of_few_variants_is_missing_with_the_reason() -> None:
+    [few] = board(*(variant(str(i), kl=i, more={FLIPS: i}) for i in range(3))).correlations
+    assert few.value is None and few.p is None and few.reason == "3 variants have both, at least 4 are needed"
+    [same] = board(*(variant(str(i), kl=i, more={FLIPS: 1.0}) for i in range(5))).correlations
+    assert same.value is None and same.reason == "one of them is the same for all variants"
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=7))
+def test_the_exact_p_value_is_a_share_of_orders_that_no_monotone_change_moves(pairs: list[tuple[int, int]]) -> None:
+    x, y = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        with pytest.raises(DataError):
+            spearman_exact_p(x, y)
+        return
+    p = spearman_exact_p(x, y)
+    assert 0 < p <= 1
+    assert p == spearman_exact_p(np.exp(x), -(y**3)) == spearman_exact_p(y, x)
+
+
+def test_fewer_bits_that_beat_more_are_told() -> None:
+    rng = np.random.default_rng(0)
+    near = scores([1] * 300, rng.exponential(0.01, 300))
+    far = scores([1] * 300, rng.exponential(0.5, 300))
+    found = board(
+        variant("rtn-3bit", kl=0.01, size=1, bits=3, items=near), variant("rtn-4bit", kl=0.5, size=2, bits=4, items=far)
+    )
+    [warning] = found.warnings
+    assert warning.kind == "fewer_bits_beat_more" and warning.variants == ("rtn-3bit", "rtn-4bit")
+    assert warning.text == "rtn-3bit has fewer bits than rtn-4bit and a smaller KL (0.01 < 0.5)"
+    other = board(variant("awq-3bit", kl=0.01, bits=3), variant("rtn-4bit", kl=0.5, bits=4))
+    assert other.warnings == ()  # another method
+
+
+def test_equals_few_items_and_what_has_no_results_are_told() -> None:
+    same = scores([1, 0, 1], [0.1, 0.2, 0.3])
+    found = board(
+        variant("a", kl=0.2, items=same),
+        variant("b", kl=0.2, items=same),
+        variant("c", status="failed", reason="killed by SIGKILL"),
+        variant("d", status="unsupported", reason="hqq takes 1, 2, 3, 4, 8 bits"),
+    )
+    assert [(w.kind, w.text) for w in found.warnings] == [
+        ("failed", "c failed: killed by SIGKILL"),
+        ("unsupported", "d was not started: hqq takes 1, 2, 3, 4, 8 bits"),
+        ("few_items", "3 items are too few for a decision: with fewer than 200, intervals of the KL can be too narrow"),
+        ("not_told_apart", "a and b cannot be told apart by their KL"),
+    ]
+
+
+def test_two_variants_of_one_name_are_refused() -> None:
+    with pytest.raises(DataError, match="Two variants have one name"):
+        board(variant("a"), variant("a"))
+
+
+def test_the_order_of_the_variants_does_not_matter() -> None:
+    rng = np.random.default_rng(3)
+    given_ = [
+        variant(
+            f"v{i}",
+            kl=float(rng.random()),
+            size=float(rng.random()),
+            items=scores(rng.integers(0, 2, 50), rng.random(50)),
+        )
+        for i in range(6)
+    ]
+    first = json.dumps(board(*given_).to_dict(), allow_nan=False)
+    again = random.Random(1).sample(given_, len(given_))
+    assert json.dumps(board(*again).to_dict(), allow_nan=False) == first
+
+
+def test_real_records_give_the_arrays_behind_the_headline_values() -> None:
+    """The mean of the items' KL is the headline's, and the share of right ones its accuracy."""
+    full = inputs()
+    pooled, found = headline(compute_all(full)), item_scores(full)
+    assert np.nanmean(found.kl) == pytest.approx(pooled["distance/kl_mean"].value)
+    assert np.nanmean(found.correct) == pytest.approx(pooled["quality/accuracy"].value)
+    unchanged = item_scores(identical(full))
+    assert np.nanmax(unchanged.kl) == 0
+    assert np.array_equal(
+        unchanged.correct, item_scores(MetricInputs(full.baseline, full.baseline)).correct, equal_nan=True
+    )
+
+
+def real_board():
+    full = inputs()
+    results = headline(compute_all(full))
+    more = {"results": results, "items": item_scores(full), "sizes": {"size/bytes": 2e6, "size/ratio": 4.0}}
+    one = type(variant("x"))(
+        name="rtn-4bit", method="rtn", bits=4.0, run_id="1" * 32, seconds={"evaluate": 3.2}, **more
+    )
+    bad = variant("awq|<b>3*", method="awq", status="failed", reason="=1+1 <script>\nsecond line")
+    return board(one, bad)
+
+
+def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> None:
+    found = real_board()
+    text, markdown = scoreboard_text(found), scoreboard_markdown(found)
+    assert text.splitlines()[0].startswith("variant") and "KL, items (nats) [95 %]" in text
+    assert "rtn-4bit *" in text and "failed" in text
+    assert "<b>" not in markdown and "<script>" not in markdown and "awq\\|&lt;b>3\\*" in markdown
+    widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+    rows = list(csv.DictReader(io.StringIO(scoreboard_csv(found))))
+    assert float(rows[0]["distance/kl_mean"]) == found.rows[0].cells["distance/kl_mean"].value
+    assert float(rows[0]["distance/kl_mean:high"]) == found.rows[0].cells["distance/kl_mean"].high
+    assert rows[1]["reason"].startswith("'=1+1") and rows[1]["distance/kl_mean"] == ""
+    table = scoreboard_columns(found)
+    assert len({len(column) for column in table.values()}) == 1 and table["status"][1].startswith("failed: ")
+
+
+def test_the_finding_is_one_sentence() -> None:
+    found = board(
+        variant("near", kl=0.1, size=9), variant("small", kl=0.3, size=1), variant("bad", status="failed", reason="x")
+    )
+    assert finding(found) == (
+        "2 of 3 variants against base; closest is near with a KL of 0.100; on the Pareto front of size and KL: small, near"
+    )
+    assert finding(board(variant("bad", status="failed", reason="x"))) == "No variant of 1 has results"
+
+
+def test_correlations_are_of_main_metrics_only() -> None:
+    names = {c.first for c in correlate_metrics([])} | {c.second for c in correlate_metrics([])}
+    assert names == set()

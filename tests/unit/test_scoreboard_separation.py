@@ -1,0 +1,153 @@
+"""Which variants can be told apart: hand-derived tests, identities, and error rates on real divergences."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.decide.scoreboard.paired_mean import paired_mean
+from mlflow_compress.decide.scoreboard.separation import groups_not_told_apart, separate
+from mlflow_compress.errors import AlignmentError, DataError
+from tests.metric_records import QUICK
+from tests.scored_variants import scores, variant
+
+REAL = Path(__file__).resolve().parents[2] / "benchmarks" / "kl_per_item.npz"
+
+
+def two(a, b):
+    [pair] = separate([variant("a", items=a), variant("b", items=b)])
+    return pair
+
+
+def test_the_paired_mean_is_students() -> None:
+    """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t = 3.4641 with 2 degrees of freedom, p = 0.0742.
+
+    The 97.5 % quantile of that distribution is 4.3027, so the half-width is 4.3027/sqrt(3) = 2.4841.
+    """
+    found = paired_mean([1.0, 2.0, 3.0])
+    assert found is not None and found.n == 3 and found.value == 2.0
+    assert found.p_value == pytest.approx(0.0742, abs=5e-5)
+    assert found.interval == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
+
+
+def test_a_mean_without_a_spread_is_known_only_where_nothing_differs() -> None:
+    equal = paired_mean([0.0] * 5)
+    assert equal is not None and (equal.value, equal.interval, equal.p_value) == (0.0, (0.0, 0.0), 1.0)
+    assert paired_mean([0.1] * 5) is None and paired_mean([0.1]) is None
+    with pytest.raises(DataError):
+        paired_mean([0.1, np.nan])
+
+
+@QUICK
+@given(st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=2, max_size=40))
+def test_interval_and_p_value_agree_and_the_order_of_the_two_does_not_matter(d: list[float]) -> None:
+    found, reverse = paired_mean(d), paired_mean([-x for x in d])
+    assert (found is None) == (reverse is None)
+    if found is None or reverse is None:
+        return
+    assert reverse.value == -found.value and reverse.p_value == pytest.approx(found.p_value)
+    assert reverse.interval == pytest.approx((-found.interval.high, -found.interval.low))
+    if abs(found.p_value - 0.05) > 1e-9:
+        assert (found.p_value < 0.05) == (not found.interval.low <= 0 <= found.interval.high)
+
+
+def test_a_variant_is_not_told_apart_from_itself() -> None:
+    rng = np.random.default_rng(1)
+    same = scores(rng.integers(0, 2, 300), rng.exponential(size=300))
+    pair = two(same, same)
+    assert not pair.told_apart
+    for found in (pair.kl, pair.correctness):
+        assert found is not None and (found.value, found.p, found.p_holm) == (0.0, 1.0, 1.0)
+        assert found.low <= 0 <= found.high
+
+
+def test_differences_are_the_second_minus_the_first() -> None:
+    """Of ten items, five go from wrong to right and none back: +0.5, and McNemar's p is 2/2^5 = 0.0625."""
+    pair = two(scores([0] * 5 + [1] * 5, np.arange(10)), scores([1] * 10, np.arange(10) + np.tile([1.0, 3.0], 5)))
+    assert pair.correctness is not None and pair.kl is not None
+    assert (pair.correctness.value, pair.correctness.p, pair.correctness.n) == (0.5, 0.0625, 10)
+    assert pair.kl.value == 2.0 and pair.kl.low > 0
+    assert pair.told_apart  # by KL: t = 2/(1.0541/sqrt(10)) = 6
+
+
+def test_p_values_are_corrected_over_both_tests_of_all_pairs() -> None:
+    """Three variants: three pairs, six tests. Holm multiplies the smallest p by six."""
+    base = [0] * 20
+    half = scores([1] * 8 + [0] * 12, [0.1] * 20)
+    pairs = separate([variant("a", items=scores(base, [0.1] * 20)), variant("b", items=half), variant("c", items=half)])
+    assert [(p.first, p.second) for p in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    raw = [p.correctness.p for p in pairs]  # type: ignore[union-attr]
+    assert raw == [2 / 2**8, 2 / 2**8, 1.0]
+    assert [p.correctness.p_holm for p in pairs] == [6 * raw[0], 6 * raw[0], 1.0]  # type: ignore[union-attr]
+    assert [p.told_apart for p in pairs] == [True, True, False]
+
+
+def test_what_was_not_measured_is_no_difference() -> None:
+    """Without KL there is no test of it; an item that one of both did not answer is left out."""
+    pair = two(scores([1, 0, np.nan], [np.nan] * 3), scores([1, 1, 1], [np.nan] * 3))
+    assert pair.kl is None and pair.correctness is not None and pair.correctness.n == 2
+    assert separate([variant("a", items=scores([1], [0.1]))]) == ()
+
+
+def test_items_are_aligned_by_their_ids() -> None:
+    a = scores([1, 0, 1], [0.1, 0.2, 0.3])
+    order = np.array([2, 0, 1])
+    shuffled = type(a)(a.task[order], a.item_id[order], a.correct[order], a.kl[order])
+    pair = two(a, shuffled)
+    assert pair.kl is not None and pair.kl.value == 0 and pair.kl.p == 1
+    with pytest.raises(AlignmentError, match="not evaluated on the same items"):
+        two(a, scores([1, 0], [0.1, 0.2]))
+
+
+def test_groups_are_neighbours_of_which_no_two_are_told_apart() -> None:
+    """Of a < b < c < d, where a and c, a and d, b and d differ: a-b, b-c, c-d."""
+    apart = {frozenset("ac"), frozenset("ad"), frozenset("bd")}
+    assert groups_not_told_apart("abcd", apart) == (("a", "b"), ("b", "c"), ("c", "d"))
+    assert groups_not_told_apart("abcd", {frozenset("ad")}) == (("a", "b", "c"), ("b", "c", "d"))
+    assert groups_not_told_apart("abcd", set()) == (("a", "b", "c", "d"),)
+    assert groups_not_told_apart("ab", {frozenset("ab")}) == () == groups_not_told_apart("", set())
+
+
+@QUICK
+@given(st.integers(0, 6), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))))
+def test_every_pair_of_a_group_is_alike_and_no_group_can_grow(n: int, pairs: set[tuple[int, int]]) -> None:
+    order = [str(i) for i in range(n)]
+    apart = {frozenset((str(a), str(b))) for a, b in pairs if a != b}
+    groups = groups_not_told_apart(order, apart)
+
+    def alike(members: list[str]) -> bool:
+        return not any(frozenset((a, b)) in apart for a in members for b in members if a != b)
+
+    runs = [order[i:j] for i in range(n) for j in range(i + 2, n + 1) if alike(order[i:j])]
+    largest = [run for run in runs if not any(set(run) < set(other) for other in runs)]
+    assert sorted(map(list, groups)) == sorted(largest)
+
+
+def test_on_real_divergences_errors_are_as_rare_as_promised() -> None:
+    """Real KL per item of 8 variants, 300 items drawn 100 times for each of 28 pairs.
+
+    Two variants whose values are exchanged at random per item are the same: 5 % may be told apart (measured with 400
+    draws: 4.3 %). The interval of a true difference holds the mean over all items in nearly 95 % (measured: 93.7 %),
+    because one item may hold a large part of the mean.
+    """
+    real = np.load(REAL)
+    names = [name for name in real.files if name.endswith("/pooled")]
+    rng = np.random.default_rng(0)
+    false, missed, draws = 0, 0, 0
+    for first, second in itertools.combinations(names, 2):
+        difference = real[second] - real[first]
+        for _ in range(100):
+            d = rng.choice(difference, 300)
+            null, true = paired_mean(d * rng.choice([-1.0, 1.0], 300)), paired_mean(d)
+            assert null is not None and true is not None
+            false += null.p_value < 0.05
+            missed += not true.interval.low <= difference.mean() <= true.interval.high
+            draws += 1
+    assert draws == 28 * 100
+    assert false / draws <= 0.055
+    assert missed / draws <= 0.08
