@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.version import __version__
 
 if TYPE_CHECKING:
-    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, run, tasks
+    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, report, run, tasks
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.results import (
         AnswerEvaluation,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Listing,
         Promotion,
         VariantRun,
+        VariantsReport,
     )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "MlflowCompressError",
     "Promotion",
     "VariantRun",
+    "VariantsReport",
     "__version__",
     "compare",
     "compress",
@@ -40,6 +42,7 @@ __all__ = [
     "load",
     "methods",
     "promote",
+    "report",
     "run",
     "tasks",
 ]

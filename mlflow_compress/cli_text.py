@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Listing,
         Promotion,
         VariantRun,
+        VariantsReport,
     )
     from mlflow_compress.tracking.store import RunLink
 
@@ -67,6 +68,13 @@ def promotion_text(found: Promotion) -> str:
     return "\n\n".join(["\n".join(lines), *_where(found.run)])
 
 
+def report_text(found: VariantsReport) -> str:
+    """Return the scoreboard, and where the page lies."""
+    from mlflow_compress.report.scoreboard_text import scoreboard_text
+
+    return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return accuracy of both, the difference, flips, and McNemar's test."""
     found = comparison.found
@@ -107,6 +115,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "evaluate": evaluation_text,
     "judge": answers_text,
     "promote": promotion_text,
+    "report": report_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

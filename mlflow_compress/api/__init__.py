@@ -7,8 +7,8 @@ arguments, and returns a typed result with `to_pandas()`, `to_arrow()`, `to_dict
 path it is that folder, and nothing is written to MLflow. Either way a baseline is evaluated once and found again.
 """
 
-from mlflow_compress.api.decisions import promote
+from mlflow_compress.api.decisions import promote, report
 from mlflow_compress.api.lookup import compare, load, methods, tasks
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
-__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "run", "tasks"]
+__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "report", "run", "tasks"]

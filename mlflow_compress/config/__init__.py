@@ -1,6 +1,13 @@
 """Parameters of every command: what they are called, what they accept, and how they are read from text and files."""
 
-from mlflow_compress.config.commands import EvaluateConfig, JudgeConfig, MainConfig, PromoteConfig, QuantizeConfig
+from mlflow_compress.config.commands import (
+    EvaluateConfig,
+    JudgeConfig,
+    MainConfig,
+    PromoteConfig,
+    QuantizeConfig,
+    ReportConfig,
+)
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
     AnswerConfig,
@@ -24,6 +31,7 @@ __all__ = [
     "MainConfig",
     "PromoteConfig",
     "QuantizeConfig",
+    "ReportConfig",
     "SourceConfig",
     "as_text",
     "check_text",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, Names, OptionalText, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -57,6 +57,16 @@ class PromoteConfig(Command):
     max_flips_pct: float = option(5.0, "largest share of flipped answers in percent: upper end of its interval", ge=0)
     max_accuracy_drop_pct: float = option(2.0, "largest accuracy drop in points: upper end of its interval", ge=0)
     alias: str = option("champion", "registry alias that moves to the winner")
+
+
+class ReportConfig(Command):
+    """The report: one page over the variants of an evaluation, or its tables for a pull request."""
+
+    runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
+    output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    format: Literal["auto", "html", "md", "csv", "json"] = option(
+        "auto", "what is written; 'auto' goes by the file name"
+    )
 
 
 class MainConfig(Command):

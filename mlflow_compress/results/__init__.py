@@ -6,6 +6,7 @@ from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.variant_run import VariantRun
+from mlflow_compress.results.variants_report import VariantsReport
 from mlflow_compress.tracking.store import RunLink
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "Promotion",
     "RunLink",
     "VariantRun",
+    "VariantsReport",
 ]

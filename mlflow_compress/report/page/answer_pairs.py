@@ -30,7 +30,8 @@ def answer_data(content: PageContent) -> dict[str, Any] | None:
     baseline, grades = _texts(content.answers), _grades(content.grades)
     prompts = _texts(content.answers, "prompt")
     texts = {v.name: (_texts(v.answers), _grades(v.grades)) for v in answered if v.answers is not None}
-    shown, used = [], 0
+    shown: list[_Key] = []
+    used = 0
     for key in baseline:
         used += sum(len(found.get(key) or "") for found, _ in texts.values())
         if shown and used > MOST_CHARACTERS:

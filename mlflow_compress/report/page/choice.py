@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, CandidateOutcome
+from collections.abc import Sequence
+
+from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, CandidateOutcome, DivergenceGate, Gate
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.report.page.page_content import PageContent
 from mlflow_compress.report.scoreboard_text import cell_text
@@ -40,6 +42,16 @@ def _nearest(content: PageContent) -> str:
     closest = next(row.name for row in content.board.rows if row.name in outcomes)
     reasons = failed_reasons(outcomes[closest])
     return f"The closest to the baseline, {closest}, fails: {'; '.join(reasons)}."
+
+
+def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
+    """Return each gate in words."""
+    return [
+        f"{gate.label} at most {gate.bound:g}"
+        if isinstance(gate, Gate)
+        else f"KL (upper end) at most {gate.max_kl:g} nats"
+        for gate in gates
+    ]
 
 
 def failed_reasons(outcome: CandidateOutcome) -> list[str]:

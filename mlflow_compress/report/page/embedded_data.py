@@ -7,13 +7,15 @@ import gzip
 import json
 from typing import Any
 
+from mlflow_compress.decide.scoreboard import ScoreColumn
+from mlflow_compress.report.numbers import scale_of
 from mlflow_compress.report.page.answer_pairs import answer_data
 from mlflow_compress.report.page.explorer import explorer_data
 from mlflow_compress.report.page.page_content import PageContent
 
 # Of 14,042 items with prompts of MMLU's length and 8 variants (benchmarks/page.py), the changed answers take 2.2 MB in
-# this form, and 2.0 MB as Parquet with zstd. For the second, a page needs a reader of Parquet and of zstd (some 100 kB);
-# for the first, every browser has one, DecompressionStream, also from disk and in a sandbox.
+# this form, and 2.0 MB as Parquet with zstd. For the second, a page needs a reader of Parquet and of zstd, some 100 kB.
+# For the first, every browser has one: DecompressionStream, which works from disk and in a sandbox too.
 
 MOST_BYTES = 4_000_000
 """Largest size of the embedded data; script, style and tables fit into the rest of 5 MB."""
@@ -45,9 +47,7 @@ def score_data(content: PageContent) -> dict[str, Any]:
     """Return what the figures draw: columns, values with intervals, and the groups that cannot be told apart."""
     board = content.board
     return {
-        "columns": [
-            {"key": c.key, "label": c.label, "unit": c.unit, "direction": c.direction} for c in board.columns
-        ],
+        "columns": [_axis(column) for column in board.columns],
         "rows": [
             {
                 "name": row.name,
@@ -59,4 +59,18 @@ def score_data(content: PageContent) -> dict[str, Any]:
         ],
         "groups": {metric: [list(group) for group in groups] for metric, groups in board.groups.items()},
         "level": board.level,
+    }
+
+
+def _axis(column: ScoreColumn) -> dict[str, Any]:
+    """Return a column as an axis: values times `factor` have the unit `suffix`."""
+    own = {"bytes": (1e-6, "MB"), "times": (1.0, "times"), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
+    scale = scale_of(column.unit)
+    factor, suffix = own.get(column.unit, (scale.factor, scale.suffix.strip()))
+    return {
+        "key": column.key,
+        "label": column.label,
+        "direction": column.direction,
+        "factor": factor,
+        "suffix": suffix,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +40,7 @@ class VariantChanges:
 
 
 def changes_of(baseline: RunRecords, variant: RunRecords) -> VariantChanges:
-    """Return what a variant changed. Both were evaluated under one evaluation id, so the baseline's items are both's."""
+    """Return what a variant changed. They share an evaluation id, and so the baseline's items."""
     inputs = MetricInputs(baseline=baseline, variant=RunRecords(**{**vars(variant), "items": baseline.items}))
     changed = changed_answers(inputs)
     return VariantChanges(
@@ -111,7 +110,8 @@ def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most:
     -------
     dict
         `total` and `shown` count changed answers. `tasks`, `categories` and `prefixes` are texts that items share.
-        An item is ``[id, task, category, prefix, rest of the prompt, options, gold, answers, margin, baseline's side]``.
+        An item is ``[id, task, category, prefix, rest of the prompt, options, gold, accepted answers, margin,
+        baseline's side]``.
         A change is ``[item, kind, kl, variant's side]``, in `changes`, one list per variant.
     """
     keep = _most_confident(variants, most)
@@ -185,9 +185,11 @@ def _shared_beginnings(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str
         groups.setdefault((row["task"], row["category"]), []).append(row["prompt"] or row["question"] or "")
     shared = {}
     for group, prompts in groups.items():
-        # A prompt alone has nothing to share. The last line that is begun belongs to the item.
-        beginning = os.path.commonprefix(prompts) if len(prompts) > 1 else ""
-        shared[group] = beginning[: beginning.rfind("\n\n") + 2] if "\n\n" in beginning else ""
+        # What the first and the last in the alphabet share, all share. A part that is only begun is the item's own.
+        first, last = min(prompts), max(prompts)
+        n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+        end = first.rfind("\n\n", 0, n)
+        shared[group] = first[: end + 2] if end >= 0 else ""
     return shared
 
 
@@ -206,4 +208,3 @@ def shared_changes(variants: Mapping[str, VariantChanges], n_items: int) -> tupl
         changed[place, variant.changed.rows] = 1.0
     counts = np.bincount(changed.sum(axis=0).astype(np.int64), minlength=len(variants) + 1)
     return (changed @ changed.T).astype(np.int64), {k: int(n) for k, n in enumerate(counts) if k > 0}
-

@@ -80,7 +80,9 @@ def heat_map(content: PageContent) -> HeatMap:
     names = [variant.name for variant in content.variants]
     rows = []
     for (task, category), found in sorted(parts.items(), key=lambda part: (part[0][0], part[0][1] or "")):
-        cells = [HeatCell(result=found[n], level=_level(found[n].value, highest)) if n in found else None for n in names]
+        cells = [
+            HeatCell(result=found[n], level=_level(found[n].value, highest)) if n in found else None for n in names
+        ]
         rows.append(HeatRow(task=task, category=category, n=max(r.n for r in found.values()), cells=cells))
     return HeatMap(variants=names, rows=rows)
 
