@@ -17,12 +17,24 @@ def choice_sentence(content: PageContent) -> str:
     decision, board = content.decision, content.board
     if not decision.outcomes:
         return "No variant has results, so there is nothing to ship."
-    passing = [o for o in decision.outcomes if o.passed]
     if decision.champion is None:
-        return f"Ship none of them yet: no variant passes the default gates. {_nearest(content)}"
-    counted = f"{len(passing)} of {len(decision.outcomes)} variants pass the default gates"
-    values = _values(board, decision.champion.name)
-    return f"Ship {decision.champion.name}: {values}. {counted}, and it is the smallest of them."
+        return "Ship none of them yet: no variant passes the default gates."
+    return f"Ship {decision.champion.name}: {_values(board, decision.champion.name)}."
+
+
+def choice_reason(content: PageContent) -> str:
+    """Return why, as one sentence; empty where no variant has results."""
+    decision = content.decision
+    if not decision.outcomes:
+        return ""
+    if decision.champion is None:
+        return _nearest(content)
+    n, passing = len(decision.outcomes), sum(outcome.passed for outcome in decision.outcomes)
+    if n == 1:
+        return "It passes the default gates."
+    if passing == 1:
+        return f"It is the only one of {n} variants that passes the default gates."
+    return f"It is the smallest of the {passing} variants, of {n}, that pass the default gates."
 
 
 def _values(board: Scoreboard, name: str) -> str:

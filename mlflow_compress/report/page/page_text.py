@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_compress.report.headline_text import escape_markdown
 from mlflow_compress.report.html import setting_pairs
-from mlflow_compress.report.page.choice import choice_sentence, failed_reasons
+from mlflow_compress.report.page.choice import choice_reason, choice_sentence, failed_reasons
 from mlflow_compress.report.page.made_table import items_by_task, made_table
 from mlflow_compress.report.page.page_content import PageContent
 from mlflow_compress.report.page.shared_tables import HeatCell, heat_map, shared_table
@@ -19,7 +19,11 @@ MOST_COLUMNS = 12
 
 def page_markdown(content: PageContent) -> str:
     """Return the choice, the scoreboard, the groups, the flips by category and the set-up as Markdown."""
-    parts = [f"**{_cell(choice_sentence(content))}**", scoreboard_markdown(content.board), _groups(content)]
+    parts = [
+        f"**{_cell(choice_sentence(content))}** {_cell(choice_reason(content))}",
+        scoreboard_markdown(content.board),
+        _groups(content),
+    ]
     heat = heat_map(content)
     if heat.rows and len(heat.variants) <= MOST_COLUMNS:
         head = ["flips, %", "items", *heat.variants]
@@ -69,7 +73,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
     heat, shared, made = heat_map(content), shared_table(content), made_table(content)
     return {
-        "choice": choice_sentence(content),
+        "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
         "gates": [
             {"variant": o.candidate.name, "passed": o.passed, "rank": o.rank, "failed": failed_reasons(o)}
             for o in content.decision.outcomes

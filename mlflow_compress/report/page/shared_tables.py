@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mlflow_compress.decide.promotion import FLIPS
+from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.page.explorer import shared_changes
 from mlflow_compress.report.page.page_content import PageContent
@@ -58,7 +61,7 @@ class SharedChanges:
     by_count : mapping of int to int
         Number of items that exactly k variants changed, by k; over all variants.
     n_variants, n_items : int
-        Variants and items that these numbers are from.
+        Variants, and items whose answers are right or wrong, that these numbers are from.
     """
 
     variants: Sequence[str]
@@ -96,6 +99,7 @@ def shared_table(content: PageContent) -> SharedChanges | None:
     changes = content.changes
     if content.items is None or len(changes) < 2:
         return None
+    view = ItemTable(content.items)
     together, by_count = shared_changes(changes, len(content.items))
     n = min(len(changes), MOST_PAIRED)
     shown = together[:n, :n].tolist()
@@ -105,5 +109,5 @@ def shared_table(content: PageContent) -> SharedChanges | None:
         levels=[[_level(value, row[i]) for value in row] for i, row in enumerate(shown)],
         by_count=by_count,
         n_variants=len(changes),
-        n_items=len(content.items),
+        n_items=int(np.isin(view.family, view.graded).sum()),
     )

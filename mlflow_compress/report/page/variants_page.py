@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from mlflow_compress.decide.scoreboard.score_columns import DELTA
 from mlflow_compress.report.html import setting_pairs
-from mlflow_compress.report.page.choice import choice_sentence, failed_reasons
+from mlflow_compress.report.page.choice import choice_reason, choice_sentence, failed_reasons
 from mlflow_compress.report.page.embedded_data import page_data
 from mlflow_compress.report.page.made_table import items_by_task, made_table, sample_prompts
 from mlflow_compress.report.page.page_content import PageContent
@@ -58,6 +58,7 @@ def render_page(content: PageContent) -> str:
         script=Markup(script),
         data=data,
         choice=choice_sentence(content),
+        reason=choice_reason(content),
         gates=content.gates,
         warnings=[warning.text for warning in board.warnings],
         most_warnings=MOST_WARNINGS,
@@ -65,7 +66,7 @@ def render_page(content: PageContent) -> str:
         interval=f"{100 * board.level:g} %",
         columns=[column for column in board.columns if column.main],
         board=_score_rows(content),
-        legend=legend(board),
+        legend=[line.replace("*", "★", 1) for line in legend(board)],
         verdicts=_verdicts(content),
         groups=_groups(content),
         heat=heat,

@@ -37,6 +37,28 @@ function settled(act, wait = 120) {
   };
 }
 
+/** Note a fragment in the address, as a link that was clicked would. */
+function note(fragment) {
+  try {
+    history.replaceState(null, "", fragment);
+  } catch {
+    // An address that the browser keeps fixed stays as it is; the page works without.
+  }
+}
+
+// In MLflow's artifact view the page is a sandboxed blob. There a link within the page is refused as a new page would be,
+// and a link to a run opens nothing. So the page goes to its own parts by itself, and says how to reach a run.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.('a[href^="#"]');
+  if (!link) return;
+  event.preventDefault();
+  const target = byId(link.getAttribute("href").slice(1).split("?")[0]);
+  note(link.getAttribute("href"));
+  target.scrollIntoView();
+  target.focus({ preventScroll: true });
+});
+if (location.protocol === "blob:") byId("framed").hidden = false;
+
 // Tables that scroll sideways can be reached with the keyboard; those of the single report say so here.
 for (const box of document.querySelectorAll(".scroll:not([tabindex])"))
   Object.entries({ tabindex: "0", role: "region", "aria-label": "table" }).forEach(([key, value]) => box.setAttribute(key, value));

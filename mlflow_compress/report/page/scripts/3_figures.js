@@ -36,10 +36,28 @@ const Figures = (data) => {
     return { type: "linear", domain: [low - room, high + room], low: low - room };
   }
 
-  const spread = (values) => values.every((v) => v[0] > 0) && Math.max(...values.map((v) => v[0])) > 20 * Math.min(...values.map((v) => v[0]));
+  /** Return whether a logarithm shows more: over 4 decades, equal models would leave no room for the others. */
+  function spread(values) {
+    const all = values.map((value) => value[0]);
+    const ratio = Math.max(...all) / Math.min(...all);
+    return Math.min(...all) > 0 && ratio > 20 && ratio < 1e4;
+  }
+
+  /** Return how far to shift each name, in pixels, so that names do not cover each other. */
+  function shifts(names) {
+    const placed = [];
+    return names.map((name) => {
+      let y = name.y;
+      const covers = (other) => Math.abs(other.y - y) < 14 && name.left < other.right && other.left < name.right;
+      for (let other; (other = placed.find(covers)); ) y = other.y + 14;
+      placed.push({ ...name, y });
+      return y - name.y;
+    });
+  }
 
   function place(id, svg, described) {
     svg.querySelector("style")?.remove(); // the policy forbids it; page.css has its rules
+    svg.querySelectorAll("[aria-label]").forEach((part) => part.removeAttribute("aria-label")); // one image, one label
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", described);
     byId(id).replaceChildren(svg);
@@ -65,12 +83,25 @@ const Figures = (data) => {
     const bounded = (side) => possible.filter((p) => p[side][1] !== null && p[side][2] !== null);
     const [cx, cy] = [columns.get(x), columns.get(y)];
     const title = (p) => `${p.name}\n${label(cx)}: ${p.x[0].toPrecision(4)}\n${label(cy)}: ${p.y[0].toPrecision(4)}`;
-    const right = (p) => (p.x[0] - across.domain[0]) / (across.domain[1] - across.domain[0]) > 0.7;
-    const names = (side) => Libraries.text(named.filter((p) => right(p) === side),
-      { x: (p) => p.x[0], y: (p) => p.y[0], text: "name", dx: side ? -8 : 8, dy: -9, textAnchor: side ? "end" : "start",
-        fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 });
+    const height = Math.max(300, Math.min(460, width * 0.6));
+    const [left_, right_, top, bottom] = [60, 20, 30, 42];
+    const part = (axis, value) => {
+      const [low, high, it] = [...axis.domain, value].map((number) => (axis.type === "log" ? Math.log(number) : number));
+      return (it - low) / (high - low);
+    };
+    const labels = named.map((p) => {
+      const x = left_ + part(across, p.x[0]) * (width - left_ - right_);
+      const size = 6.6 * p.name.length;
+      const toLeft = x + 8 + size > width;
+      return { p, toLeft, y: height - bottom - part(up, p.y[0]) * (height - top - bottom) - 9,
+        left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
+    }).sort((a, b) => a.y - b.y);
+    const shifted = shifts(labels);
+    const names = labels.map(({ p, toLeft }, i) => Libraries.text([p],
+      { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
+        fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
     place("scatter", Libraries.plot({
-      width, height: Math.max(300, Math.min(460, width * 0.6)), marginLeft: 60, marginRight: 20, marginTop: 30, marginBottom: 42,
+      width, height, marginLeft: left_, marginRight: right_, marginTop: top, marginBottom: bottom,
       className: "figure", style: { fontSize: "12px" },
       x: { type: across.type, domain: across.domain, label: label(cx) + " →", labelAnchor: "right", ...ticks(across) },
       y: { type: up.type, domain: up.domain, label: "↑ " + label(cy), grid: true, ...ticks(up) },
@@ -80,7 +111,7 @@ const Figures = (data) => {
         Libraries.ruleY(bounded("x"), { y: (p) => p.y[0], x1: (p) => Math.max(p.x[1], across.low), x2: (p) => p.x[2], stroke: "var(--muted)" }),
         Libraries.dot(possible, { x: (p) => p.x[0], y: (p) => p.y[0], r: 5, stroke: "var(--accent)", strokeWidth: 1.5,
           fill: (p) => (best.includes(p) ? "var(--accent)" : "var(--page)") }),
-        names(false), names(true),
+        ...names,
         Libraries.tip(possible, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
       ],
     }), `${cx.label} against ${cy.label} of ${counted(possible.length, "variant", "variants")}; the scoreboard has the numbers.`);

@@ -1,6 +1,6 @@
 // The explorer of changed answers. Its selection stands in the URL's fragment, so that a link restores it.
 const Flips = (data) => {
-  const PAGE = 20;
+  const PAGE = 10;
   const form = byId("flip-filter");
   const KINDS = { c2w: ["right → wrong", "worse"], w2c: ["wrong → right", "better"], w2w: ["wrong → other wrong", "same"] };
   const DEFAULTS = { variant: "", task: "", category: "", change: "", margin: "0", text: "" };
@@ -105,15 +105,13 @@ const Flips = (data) => {
       element("h3", {}, data.variants[variant], " ", element("span", { class: style }, text), element("small", {}, numbers)),
       element("p", { class: "note" }, where),
       examples ? element("details", {}, element("summary", {}, "The prompt begins with"), element("pre", {}, examples)) : null,
-      element("pre", {}, item[4]),
-      item[5] ? options(item, side) : texts(item, side),
+      element("div", { class: "item" }, element("pre", {}, item[4]), item[5] ? options(item, side) : texts(item, side)),
       element("p", { class: "note" }, others.length ? `Also changed by ${others.slice(0, 12).join(", ")}${others.length > 12 ? ` and ${others.length - 12} more` : ""}.` : "No other variant changed it."));
   }
 
   const changed = () => {
     select();
-    // A sandboxed frame may refuse this; the link above the list still holds the selection.
-    try { history.replaceState(null, "", fragment()); } catch { /* the fragment stays as it is */ }
+    note(fragment());
   };
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", settled(changed, 200));

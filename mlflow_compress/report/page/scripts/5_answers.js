@@ -1,11 +1,11 @@
 // The answers of baseline and variant to the same instructions, with the words that differ marked.
 const Answers = (data) => {
-  const PAGE = 10;
+  const PAGE = 5;
   const LONGEST = 6000; // characters; marking differences takes long in longer answers
   const form = byId("answer-filter");
   let found = [];
   let shown = 0;
-  fill(form.elements.variant, Object.keys(data.variants).map((name) => [name, name]));
+  fill(form.elements.variant, Object.keys(data.variants).map((name) => [name, name]), document.querySelector("tr.chosen")?.dataset.name);
 
   function select() {
     const answers = data.variants[form.elements.variant.value];
