@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.version import __version__
 
 if TYPE_CHECKING:
-    from mlflow_compress.api import compare, compress, evaluate, judge, load, methods, promote, report, run, tasks
+    from mlflow_compress.api import (
+        compare,
+        compress,
+        evaluate,
+        judge,
+        load,
+        methods,
+        promote,
+        report,
+        run,
+        sweep,
+        tasks,
+    )
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.results import (
         AnswerEvaluation,
@@ -20,6 +32,8 @@ if TYPE_CHECKING:
         Evaluation,
         Listing,
         Promotion,
+        Sweep,
+        SweepPlan,
         VariantRun,
         VariantsReport,
     )
@@ -32,6 +46,8 @@ __all__ = [
     "Listing",
     "MlflowCompressError",
     "Promotion",
+    "Sweep",
+    "SweepPlan",
     "VariantRun",
     "VariantsReport",
     "__version__",
@@ -44,6 +60,7 @@ __all__ = [
     "promote",
     "report",
     "run",
+    "sweep",
     "tasks",
 ]
 

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlflow_compress import api, config, lifetime
+from mlflow_compress import api, cli_live, config, lifetime
 from mlflow_compress.config.declarations import as_typed, choices
 from mlflow_compress.config.old_names import OldNameWarning
-from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, TrackingError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, SweepError, TrackingError
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 
@@ -24,6 +24,7 @@ STAGES: dict[str, type[config.Command]] = {
     "judge": config.JudgeConfig,
     "promote": config.PromoteConfig,
     "report": config.ReportConfig,
+    "sweep": config.SweepConfig,
 }
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
@@ -37,6 +38,9 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     """Run a stage by its function of the front door."""
     if command == "main":
         return api.run(progress=_say, **given)
+    if command == "sweep":
+        with cli_live.shown(_say) as progress:
+            return api.sweep(progress=progress, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
@@ -130,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(argv: Sequence[str] | None) -> int:
     lifetime.raise_on_signals()
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
@@ -140,10 +145,10 @@ def _command(argv: Sequence[str] | None) -> int:
             print(_answer(known, extra), flush=True)
         return 0
     except MlflowCompressError as error:
-        if isinstance(error, StageError) and error.published is not None:
-            from mlflow_compress.cli_text import variant_text
+        if isinstance(error, StageError | SweepError) and error.published is not None:
+            from mlflow_compress.cli_text import BY_COMMAND
 
-            print(f"{variant_text(error.published)}\n", flush=True)
+            print(f"{BY_COMMAND[known.command](error.published)}\n", flush=True)
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
         return 2 if isinstance(error, ConfigError) else 1

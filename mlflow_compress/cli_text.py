@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         Evaluation,
         Listing,
         Promotion,
+        Sweep,
+        SweepPlan,
         VariantRun,
         VariantsReport,
     )
@@ -75,6 +77,16 @@ def report_text(found: VariantsReport) -> str:
     return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
 
 
+def sweep_text(found: Sweep | SweepPlan) -> str:
+    """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
+    from mlflow_compress.results import Sweep
+    from mlflow_compress.stages.sweep.plan_text import plan_text
+
+    if not isinstance(found, Sweep):
+        return plan_text(found)
+    return "\n\n".join([found.found, found.text, *_where(found.run)])
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return accuracy of both, the difference, flips, and McNemar's test."""
     found = comparison.found
@@ -116,6 +128,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "judge": answers_text,
     "promote": promotion_text,
     "report": report_text,
+    "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

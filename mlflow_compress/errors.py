@@ -14,6 +14,7 @@
     ├── WorkerError            another process of this job failed
     ├── JudgeError             the judge endpoint failed
     ├── StageError             a stage of the main job failed
+    ├── SweepError             variants of a sweep failed
     └── TrackingError          the tracking store cannot be used
 """
 
@@ -116,6 +117,25 @@ class StageError(MlflowCompressError):
         super().__init__(what, fix=fix)
         self.what = what
         self.stage = stage
+        self.published = published
+
+
+class SweepError(MlflowCompressError):
+    """Variants of a sweep failed; the others are published.
+
+    Parameters
+    ----------
+    what : str
+        How many failed, and why.
+    published : Sweep
+        What the others have found.
+    fix : str
+        What to change.
+    """
+
+    def __init__(self, what: str, *, published: Any, fix: str) -> None:
+        super().__init__(what, fix=fix)
+        self.what = what
         self.published = published
 
 

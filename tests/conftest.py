@@ -12,6 +12,7 @@ from pathlib import Path
 # loaded, and so do the processes that tests start.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # as the command line sets it
 
 import mlflow
 import pytest

@@ -9,6 +9,7 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 
 from mlflow_compress.api.decisions import promote, report
 from mlflow_compress.api.lookup import compare, load, methods, tasks
+from mlflow_compress.api.many_variants import sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
-__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "report", "run", "tasks"]
+__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "report", "run", "sweep", "tasks"]

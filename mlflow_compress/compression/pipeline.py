@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress import atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
+from mlflow_compress.compression import reload_helper
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
@@ -194,19 +194,17 @@ def reload_in_fresh_process(
     """
     import torch
 
-    command = [sys.executable, "-m", "mlflow_compress.compression.reload_check", str(folder), "--device", device]
-    command += ["--threads", str(torch.get_num_threads())]
-    command += ["--trust-remote-code"] if trust_remote_code else []
-    package_root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
-    # The checkpoint is local: without network access, a request to the hub would only cost time.
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    answer = _last_json(done.stdout)
+    options = ["--device", device, "--threads", str(torch.get_num_threads())]
+    options += ["--trust-remote-code"] if trust_remote_code else []
+    told, complaint = reload_helper.ask(folder, options), ""
+    if told is None:
+        command, environment = reload_helper.command([str(folder), *options])
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        told = done.stdout
+        complaint = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    answer = _last_json(told)
     if answer is None or "error" in answer:
-        reason = (
-            answer["error"] if answer else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        )
+        reason = answer["error"] if answer else complaint
         raise CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
     del answer["agrees"]
     report = probe_module.ReloadReport(**answer)

@@ -17,6 +17,7 @@ from mlflow_compress.config.groups import (
     SourceConfig,
 )
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
+from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
@@ -25,6 +26,7 @@ __all__ = [
     "CompressionConfig",
     "EvaluateConfig",
     "EvaluationConfig",
+    "GridConfig",
     "Group",
     "InferenceConfig",
     "JudgeConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "QuantizeConfig",
     "ReportConfig",
     "SourceConfig",
+    "SweepConfig",
     "as_text",
     "check_text",
     "parameters",

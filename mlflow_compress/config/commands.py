@@ -13,6 +13,7 @@ from mlflow_compress.config.groups import (
     SourceConfig,
 )
 
+LogWeights = Literal["auto", "true", "false"]
 CHECKPOINT = "folder of the compressed checkpoint (what quantize wrote)"
 
 
@@ -78,7 +79,7 @@ class MainConfig(Command):
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
     judge: bool = option(True, "run the judge stage")
-    log_weights: Literal["auto", "true", "false"] = option(
+    log_weights: LogWeights = option(
         "auto",
         "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
     )

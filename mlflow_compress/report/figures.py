@@ -9,10 +9,13 @@ from typing import Any
 
 import matplotlib
 
+from mlflow_compress.decide.promotion import KL, SIZE
+from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult
 from mlflow_compress.report.plots.categories import CategoryFlips, draw_categories
+from mlflow_compress.report.plots.correlations import draw_correlations
 from mlflow_compress.report.plots.divergence import draw_divergence
 from mlflow_compress.report.plots.margin import draw_margin
 from mlflow_compress.report.plots.pairs import draw_pairs
@@ -120,8 +123,6 @@ def draw_all(
         In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant. A
         figure without data is left out.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = []
     with matplotlib.rc_context(RC):
         drawings = {
             "size_against_kl": draw_variants(variants, current),
@@ -130,9 +131,31 @@ def draw_all(
             "flips_by_category": _categories(inputs, results),
             "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
         }
-        for name, drawing in drawings.items():
-            if drawing is not None:
-                path = folder / f"{name}.png"
-                drawing.canvas.savefig(path)
-                figures.append(Figure(path, drawing.title, drawing.caption))
+        return _saved(drawings, folder)
+
+
+def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
+    """Draw the figures of a scoreboard that have data: the Pareto front, and the correlations between metrics."""
+    points: list[dict[str, Any]] = []
+    for row in board.finished:
+        kl, size = row.cells.get(KL), row.cells.get(SIZE)
+        if kl is not None and size is not None:
+            points.append({"name": row.name, "bytes": size.value, "kl": kl.value, "kl_low": kl.low, "kl_high": kl.high})
+    with matplotlib.rc_context(RC):
+        drawings = {
+            "pareto_front": draw_variants(points, None, front=board.pareto),
+            "correlations": draw_correlations(board),
+        }
+        return _saved(drawings, folder)
+
+
+def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:
+    """Write every drawing as a PNG file into a folder, which is created if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = []
+    for name, drawing in drawings.items():
+        if drawing is not None:
+            path = folder / f"{name}.png"
+            drawing.canvas.savefig(path)
+            figures.append(Figure(path, drawing.title, drawing.caption))
     return figures

@@ -5,6 +5,8 @@ from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
+from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
+from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
 from mlflow_compress.results.variants_report import VariantsReport
 from mlflow_compress.tracking.store import RunLink
@@ -15,8 +17,13 @@ __all__ = [
     "CompressedModel",
     "Evaluation",
     "Listing",
+    "PlannedVariant",
     "Promotion",
     "RunLink",
+    "Sweep",
+    "SweepPlan",
+    "SweepProgress",
+    "VariantProgress",
     "VariantRun",
     "VariantsReport",
 ]

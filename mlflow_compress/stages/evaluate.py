@@ -14,6 +14,7 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
+from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.report.details import details
 from mlflow_compress.report.record_tables import flips_table
@@ -49,6 +50,19 @@ def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") ->
     return suite.rendered(lambda message: chat.prompt([message], system=system))
 
 
+def open_baseline(config: EvaluateConfig) -> LightModel:
+    """Return the baseline without its weights."""
+    with folder_or_hub("model", model_path(config.source.model)):
+        return light(model_path(config.source.model), config.source, config.inference)
+
+
+def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
+    """Return the baseline's evaluation: found in the store, or evaluated now."""
+    base = open_baseline(config)
+    suite = with_chat_template(base, suite_of(config), config.inference.system_prompt or "")
+    return find_or_evaluate(store, base, suite, config)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedVariant:
     """Records of a variant and of its baseline.
@@ -75,8 +89,7 @@ def evaluate_variant(
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
     `until_finished` is closed, so that an interrupted run can resume.
     """
-    with folder_or_hub("model", model_path(config.source.model)):
-        base = light(model_path(config.source.model), config.source, config.inference)
+    base = open_baseline(config)
     variant = light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(base, variant)
     suite = with_chat_template(base, suite, config.inference.system_prompt or "")

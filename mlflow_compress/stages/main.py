@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.method_settings import AUTO
-from mlflow_compress.config import EMBEDDED, MainConfig, as_text
+from mlflow_compress.config import EMBEDDED, Command, MainConfig, as_text
 from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
@@ -24,6 +26,7 @@ from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
 from mlflow_compress.stages.main_run.resume import resumed as resumed_config
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
+from mlflow_compress.stages.sweep.variant_key import variant_key
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
@@ -38,6 +41,15 @@ def _silent(line: str) -> None:
     """Print nothing."""
 
 
+StartStage = Callable[[Tracker, str, Command, TrackedRun], str]
+"""Runs a stage with its parameters as a child of a run, and returns the child's run id."""
+
+
+def as_project(tracker: Tracker, stage: str, config: Command, parent: TrackedRun) -> str:
+    """Run a stage as an MLflow project, in a process of its own."""
+    return run_stage(tracker, stage, as_text(config), parent=parent)
+
+
 def check(config: MainConfig) -> dict[str, object]:
     """Check the parameters without a model. Return all that are known by now, with "auto" resolved.
 
@@ -46,8 +58,7 @@ def check(config: MainConfig) -> dict[str, object]:
     torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
     """
     compression = config.quantize_config
-    settings = method_settings(compression)
-    METHODS.get(config.compression.method).require_backend(settings)
+    METHODS.get(config.compression.method).require_backend(method_settings(compression))
     calibration, suite = calibration_set(compression), suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
@@ -55,9 +66,15 @@ def check(config: MainConfig) -> dict[str, object]:
         instructions_of(config.judge_config())
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
+    return resolved_parameters(config, calibration)
+
+
+def resolved_parameters(config: MainConfig, calibration: CalibrationSet | None) -> dict[str, object]:
+    """Return the parameters that are known before a model is loaded, with "auto" resolved."""
+    compression = config.quantize_config
     known = {
         **as_text(config),
-        **resolved(compression, settings, calibration),
+        **resolved(compression, method_settings(compression), calibration),
         "tasks": EMBEDDED if config.evaluation.tasks == AUTO else config.evaluation.tasks,
         "instructions": EMBEDDED if config.answers.instructions == AUTO else config.answers.instructions,
         "prompt_style": ",".join(styles_of(config.evaluation.prompt_style)),
@@ -81,6 +98,7 @@ class Stages:
     tracker: Tracker
     run: TrackedRun
     progress: Progress
+    start: StartStage = as_project
     children: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -93,18 +111,18 @@ class Stages:
                 continue
             self.progress.begin(stage, number, len(wanted))
             try:
-                self.children[stage] = run_stage(self.tracker, stage, self._parameters(stage), parent=self.run)
+                self.children[stage] = self.start(self.tracker, stage, self._config(stage), self.run)
             except StageError as error:
                 if stage != "judge":
                     raise
                 self.failed[stage] = error.what
 
-    def _parameters(self, stage: str) -> dict[str, str]:
+    def _config(self, stage: str) -> Command:
         if stage == "quantize":
-            return as_text(self.config.quantize_config)
+            return self.config.quantize_config
         if stage == "evaluate":
-            return as_text(self.config.evaluate_config(self.checkpoint))
-        return as_text(self.config.judge_config(self.checkpoint))
+            return self.config.evaluate_config(self.checkpoint)
+        return self.config.judge_config(self.checkpoint)
 
     @property
     def checkpoint(self) -> str:
@@ -121,7 +139,8 @@ def _copy_from_children(stages: Stages) -> None:
     """Copy tags, item count and resolved parameters from the stages' runs to the main run."""
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
-    run.set_tags({name: evaluated.tags[name] for name in _FROM_EVALUATE if name in evaluated.tags})
+    key = variant_key(stages.config, stages.checkpoint, evaluated.tags[run_names.EVALUATION])
+    run.set_tags({**{name: evaluated.tags[name] for name in _FROM_EVALUATE}, run_names.VARIANT_KEY: key})
     if run_names.ITEMS in evaluated.metrics:
         run.log_values({run_names.ITEMS: evaluated.metrics[run_names.ITEMS]})
     unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
@@ -176,11 +195,11 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     )
 
 
-def _open(config: MainConfig, tracker: Tracker, label: str, variant: str) -> AbstractContextManager[TrackedRun]:
+def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> AbstractContextManager[TrackedRun]:
     """Open the main run: the one to resume, or a new one."""
     if config.resume is None:
-        tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.compression.method}
-        return tracker.run(f"{variant} {label}", "main", tags)
+        name = f"{tags[run_names.VARIANT]} {tags[run_names.BASE_MODEL]}"
+        return tracker.run(name, "main", tags)
     tracker.hand_over(config.resume)
     return tracker.reopen(config.resume)
 
@@ -212,12 +231,52 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
         finished = finished_stages(tracker, config.resume)
         config = resumed_config(config, config.resume, tracker, finished)
     config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
-    known, label, variant = check(config), model_label(config.source.model), variant_name(config.quantize_config)
-    with _open(config, tracker, label, variant) as run:
+    known = check(config)
+    _import_ahead()
+    return run_variant(config, tracker, known, say=say, finished=finished)
+
+
+def run_variant(
+    config: MainConfig,
+    tracker: Tracker,
+    known: Mapping[str, object],
+    *,
+    say: Callable[[str], None] = _silent,
+    finished: Mapping[str, str] = MappingProxyType({}),
+    start: StartStage = as_project,
+    more_tags: Mapping[str, str] = MappingProxyType({}),
+) -> VariantRun:
+    """Compress, evaluate and judge one variant under its main run, and return the results.
+
+    Parameters
+    ----------
+    config : MainConfig
+        The parameters, checked.
+    tracker : Tracker
+        The store.
+    known : mapping
+        What the run logs as its parameters: see `check`.
+    say : callable (line)
+        Prints a line of progress.
+    finished : mapping of str to str
+        Run id of every stage that is finished.
+    start : callable
+        How a stage is started: as a project, or in this process.
+    more_tags : mapping
+        Further tags of the main run.
+
+    Raises
+    ------
+    StageError
+        A stage failed.
+    """
+    label, variant = model_label(config.source.model), variant_name(config.quantize_config)
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.compression.method}
+    with _open(config, tracker, {**tags, **more_tags}) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
-        stages = Stages(config, tracker, run, Progress(tracker, label, say), children=finished)
-        _import_ahead()
+        progress = Progress(tracker, label, say)
+        stages = Stages(config, tracker, run, progress, start=start, children=dict(finished))
         stages.run_all()
         say("[publish] draws figures, writes the report and logs the model")
         _copy_from_children(stages)

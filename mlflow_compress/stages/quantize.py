@@ -15,6 +15,7 @@ from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
+from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
@@ -69,7 +70,7 @@ def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: So
         config.compression.method,
         settings.settings(),
         texts,
-        hash_weights(source.folder)[1],
+        kept(("weights", source.folder), lambda: hash_weights(source.folder)[1]),
         method_fingerprint,
         __version__,
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
@@ -22,7 +23,12 @@ _SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight")
 
 
 def score_runs(
-    tracker: Tracker, run_ids: Sequence[str], *, others: Sequence[ScoredVariant] = (), baseline: str | None = None
+    tracker: Tracker,
+    run_ids: Sequence[str],
+    *,
+    others: Sequence[ScoredVariant] = (),
+    baseline: str | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Scoreboard:
     """Return the scoreboard of main runs that share one evaluation.
 
@@ -36,6 +42,8 @@ def score_runs(
         Variants without a run.
     baseline : str, optional
         The baseline's short name; needed only where there is no run.
+    names : mapping of str to str
+        Names of runs that are not called as their variant is.
 
     Raises
     ------
@@ -63,6 +71,7 @@ def score_runs(
     baselines: dict[str, RunRecords] = {}
     variants = [_finished(tracker, run, shown[_checkpoint(run)], baselines) for run in finished]
     variants += [_failed(run) for run in runs if not _has_results(run)]
+    variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
     return scoreboard(
         _with_own_names([*variants, *others]),
         baseline=labels[0],
@@ -121,7 +130,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         reason=run.data.tags.get(run_names.ERROR, ""),
         results=headline(results),
         sizes={size: metrics[size] for size in _SIZES if size in metrics},
-        seconds=_seconds(tracker, children),
+        seconds=stage_seconds(tracker, children),
         items=_items(tracker, children["evaluate"], baselines),
     )
 
@@ -142,15 +151,15 @@ def _bits(params: Mapping[str, str]) -> float | None:
     return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
-def _seconds(tracker: Tracker, children: Mapping[str, Any]) -> dict[str, float]:
+def stage_seconds(tracker: Tracker, children: Mapping[str, Any]) -> dict[str, float]:
     """Return what each stage costs for this variant, whichever run did the work.
 
     What was found again costs what it took when it was computed. The baseline's part is no cost of a variant.
     """
     found = {}
-    if "quantize" in children:
+    if "quantize" in children and "speed/compress_seconds" in children["quantize"].data.metrics:
         found["quantize"] = children["quantize"].data.metrics["speed/compress_seconds"]
-    if "evaluate" in children:
+    if "evaluate" in children and children["evaluate"].info.status == "FINISHED":
         tags = children["evaluate"].data.tags
         computed = children["evaluate"]
         if run_names.SKIPPED in tags:

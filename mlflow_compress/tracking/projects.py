@@ -1,11 +1,12 @@
-"""Runs stages as MLflow projects. Each is a child run, in a process that ends when this process ends."""
+"""Runs stages as child runs: as MLflow projects, in processes that end when this process ends, or in this process."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from mlflow.projects.utils import (
 )
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
-from mlflow_compress.errors import StageError
+from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.lifetime import killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+
+logger = logging.getLogger(__name__)
 
 _IN_PACKAGE = Path(__file__).resolve().parents[1] / "_projects" / "projects"  # the projects in an installed wheel
 _IN_CHECKOUT = Path(__file__).resolve().parents[2] / "projects"
@@ -48,8 +51,7 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
     KeyboardInterrupt
         This process was interrupted. The child was ended first, and its run is KILLED.
     """
-    tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, run_names.STAGE: stage}
-    child = tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id
+    child = _create_child(tracker, stage, parent)
     try:
         with tempfile.TemporaryDirectory() as downloads, _environment():
             returncode = _wait(_start(tracker, project_folder(stage), parameters, child, downloads))
@@ -58,7 +60,41 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
         raise
     if returncode != 0:
         raise _failed(tracker, stage, child, returncode)
-    return str(child)
+    return child
+
+
+def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, parent: TrackedRun) -> str:
+    """Run a stage's work in this process, as a child of `parent`. Return the child's run id.
+
+    Parameters
+    ----------
+    work : callable
+        Opens the stage's run with `tracker.run`, and does the work.
+
+    Raises
+    ------
+    StageError
+        The stage failed. The message has its error. The child's run is FAILED.
+    KeyboardInterrupt
+        This process was interrupted. The child's run is KILLED.
+    """
+    child = _create_child(tracker, stage, parent)
+    try:
+        with tracker.filling(child):
+            work()
+    except (KeyboardInterrupt, SystemExit):
+        tracker.client.set_terminated(child, "KILLED")
+        raise
+    except Exception as error:
+        if not isinstance(error, MlflowCompressError):
+            logger.exception("Stage %s failed", stage)
+        raise _failed(tracker, stage, child, reason=str(error) or type(error).__name__) from error
+    return child
+
+
+def _create_child(tracker: Tracker, stage: str, parent: TrackedRun) -> str:
+    tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, run_names.STAGE: stage}
+    return str(tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id)
 
 
 def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id: str, downloads: str) -> SubmittedRun:
@@ -89,10 +125,11 @@ def _wait(submitted: SubmittedRun) -> int:
         raise
 
 
-def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> StageError:
+def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int = 1, *, reason: str | None = None) -> StageError:
     """Return the error of a failed stage. End the stage's run if its process could not do so."""
     run = tracker.client.get_run(run_id)
-    reason = run.data.tags.get(run_names.ERROR)
+    noted = run.data.tags.get(run_names.ERROR)
+    reason = noted if reason is None else reason
     if killer := killed_by(returncode):
         what = f"Stage {stage} was killed by {killer}"
         fix = "The system often sends SIGKILL when memory runs out" if killer == "SIGKILL" else None
@@ -100,7 +137,7 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int) -> Stage
         what, fix = f"Stage {stage} failed: {reason or f'exit code {returncode}'}", None
     if run.info.status == "RUNNING":
         tracker.client.set_terminated(run_id, "FAILED")
-    if reason is None:
+    if noted is None:
         tracker.client.set_tag(run_id, run_names.ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
     return StageError(what, stage=stage, fix=fix)

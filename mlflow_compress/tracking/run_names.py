@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, leaderboard_keys
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | sweep
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
@@ -21,6 +21,8 @@ BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
+VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
+SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
 
 # Artifact folders and files of the stages' runs.

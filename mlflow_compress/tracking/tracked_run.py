@@ -92,6 +92,14 @@ class TrackedRun:
         """Store a table, which MLflow's UI can compare between runs."""
         self._client.log_table(self.run_id, dict(columns), name)
 
+    def replace_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
+        """Store a table in place of an earlier one of this name; `log_table` would add rows to it."""
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        if any(file.path == name for file in self._client.list_artifacts(self.run_id)):
+            self.log_json({"columns": list(columns), "data": rows}, name)
+        else:
+            self.log_table(columns, name)
+
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""
         self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])

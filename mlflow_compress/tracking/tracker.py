@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
-from mlflow_compress.errors import StageError, TrackingError
+from mlflow_compress.errors import StageError, SweepError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.downloads import Downloads, limit_bytes
@@ -53,11 +53,9 @@ class Tracker:
     """
 
     def __init__(self) -> None:
+        self._to_fill: str | None = None
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
-        os.environ.setdefault(
-            "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"
-        )  # otherwise every look-up shows a bar per file
         try:
             create_database(self.uri)
             self.client = MlflowClient(self.uri)
@@ -83,6 +81,22 @@ class Tracker:
         """
         if run_id := os.environ.pop(_RUN_ID_VARIABLE, None):
             self._end(TrackedRun(self.client, run_id), str(error), "FAILED")
+
+    @contextmanager
+    def filling(self, run_id: str) -> Iterator[None]:
+        """Within this block, the first run that is opened as a process's own is this one: a stage in this process."""
+        self._to_fill = run_id
+        try:
+            yield
+        finally:
+            self._to_fill = None
+
+    def _take_given(self) -> str | None:
+        """Return, once, the run that was created for the stage that now begins; None where it makes its own."""
+        if self._to_fill is not None:
+            given, self._to_fill = self._to_fill, None
+            return given
+        return os.environ.pop(_RUN_ID_VARIABLE, None)
 
     def hand_over(self, run_id: str) -> None:
         """Note in the run that `mlflow run` has created for this process, if any, that another run is resumed."""
@@ -110,7 +124,7 @@ class Tracker:
             True fills the run that `mlflow run` has created for this process, if there is one. False creates another
             run, for example for the baseline of an evaluation.
         """
-        given = os.environ.pop(_RUN_ID_VARIABLE, None) if own else None
+        given = self._take_given() if own else None
         try:
             run_id = given or self.client.create_run(self.experiment_id, run_name=name).info.run_id
             tracked = TrackedRun(self.client, run_id)
@@ -145,23 +159,43 @@ class Tracker:
             self._end(run, str(error) or type(error).__name__, "FAILED")
             if isinstance(error, StageError) and error.published is not None:
                 run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
+            if isinstance(error, SweepError):
+                run.set_note(f"{found}\n\n**{error}**")
             raise
         self.client.set_terminated(run.run_id, "FINISHED")
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""
-        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
         wanted = {run_names.STAGE: stage, **tags}
+        found = self._search(f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
+        return [run for run in found if has_tags(run.data.tags, wanted)]
+
+    def find_unfinished(self, stage: str, **tags: str) -> list[str]:
+        """Return the ids of the runs of a stage with the given tags that are not FINISHED, newest first."""
+        wanted = {run_names.STAGE: stage, **tags}
+        found = self._search(f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
+        return [str(run.info.run_id) for run in found if has_tags(run.data.tags, wanted)]
+
+    def end_children(self, run_id: str) -> None:
+        """End every run below a run that a killed process has left RUNNING: it becomes KILLED."""
+        for run in self._search(f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"):
+            self.end_children(run.info.run_id)
+            if run.info.status == "RUNNING":
+                self._end(TrackedRun(self.client, run.info.run_id), "the process was killed", "KILLED")
+
+    def _search(self, filter_string: str) -> list[Run]:
+        """Return the MLflow runs that a filter finds, newest first, over all experiments."""
+        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
         found: list[Run] = []
         token = None
         while True:
             page = self.client.search_runs(
                 experiments,
-                filter_string=f"{tags_filter(wanted)} and attributes.status = 'FINISHED'",
+                filter_string=filter_string,
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-            found += [run for run in page if has_tags(run.data.tags, wanted)]
+            found += page
             token = page.token
             if not token:
                 return found

@@ -35,6 +35,13 @@ def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
     assert tracker.fetch_json(run.run_id, "outputs.json") == {"columns": ["prompt", "output"], "data": [["p", "o"]]}
 
 
+def test_opening_the_store_leaves_the_environment_alone(tracker: Tracker) -> None:
+    before = dict(os.environ)
+    Tracker()
+    changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    assert changed <= {"MLFLOW_TRACKING_URI"}  # MLflow's own way to tell child processes
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ConfigError("broken"), "FAILED"), (OSError("disk"), "FAILED"), (KeyboardInterrupt(), "KILLED")],

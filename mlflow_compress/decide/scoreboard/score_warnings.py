@@ -48,6 +48,10 @@ def _without_results(variants: Sequence[ScoredVariant]) -> list[ScoreWarning]:
         )
         for v in variants
         if v.status != "finished"
+    ] + [
+        ScoreWarning(kind="failed", text=f"{v.name} is not complete: {v.reason}", variants=(v.name,))
+        for v in variants
+        if v.status == "finished" and v.reason
     ]
 
 

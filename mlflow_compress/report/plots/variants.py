@@ -57,7 +57,13 @@ def _finding(points: Sequence[_Point], current: str, field: str) -> str:
     )
 
 
-def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawing | None:
+def _front(points: Sequence[_Point], front: Sequence[str]) -> str:
+    return f"{len(front)} of {len(points)} variants are on the front: no other is both as small and as close"
+
+
+def draw_variants(
+    variants: Sequence[Mapping[str, Any]], current: str | None, *, front: Sequence[str] = ()
+) -> Drawing | None:
     """Return the figure of KL (log axis) against size. Variants with a KL of exactly 0 are in a strip below the axis.
 
     Parameters
@@ -65,8 +71,10 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
     variants : sequence of mapping
         `name`, `bits_per_weight` or `bytes`, `kl`, and optionally `kl_low`, `kl_high`. A variant without a size or a
         KL is counted in the caption.
-    current : str
-        Name of the highlighted variant.
+    current : str or None
+        Name of the highlighted variant; None highlights the front.
+    front : sequence of str
+        Names of the variants on the Pareto front, from small to large; they are joined by a line.
 
     Returns
     -------
@@ -82,7 +90,10 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
     upper, strip = _panels(canvas, bool(above), bool(zero))
     for axes, members in ((upper, above), (strip, zero)):
         if axes is not None:
-            _scatter(axes, members, current)
+            _scatter(axes, members, front if current is None else (current,))
+    if upper is not None and (steps := sorted((p.size, p.kl) for p in above if p.name in front)):
+        sizes_of_steps, kl_of_steps = zip(*steps, strict=True)
+        upper.step(sizes_of_steps, kl_of_steps, where="post", color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
     sizes = np.array([p.size for p in points])
     spread = float(np.ptp(sizes)) or 0.5 * float(sizes.max())
     lowest = strip if strip is not None else upper
@@ -91,7 +102,7 @@ def draw_variants(variants: Sequence[Mapping[str, Any]], current: str) -> Drawin
     lowest.set_xlabel(label)
     if upper is not None:
         _log_axis(upper, above)
-    title = _finding(points, current, field)
+    title = _front(points, front) if current is None else _finding(points, current, field)
     state(canvas, title)
     canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
     for axes, members in ((upper, above), (strip, zero)):
@@ -126,9 +137,9 @@ def _panels(canvas: Any, above: bool, zero: bool) -> tuple[Any, Any]:
     return upper, strip
 
 
-def _scatter(axes: Any, points: Sequence[_Point], current: str) -> None:
+def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) -> None:
     for p in points:
-        mine = p.name == current
+        mine = p.name in highlighted
         colour = VARIANT if mine else BASELINE
         if p.kl > 0 and p.low is not None and p.high is not None:
             low = p.low if p.low > 0 else p.kl / 10  # a bound of 0 has no place on a log axis: the bar just runs down

@@ -113,20 +113,28 @@ def _run_twice(
     return outputs, noise, states
 
 
+def _asked(model: LightModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
+    """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
+    deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
+    return {**identity(model), **deciding, "tasks": suite.hashes()}
+
+
+def evaluation_id(model: LightModel, suite: Suite, config: EvaluateConfig) -> str:
+    """Return the evaluation id: a hash of baseline, tasks and settings. Runs that share it may be compared."""
+    return digest(_asked(model, suite, config))[:16]
+
+
 def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: EvaluateConfig) -> Baseline:
     """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
 
     The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
     second run has another batch composition. Its distance to the first run is the noise floor of every distance.
     """
-    settings = settings_of(config)
-    deciding = {name: value for name, value in settings.items() if name not in PROMPT_SETTINGS}
-    asked = {**identity(model), **deciding, "tasks": suite.hashes()}
-    evaluation = digest(asked)[:16]
+    asked, evaluation = _asked(model, suite, config), evaluation_id(model, suite, config)
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
-        run.log_params({**identity(model), **settings, "noise_items": config.evaluation.noise_items})
+        run.log_params({**identity(model), **settings_of(config), "noise_items": config.evaluation.noise_items})
         outputs, noise, states = _run_twice(load(model), suite, config, resume)
         if states is not None:
             run.log_folder(states, STATES)

@@ -1,0 +1,67 @@
+"""The parameters of a sweep: those of the main job, with several methods, bits and group sizes."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from mlflow_compress.config.commands import LogWeights, MainConfig
+from mlflow_compress.config.declarations import Command, Group, Names, OptionalText, Pairs, option
+from mlflow_compress.config.groups import (
+    AnswerConfig,
+    AutoOrCount,
+    CompressionConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    SourceConfig,
+)
+
+
+def _like(owner: type[Group] | type[Command], name: str) -> Any:
+    """Return the declaration of a parameter that another command has too: its default, help, bounds and path."""
+    return copy(owner.model_fields[name])
+
+
+class GridConfig(Group):
+    """Which variants, and what they share."""
+
+    methods: Names = option("rtn,gptq,awq", "compression methods, comma-separated (mlflow-compress methods lists them)")
+    bits: Names = option(
+        "auto", "bits per weight, comma-separated; 'auto' takes each method's default; every combination is a variant"
+    )
+    group_size: Names = option(
+        "auto", "weights that share one scale, comma-separated; 'auto' takes each method's default"
+    )
+    grid: OptionalText = option(
+        None, "YAML file with a list of combinations, or of axes per method; in place of methods", path="file"
+    )
+    calibration: str = _like(CompressionConfig, "calibration")
+    calibration_samples: AutoOrCount = _like(CompressionConfig, "calibration_samples")
+    calibration_length: int = _like(CompressionConfig, "calibration_length")
+    method_args: Pairs = _like(CompressionConfig, "method_args")
+    output_dir: str = _like(CompressionConfig, "output_dir")
+
+
+class SweepConfig(Command):
+    """Many variants of one baseline, evaluated alike: a main run each, and a scoreboard of all."""
+
+    source: SourceConfig = SourceConfig()
+    variants: GridConfig = GridConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    inference: InferenceConfig = InferenceConfig()
+    answers: AnswerConfig = AnswerConfig()
+    judge: bool = _like(MainConfig, "judge")
+    log_weights: LogWeights = _like(MainConfig, "log_weights")
+    dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")
+
+    def main_config(self, **variant: Any) -> MainConfig:
+        """Return the parameters of one variant's main job.
+
+        Parameters
+        ----------
+        **variant
+            Parameters of the compression, which replace those that all variants share.
+        """
+        own = ("methods", "bits", "group_size", "grid", "dry_run")
+        shared = {name: value for name, value in self.values().items() if name not in own}
+        return MainConfig(**{**shared, **variant})

@@ -1,0 +1,39 @@
+"""Values that several variants of a sweep need: made once, and kept in memory while the sweep runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_values: dict[Hashable, Any] | None = None  # None outside of a sweep: nothing is kept
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """Within this block, what `kept` returns stays in memory. It is freed when the block ends."""
+    global _values
+    before, _values = _values, {}
+    try:
+        yield
+    finally:
+        _values = before
+
+
+def kept(key: Hashable, make: Callable[[], T]) -> T:
+    """Return the value of this key. It is made now, unless it was made before in a block of `keeping`.
+
+    Parameters
+    ----------
+    key : hashable
+        Everything that the value depends on; the first part names what it is.
+    make : callable
+        Makes the value. Nobody may change a value that is kept.
+    """
+    if _values is None:
+        return make()
+    if key not in _values:
+        _values[key] = make()
+    return _values[key]  # type: ignore[no-any-return]

@@ -1,0 +1,38 @@
+"""The key of a finished variant: equal keys mean that nothing has to be computed again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from mlflow_compress.config import MainConfig, as_text
+from mlflow_compress.stages.get_or_create import digest
+from mlflow_compress.stages.task_inputs import instructions_of
+
+_NOT_DECIDING = ("checkpoint", "device", "judge_base_url")
+
+
+def variant_key(config: MainConfig, checkpoint: str | Path, evaluation: str) -> str:
+    """Return a hash of everything that decides the results of a main run.
+
+    Parameters
+    ----------
+    config : MainConfig
+        The run's parameters.
+    checkpoint : str or Path
+        The checkpoint's folder. Its name ends in a digest of the method, its settings, the calibration text and the
+        baseline's weights.
+    evaluation : str
+        The evaluation id: a hash of the baseline, the tasks' content and the settings.
+    """
+    deciding: dict[str, object] = {
+        "checkpoint": Path(checkpoint).name,
+        "evaluation": evaluation,
+        "noise_items": config.evaluation.noise_items,
+        "log_weights": config.log_weights,
+    }
+    if config.judge:
+        judge = config.judge_config()
+        deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
+        deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
+    return digest(deciding)
