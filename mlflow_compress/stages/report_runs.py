@@ -12,6 +12,7 @@ from mlflow_compress import atomic
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, ReportConfig, check_text, parameters
 from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.report.page.choice import gate_texts
@@ -30,6 +31,7 @@ from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import run_address
 
+SCOREBOARD = "scoreboard.json"  # artifact of a sweep's run
 _ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
 _NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
 
@@ -52,7 +54,7 @@ def run_report(config: ReportConfig) -> VariantsReport:
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
     tracker = Tracker()
-    content = page_content(tracker, main_runs(tracker, given))
+    content = page_content(tracker, _scored(tracker, given))
     text = text_of(content)
     report = VariantsReport(board=content.board, decision=content.decision, path=path)
     if "MLFLOW_RUN_ID" not in os.environ:
@@ -85,46 +87,44 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
     return writers[chosen]
 
 
-def main_runs(tracker: Tracker, given: Sequence[str]) -> list[str]:
-    """Return the main runs that are given; a sweep's run stands for its variants.
-
-    Raises
-    ------
-    ConfigError
-        A run is neither, or a sweep has no variant.
-    TrackingError
-        The store has no such run.
-    """
-    found: dict[str, None] = {}
+def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
+    """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
+    runs: dict[str, None] = {}
+    names: dict[str, str] = {}
+    others: dict[str, ScoredVariant] = {}
     for run_id in given:
         check_text("runs", run_id)
         stage = tracker.look_up(run_id).tags.get(run_names.STAGE)
+        if stage not in ("main", "sweep"):
+            raise ConfigError(
+                "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
+            )
         if stage == "main":
-            found[run_id] = None
+            runs[run_id] = None
             continue
-        below = tracker.below(run_id, "main") if stage == "sweep" else []
-        if not below:
-            what = "This sweep has no variant" if stage == "sweep" else "This run is no variant's main run"
-            raise ConfigError(what, allowed=_ACCEPTED, got=f"{run_id}, a run of stage {stage}")
-        found |= dict.fromkeys(below)
-    return list(found)
+        for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
+            if row["run_id"] is None:
+                told = {key: row[key] for key in ("name", "method", "bits", "status", "reason")}
+                others[row["name"]] = ScoredVariant(**told)
+            else:
+                runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
+    _check_alike(tracker, list(runs))
+    return score_runs(tracker, list(runs), others=list(others.values()), names=names)
 
 
-def page_content(tracker: Tracker, run_ids: Sequence[str]) -> PageContent:
-    """Return everything that the page shows, read from main runs of one evaluation.
+def page_content(tracker: Tracker, board: Scoreboard) -> PageContent:
+    """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
 
     Raises
     ------
     ConfigError
-        A run is no main run, or the runs were evaluated differently.
+        No variant has results.
     TrackingError
-        The store has no such run, or its results cannot be read.
+        The results of a run cannot be read.
     """
-    _check_alike(tracker, run_ids)
-    board = score_runs(tracker, run_ids)
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
-        raise ConfigError("None of these runs has results", got=reasons)
+        raise ConfigError("None of these variants has results", got=reasons)
     runs = {row.name: tracker.client.get_run(row.run_id) for row in board.finished}
     children = {name: tracker.children(run.info.run_id) for name, run in runs.items()}
     first = children[board.finished[0].name]

@@ -234,22 +234,6 @@ class Tracker:
         )
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
-    def below(self, run_id: str, stage: str) -> list[str]:
-        """Return the ids of all runs of a stage whose parent is this run, oldest first."""
-        found: list[str] = []
-        token = None
-        while True:
-            page = self.client.search_runs(
-                [self.client.get_run(run_id).info.experiment_id],
-                filter_string=tags_filter({MLFLOW_PARENT_RUN_ID: run_id, run_names.STAGE: stage}),
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            found += [str(run.info.run_id) for run in page]
-            token = page.token
-            if not token:
-                return found
-
     def fetch(self, run_id: str, folder: str) -> Path:
         """Return the local path of an artifact folder of a run.
 
