@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         load,
         methods,
         promote,
+        report,
         rollback,
         run,
         sweep,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         Sweep,
         SweepPlan,
         VariantRun,
+        VariantsReport,
     )
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Sweep",
     "SweepPlan",
     "VariantRun",
+    "VariantsReport",
     "__version__",
     "compare",
     "compress",
@@ -66,6 +69,7 @@ __all__ = [
     "load",
     "methods",
     "promote",
+    "report",
     "rollback",
     "run",
     "sweep",

@@ -26,6 +26,7 @@ STAGES: dict[str, type[config.Command]] = {
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
     "gate": config.GateConfig,
+    "report": config.ReportConfig,
     "sweep": config.SweepConfig,
 }
 
@@ -55,6 +56,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,
+        "report": api.report,
     }
     return functions[command](**given)
 
@@ -76,7 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
         for parameter, field in config.parameters(cls).items():
             accepted = " | ".join(choices(field))
             shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{as_typed(field.default)}]"
-            stage.add_argument(f"--{parameter}", metavar="VALUE", help=shown.replace("%", "%%"))
+            short = ("-o",) if (name, parameter) == ("report", "output") else ()
+            stage.add_argument(f"--{parameter}", *short, metavar="VALUE", help=shown.replace("%", "%%"))
+    commands.choices["report"].add_argument("run", nargs="*", metavar="RUN", help="main runs, or a sweep's run")
     comparison = commands.add_parser(
         "compare", help="Compare two evaluations from their records or prediction files, without any model."
     )
@@ -95,6 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown and old names too: the configuration refuses or renames those."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
+    if run_ids := values.pop("run", None):
+        values["runs"] = ",".join([*run_ids, *([values["runs"]] if "runs" in values else [])])
     if "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
         defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Sweep,
         SweepPlan,
         VariantRun,
+        VariantsReport,
     )
     from mlflow_compress.tracking.store import RunLink
 
@@ -107,6 +108,13 @@ def policy_text(policy: Policy) -> str:
     return f"{policy_yaml(policy)}# sha256 {policy.sha256}"
 
 
+def report_text(found: VariantsReport) -> str:
+    """Return the scoreboard, and where the page lies."""
+    from mlflow_compress.report.scoreboard_text import scoreboard_text
+
+    return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
+
+
 def sweep_text(found: Sweep | SweepPlan) -> str:
     """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
     from mlflow_compress.results import Sweep
@@ -163,6 +171,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "rollback": rollback_text,
     "history": history_text,
     "gate": gate_text,
+    "report": report_text,
     "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,

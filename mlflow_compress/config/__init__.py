@@ -8,6 +8,7 @@ from mlflow_compress.config.commands import (
     MainConfig,
     PromoteConfig,
     QuantizeConfig,
+    ReportConfig,
     RollbackConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
@@ -39,6 +40,7 @@ __all__ = [
     "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "ReportConfig",
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, OrNone, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, Names, OptionalText, OrNone, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -112,6 +112,16 @@ class GateConfig(Command):
         return EvaluateConfig(
             source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=self.checkpoint
         )
+
+
+class ReportConfig(Command):
+    """The report: one page over the variants of an evaluation, or its tables for a pull request."""
+
+    runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
+    output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    format: Literal["auto", "html", "md", "csv", "json"] = option(
+        "auto", "what is written; 'auto' goes by the file name"
+    )
 
 
 class MainConfig(Command):

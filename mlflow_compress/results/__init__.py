@@ -10,6 +10,7 @@ from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
+from mlflow_compress.results.variants_report import VariantsReport
 from mlflow_compress.tracking.store import RunLink
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "Tenure",
     "VariantProgress",
     "VariantRun",
+    "VariantsReport",
 ]

@@ -247,6 +247,10 @@ def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, ru
     with tempfile.TemporaryDirectory() as folder:
         inputs.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
+    if inputs.baseline.judgments is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            inputs.baseline.judgments.write(Path(folder))
+            run.log_folder(Path(folder), run_names.BASELINE_GRADES)
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)

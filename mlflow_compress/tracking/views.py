@@ -113,6 +113,16 @@ def _save(tracker: Tracker, key: str, name: str, packed: str) -> None:
     tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), json.dumps(envelope))
 
 
+def _root(tracker: Tracker) -> str:
+    """Return the address of the UI; for a local store, that of the command that `how_to_open` shows."""
+    return tracker.uri.rstrip("/") if tracker.uri.startswith("http") else "http://127.0.0.1:5000"
+
+
+def run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
+    """Return the address that shows a run in MLflow's UI."""
+    return f"{_root(tracker)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
     """Return the lines that say where results are. For a local store they include the command that starts the UI.
 
@@ -123,13 +133,12 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
     if MLFLOW_PARENT_RUN_ID in tags:
         return ""
     remote = tracker.uri.startswith("http")
-    root = tracker.uri.rstrip("/") if remote else "http://127.0.0.1:5000"
     experiment = run.info.experiment_id if run else tracker.experiment_id
-    page = f"{root}/#/experiments/{experiment}"
+    page = f"{_root(tracker)}/#/experiments/{experiment}"
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
     if run:
         lines.insert(0, f"Artifacts:     {get_local_path_or_none(run.info.artifact_uri) or run.info.artifact_uri}")
-        lines.append(f"This run:      {page}/runs/{run_id}?workflowType=machine_learning")
+        lines.append(f"This run:      {run_address(tracker, experiment, str(run_id))}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
     if view_tag(f"{LEADERBOARD}{ending}") in tracker.client.get_experiment(experiment).tags:
         view = f"{page}/runs?workflowType=machine_learning&viewStateShareKey="
