@@ -28,7 +28,14 @@ _FLAGS = [
     "--remote-debugging-pipe",
 ]
 # Chromium reads its commands from file 3 and answers on file 4.
-_START = "import os, sys; r, w = map(int, sys.argv[1:3]); a = os.dup(r); b = os.dup(w); os.dup2(a, 3); os.dup2(b, 4); os.execvp(sys.argv[3], sys.argv[3:])"
+# Chromium reads commands from 3 and answers on 4. Copies from 10 upwards first: a copy that is 3 or 4 would end at exec.
+_START = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+read, write = (fcntl(int(end), F_DUPFD, 10) for end in sys.argv[1:3])
+os.dup2(read, 3), os.dup2(write, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def chromium() -> str | None:
