@@ -16,12 +16,25 @@ from typing import Any
 
 AXE = Path(__file__).parents[1] / "tools" / "page_libraries" / "node_modules" / "axe-core" / "axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
-    "--disable-component-update --disable-extensions --remote-debugging-pipe"
-).split()
+_FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--remote-debugging-pipe",
+]
 # Chromium reads its commands from file 3 and answers on file 4.
-_START = "import os, sys; r, w = map(int, sys.argv[1:3]); a = os.dup(r); b = os.dup(w); os.dup2(a, 3); os.dup2(b, 4); os.execvp(sys.argv[3], sys.argv[3:])"
+_START = """
+import os, sys
+commands, answers = (os.dup(int(number)) for number in sys.argv[1:3])
+os.dup2(commands, 3), os.dup2(answers, 4)
+os.set_inheritable(3, True), os.set_inheritable(4, True)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def chromium() -> str | None:
@@ -85,7 +98,9 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.send("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.send("Page.navigate", url="about:blank")  # an address that differs in its fragment alone is not loaded again
+        self.send(
+            "Page.navigate", url="about:blank"
+        )  # an address that differs in its fragment alone is not loaded again
         self.send("Page.navigate", url=address)
 
     def run(self, expression: str) -> Any:

@@ -49,7 +49,7 @@ const Figures = (data) => {
     return names.map((name) => {
       let y = name.y;
       const covers = (other) => Math.abs(other.y - y) < 14 && name.left < other.right && other.left < name.right;
-      for (let other; (other = placed.find(covers)); ) y = other.y + 14;
+      for (let other; (other = placed.find(covers)); ) y = other.y + 15; // more than `covers` asks for, so that this ends
       placed.push({ ...name, y });
       return y - name.y;
     });
@@ -79,7 +79,7 @@ const Figures = (data) => {
     const possible = found.filter((p) => (across.type !== "log" || p.x[0] > 0) && (up.type !== "log" || p.y[0] > 0));
     const best = front(possible, x, y);
     const width = Math.max(300, byId("scatter").clientWidth);
-    const named = possible.length <= MOST_NAMES ? possible : best;
+    const named = [possible, best].find((some) => some.length <= MOST_NAMES) ?? [];
     const bounded = (side) => possible.filter((p) => p[side][1] !== null && p[side][2] !== null);
     const [cx, cy] = [columns.get(x), columns.get(y)];
     const title = (p) => `${p.name}\n${label(cx)}: ${p.x[0].toPrecision(4)}\n${label(cy)}: ${p.y[0].toPrecision(4)}`;
@@ -120,7 +120,7 @@ const Figures = (data) => {
       best.length ? "Filled and joined: the Pareto front, which no other variant beats in both." : "These numbers have no better side, so there is no Pareto front.",
       `Lines are ${100 * data.level} % intervals.`,
       left ? `${counted(left, "variant has", "variants have")} a value of 0 or below, which a logarithmic axis cannot show.` : "",
-      named.length < possible.length ? "Only the front is named; point at the others." : "",
+      named.length < possible.length ? "Not all are named; point at them." : "",
     ].filter(Boolean).join(" ");
   }
 
