@@ -22,6 +22,11 @@ def keeping() -> Iterator[None]:
         _values = before
 
 
+def keeps() -> bool:
+    """Return whether values are kept now: keys that cost something are made only then."""
+    return _values is not None
+
+
 def kept(key: Hashable, make: Callable[[], T]) -> T:
     """Return the value of this key. It is made now, unless it was made before in a block of `keeping`.
 

@@ -9,6 +9,7 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.judges.encoder import SentenceEncoder, load_encoder
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
+from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
 
 
@@ -68,7 +69,8 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, with its sentence encoder loaded."""
-    encoder = load_encoder(settings.answers.encoder, device=settings.source.device)
+    name, device = settings.answers.encoder, settings.source.device
+    encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
 
     def judge(inputs: JudgeInputs) -> Judged:
         return Judged(vectors=answer_embeddings(inputs.samples, encoder), parameters={"encoder": encoder.name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 
 from mlflow_compress.decide.promotion import FLIPS, KL
@@ -14,6 +15,7 @@ from mlflow_compress.report.headline_text import escape_markdown
 from mlflow_compress.report.numbers import bytes_text, interval_text, plain, scale_of
 
 MISSING = "-"
+_NARROWEST = 9  # characters of a column's label on one line
 _WITH_INTERVAL = (DELTA, KL)  # in the narrow tables; the others show their value alone
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
 _FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet computes a text that begins with one of these
@@ -54,23 +56,27 @@ def _narrow(board: Scoreboard) -> list[ScoreColumn]:
 
 def _header(board: Scoreboard) -> list[str]:
     labels = [
-        f"{column.label} [{100 * board.level:g} %]" if column.key in _WITH_INTERVAL else column.label
+        f"{column.label} [{100 * board.level:g}\u00a0%]" if column.key in _WITH_INTERVAL else column.label
         for column in _narrow(board)
     ]
     return ["variant", *labels, "status"]
 
 
 def _table(board: Scoreboard) -> list[list[str]]:
-    """Return header and rows; the column of the status only where a variant has no results."""
-    table = [_header(board), *(_cells(board, row) for row in board.rows)]
-    return table if len(board.finished) < len(board.rows) else [line[:-1] for line in table]
+    """Return header and rows of the variants that were made; the status only where one has no results.
+
+    What was not started is among the warnings.
+    """
+    made = [row for row in board.rows if row.status != "unsupported"]
+    table = [_header(board), *(_cells(board, row) for row in made)]
+    return table if len(board.finished) < len(made) else [line[:-1] for line in table]
 
 
 def finding(board: Scoreboard) -> str:
     """Return what was found, in one sentence: how many variants, which is closest, and which are on the front."""
-    n, done = len(board.rows), board.finished
+    n, done = sum(1 for row in board.rows if row.status != "unsupported"), board.finished
     if not done:
-        return f"No variant of {n} has results"
+        return f"None of {n} variants has results"
     counted = f"{len(done)} of {n} variants" if len(done) < n else f"{n} {'variant' if n == 1 else 'variants'}"
     parts = [f"{counted} against {board.baseline}" + (f" on {board.n_items:,} items" if board.n_items else "")]
     column = next((found for found in board.columns if found.key == KL), None)
@@ -100,6 +106,14 @@ def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:
     return f"{what}: rank correlation {found.value:+.2f}{interval}, p = {found.p:.2g}, {found.n} variants"
 
 
+def _correlations(board: Scoreboard) -> list[str]:
+    """Return the main correlations as sentences; one for all of them where there are too few variants."""
+    found = main_correlations(board)
+    if found and all(c.value is None for c in found):
+        return [f"No rank correlations between metrics: {found[0].reason}"]
+    return [correlation_text(board, c) for c in found]
+
+
 def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
     """Return the correlations that the papers report: flips against KL, and both against the judges."""
     by_pair = {frozenset((c.first, c.second)): c for c in board.correlations}
@@ -109,23 +123,33 @@ def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
 def scoreboard_text(board: Scoreboard) -> str:
     """Return the narrow table with aligned columns, its legend, the correlations and the warnings."""
     table = _table(board)
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    head, *rows = table
+    wrapped = [_wrapped(label, [row[i] for row in rows]) for i, label in enumerate(head)]
+    height = max(map(len, wrapped))
+    top = [[""] * (height - len(parts)) + parts for parts in wrapped]
+    table = [*map(list, zip(*top, strict=True)), *rows]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], *_below(board)])
+    return "\n".join([*lines[:height], "-" * max(map(len, lines)), *lines[height:], *_below(board)])
+
+
+def _wrapped(label: str, cells: Sequence[str]) -> list[str]:
+    """Return a column's label in lines that are as narrow as its cells, as far as its words allow."""
+    return textwrap.wrap(label, max([_NARROWEST, *map(len, cells)]), break_long_words=False)
 
 
 def _below(board: Scoreboard) -> list[str]:
-    correlations = [correlation_text(board, found) for found in main_correlations(board)]
-    warnings = [f"Warning: {found.text}." for found in board.warnings]
-    return [line for block in (legend(board), correlations, warnings) if block for line in ("", *block)]
+    warnings = [f"Warning: {found.text.rstrip('.')}." for found in board.warnings]
+    return [line for block in (legend(board), _correlations(board), warnings) if block for line in ("", *block)]
 
 
 def scoreboard_markdown(board: Scoreboard) -> str:
     """Return the finding, the narrow table, its legend, the correlations and the warnings, as Markdown."""
     head, *rows = _table(board)
+    star = chr(92) + "*"
     lines = [escape_markdown(f"{finding(board)}."), "", _markdown_row(head), f"|---{'|--:' * (len(head) - 1)}|"]
     lines += [_markdown_row(row) for row in rows]
-    below = [f"- {escape_markdown(line)}" if line else "" for line in _below(board)]
+    below = [f"- {escape_markdown(line).replace('*', star)}" if line else "" for line in _below(board)]
     return "\n".join([*lines, *below, ""])
 
 

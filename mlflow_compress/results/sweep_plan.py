@@ -81,7 +81,9 @@ class SweepPlan(Tabular):
     def summary(self) -> str:
         """How many variants there are, and how many of them are finished."""
         n, done = len(self.variants), len(self.variants) - len(self.to_do)
-        left = f"; {len(self.left_out)} combinations are not supported" if self.left_out else ""
+        n_left = len(self.left_out)
+        words = "combination is" if n_left == 1 else "combinations are"
+        left = f"; {n_left} {words} not supported" if n_left else ""
         finished = f", {done} of them finished" if done else ""
         return f"{n} {'variant' if n == 1 else 'variants'} of {self.baseline}{finished}{left}"
 

@@ -15,6 +15,7 @@ from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
+from mlflow_compress.kept import kept
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -135,7 +136,8 @@ def _baseline(
     run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
     if fresh:
         gc.collect()  # otherwise the baseline is still in memory when the variant is loaded
-    return run_id, _read_answers(store, run_id), Generations.read(store.fetch(run_id, SAMPLES_AGAIN))
+    answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
+    return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
 
 
 def _variant(
@@ -265,7 +267,7 @@ def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluati
     """
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     chosen_judges(config.answers.judges)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
     with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"judge {manifest.label} {label}")

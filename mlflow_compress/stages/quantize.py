@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
@@ -110,19 +112,21 @@ def quantize(
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
-    if folder.exists():
-        manifest = CheckpointManifest.read(folder)
-        run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
-    else:
-        manifest = compress_model(
-            model_path(config.source.model),
-            config.compression.method,
-            settings,
-            texts,
-            folder,
-            device=config.source.device,
-            trust_remote_code=config.source.trust_remote_code,
-        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
+        if folder.exists():
+            manifest = CheckpointManifest.read(folder)
+            run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
+        else:
+            manifest = compress_model(
+                model_path(config.source.model),
+                config.compression.method,
+                settings,
+                texts,
+                folder,
+                device=config.source.device,
+                trust_remote_code=config.source.trust_remote_code,
+            )
     device = manifest.device if config.source.device == AUTO else config.source.device
     run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
     if calibration and manifest.calibration:
@@ -149,7 +153,7 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     """
     settings, calibration = method_settings(config), calibration_set(config)
     METHODS.get(config.compression.method).require_backend(settings)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
     label, method = model_label(config.source.model), config.compression.method
     with store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:

@@ -26,7 +26,7 @@ from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import results_from_json
 from mlflow_compress.stages.score_runs import score_runs
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.parameters import RESOLVED
+from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import run_address
@@ -53,7 +53,7 @@ def run_report(config: ReportConfig) -> VariantsReport:
         raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
-    tracker = Tracker()
+    tracker = Tracker(config.experiment)
     content = page_content(tracker, _scored(tracker, given))
     text = text_of(content)
     report = VariantsReport(board=content.board, decision=content.decision, path=path)

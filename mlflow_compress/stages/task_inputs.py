@@ -6,11 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig, as_text
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.kept import kept
 
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:
@@ -23,7 +24,11 @@ def task_settings(config: EvaluateConfig) -> TaskSettings:
 
 def suite_of(config: EvaluateConfig) -> Suite:
     """Return the suite that a configuration names: tasks and corpora."""
-    return load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config))
+    deciding = tuple((name, value) for name, value in as_text(config).items() if name != "checkpoint")
+    return kept(
+        ("suite", deciding),
+        lambda: load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config)),
+    )
 
 
 def instructions_of(config: JudgeConfig) -> list[Instruction]:

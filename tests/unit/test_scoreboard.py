@@ -200,7 +200,8 @@ def real_board():
 def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> None:
     found = real_board()
     text, markdown = scoreboard_text(found), scoreboard_markdown(found)
-    assert text.splitlines()[0].startswith("variant") and "KL, items (nats) [95 %]" in text
+    head = text.partition("---")[0].splitlines()
+    assert head[-1].startswith("variant") and "[95\u00a0%]" in head[-1]
     assert "rtn-4bit *" in text and "failed" in text
     assert "<b>" not in markdown and "<script>" not in markdown and "awq\\|&lt;b>3\\*" in markdown
     widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line.startswith("|")}
@@ -220,7 +221,7 @@ def test_the_finding_is_one_sentence() -> None:
     assert finding(found) == (
         "2 of 3 variants against base; closest is near with a KL of 0.100; on the Pareto front of size and KL: small, near"
     )
-    assert finding(board(variant("bad", status="failed", reason="x"))) == "No variant of 1 has results"
+    assert finding(board(variant("bad", status="failed", reason="x"))) == "None of 1 variants has results"
 
 
 def test_correlations_are_of_main_metrics_only() -> None:

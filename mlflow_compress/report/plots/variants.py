@@ -58,7 +58,7 @@ def _finding(points: Sequence[_Point], current: str, field: str) -> str:
 
 
 def _front(points: Sequence[_Point], front: Sequence[str]) -> str:
-    return f"{len(front)} of {len(points)} variants are on the front: no other is both as small and as close"
+    return f"{len(front)} of {len(points)} variants are on the Pareto front of size and KL"
 
 
 def draw_variants(
@@ -115,6 +115,7 @@ def draw_variants(
     left_out = len(variants) - len(points)
     caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
     caption += "smaller is further left, closer to the baseline is lower"
+    caption += "; no other variant is both as small and as close as one on the front" if front else ""
     caption += "; bars are intervals" if any(p.low is not None for p in above) else ""
     caption += f"; {left_out} without a size or a KL {'is' if left_out == 1 else 'are'} left out" if left_out else ""
     return Drawing(canvas, title, caption + ".")

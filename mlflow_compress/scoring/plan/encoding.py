@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.kept import keeps, kept
+from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import Request
 
 _CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long task list are in memory at once
@@ -109,6 +112,14 @@ class Encoder:
         DataError
             When a continuation has no token of its own (it is empty, or merged into the context's last token).
         """
+        if not keeps():
+            return self._encode(requests)
+        # The variants of a sweep have one tokenizer: those after the first find the tokens here.
+        texts = "\0".join(f"{r.context}\0{r.continuation}" for r in requests)
+        key = (tokenizer_hash(self.tokenizer), self.max_length, hashlib.sha256(texts.encode()).hexdigest())
+        return kept(("encoded", *key), lambda: self._encode(requests))
+
+    def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
         split: dict[tuple[str, str], tuple[str, str]] = {}
         for context, continuation in pairs:

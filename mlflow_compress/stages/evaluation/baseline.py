@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
@@ -157,9 +158,9 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
     return Baseline(
         run_id=run_id,
         evaluation=evaluation,
-        records=RunRecords.read(stored),
+        records=kept(("records", run_id), lambda: RunRecords.read(stored)),
         metadata=read_metadata(stored),
-        noise=RunRecords.read(store.fetch(run_id, NOISE)),
+        noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
         states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
     )

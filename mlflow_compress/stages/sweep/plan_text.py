@@ -38,6 +38,8 @@ def _sums(plan: SweepPlan) -> list[str]:
     elif n_unknown == len(plan.to_do):
         time = "unknown: the store has no finished run of these methods on this evaluation"
     else:
-        time = f"about {duration(known)}, and that of {n_unknown} variants is unknown"
+        time = (
+            f"about {duration(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
+        )
     copies = "the checkpoints, and a copy of each with its model" if plan.copies == 2 else "the checkpoints"
     return [f"Time: {time}.", f"Disk: about {bytes_text(int(plan.disk_bytes))} ({copies}; records are not counted)."]

@@ -45,7 +45,7 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     run.log_json(board.to_dict(), SCOREBOARD)
     run.log_text(scoreboard_markdown(board), "scoreboard.md")
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
-    run.replace_table(scoreboard_columns(board), "scoreboard_table.json")
+    run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
     with tempfile.TemporaryDirectory() as folder:
         draw_scoreboard(board, Path(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig
@@ -18,10 +19,10 @@ from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.quantize import run_quantize
 from mlflow_compress.stages.sweep.combinations import combinations
-from mlflow_compress.stages.sweep.estimates import plan_of
 from mlflow_compress.stages.sweep.plan_text import plan_text
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant, prepare
 from mlflow_compress.stages.sweep.publish_sweep import publish_sweep
+from mlflow_compress.stages.sweep.sweep_estimates import plan_of
 from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
@@ -73,9 +74,10 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     SweepError
         Variants failed. The others are published.
     """
-    tracker = Tracker()
-    config = config.with_values(output_dir=str(out_folder(config.variants.output_dir, tracker.uri)))
     chosen, left_out = combinations(config)
+    tracker = Tracker(config.experiment)
+    folder = str(out_folder(config.variants.output_dir, tracker.uri))
+    chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     with keeping():
         prepared = prepare(config, chosen)
         plan = plan_of(config, prepared, left_out, tracker)

@@ -1,0 +1,199 @@
+"""Sweeps on the embedded demo, in real stores: failures, continuation, kills, and two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+
+from mlflow_compress import cli
+from mlflow_compress.config import MainConfig
+from mlflow_compress.stages.main import run_main
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
+
+ROOT = Path(__file__).parents[2]
+FEW = ["--limit=1", "--judge=false", "--noise_items=5"]
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "mlflow_compress", "sweep", *FEW, *options]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    values = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **values, "OMP_NUM_THREADS": "1"}
+
+
+def tracker_of(folder: Path) -> Tracker:
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    return Tracker()
+
+
+def measured(board: dict[str, Any]) -> dict[str, Any]:
+    """Return what a scoreboard says of the variants: everything but run ids and durations."""
+    rows = [
+        {
+            **{name: value for name, value in row.items() if name not in ("run_id", "cells")},
+            "cells": {name: cell for name, cell in row["cells"].items() if not name.startswith("seconds/")},
+        }
+        for row in board["rows"]
+    ]
+    return {**board, "rows": rows}
+
+
+def board_of(tracker: Tracker, run_id: str) -> dict[str, Any]:
+    return measured(tracker.fetch_json(run_id, "scoreboard.json"))
+
+
+def sweeps(tracker: Tracker) -> list[Any]:
+    runs = tracker.client.search_runs([tracker.experiment_id], filter_string="tags.stage = 'sweep'")
+    return list(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
+    tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Groups of 100 weights do not divide the demo's layers, which compression finds out."""
+    (tmp_path / "grid.yaml").write_text("- {method: hqq, bits: [4, 5], group_size: [64, 100]}\n- {method: none}\n")
+    arguments = ["sweep", *FEW, "--grid", str(tmp_path / "grid.yaml")]
+    assert cli.main(arguments) == 1
+    shown = capsys.readouterr()
+    assert "1 of 3 variants failed: hqq-4bit-g100: Stage quantize failed: Group size 100 does not divide" in shown.err
+    assert "[2/3] hqq-4bit-g100: " in shown.err and "Not made:\n- hqq bits=5 group_size=64" in shown.err
+    assert "2 of 3 variants against demo" in shown.out
+
+    [parent] = sweeps(tracker)
+    assert parent.info.status == "FAILED"
+    assert parent.data.tags[run_names.VERDICT] == parent.data.tags["mlflow.note.content"].splitlines()[0].rstrip(".")
+    counts = {name.removeprefix("sweep/"): value for name, value in parent.data.metrics.items()}
+    assert counts == {"variants": 3, "finished": 2, "found": 0, "failed": 1, "unsupported": 2, "warnings": 5}
+    files = {file.path for file in tracker.client.list_artifacts(parent.info.run_id)}
+    assert files >= {f"scoreboard.{kind}" for kind in ("json", "md", "csv")} | {"scoreboard_table.json", "figures"}
+    mains = tracker.find_finished("main")
+    assert {run.data.tags[run_names.VARIANT] for run in mains} == {"hqq-4bit-g64", "none"}
+    assert {run.data.tags[run_names.PARENT] for run in mains} == {parent.info.run_id}
+    assert set(tracker.children(mains[0].info.run_id)) == {"quantize", "evaluate"}
+    first = board_of(tracker, parent.info.run_id)
+    every = tracker.client.search_runs([tracker.experiment_id])
+    assert {run.info.status for run in every} == {"FINISHED", "FAILED"}
+
+    # The same command: the same run is opened again, and only what failed is tried again.
+    assert cli.main(arguments) == 1
+    shown = capsys.readouterr()
+    assert "3 variants of demo, 2 of them finished" in shown.err and "finished, run" in shown.err
+    [again] = sweeps(tracker)
+    assert again.info.run_id == parent.info.run_id
+    assert [run.info.run_id for run in tracker.find_finished("main")] == [run.info.run_id for run in mains]
+    assert board_of(tracker, parent.info.run_id) == first
+    table = tracker.fetch_json(parent.info.run_id, "scoreboard_table.json")
+    assert len(table["data"]) == 5
+
+
+@pytest.mark.slow
+def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) -> None:
+    """The stages in one process leave what they leave in processes of their own, bit for bit."""
+    single = run_main(MainConfig(method="gptq", bits="4", limit=1, noise_items=5, judge=False))
+    assert single.run is not None
+    checkpoint = Path(single.checkpoint)
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    for run in tracker.client.search_runs([tracker.experiment_id]):
+        tracker.client.delete_run(run.info.run_id)
+    checkpoint.rename(checkpoint.with_name("elsewhere"))
+
+    assert cli.main(["sweep", *FEW, "--methods=awq,gptq", "--bits=4"]) == 0
+    [run] = tracker.find_finished("main", variant="gptq-4bit-g128")
+    assert (checkpoint / "model.safetensors").read_bytes() == weights
+    ours = tracker.client.get_run(single.run.run_id).data
+    left = {name: value for name, value in ours.metrics.items() if not name.startswith("speed/")}
+    right = {name: value for name, value in run.data.metrics.items() if not name.startswith("speed/")}
+    assert left == right and ours.params == run.data.params
+    without = {run_names.PARENT, "mlflow.source.name", "mlflow.log-model.history", "mlflow.loggedArtifacts"}
+    assert ours.tags.keys() - without == run.data.tags.keys() - without
+
+
+def killed(folder: Path, options: list[str], after: int, delay: float) -> None:
+    """Run the command, and kill it and all its children `delay` seconds after line number `after` of its messages."""
+    with subprocess.Popen(
+        command(*options),
+        cwd=folder,
+        env=environment(folder),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for number, _ in enumerate(process.stderr):
+            if number == after:
+                break
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stderr.read()
+
+
+@pytest.mark.slow
+def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path) -> None:
+    options = ["--methods=rtn", "--bits=8,4,3"]
+    boards = {}
+    rng = random.Random(16)
+    for name, kills in (("whole", 0), ("killed", 5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for kill in range(kills):
+            killed(folder, options, after=5 + 4 * kill + rng.randrange(4), delay=3 * rng.random())
+        done = subprocess.run(
+            command(*options), cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        tracker = tracker_of(folder)
+        [finished] = tracker.find_finished("sweep")
+        boards[name] = board_of(tracker, finished.info.run_id)
+        below = [r for r in tracker.client.search_runs([tracker.experiment_id]) if run_names.PARENT in r.data.tags]
+        assert {r.info.status for r in below} <= {"FINISHED", "KILLED"}
+        assert len(tracker.find_finished("main")) == 3
+    assert boards["killed"] == boards["whole"]
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
+    """They share a variant: one of them makes it, and the other one finds it."""
+    started = [
+        subprocess.Popen(
+            command("--methods=rtn", f"--bits={bits}"),
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for bits in ("4,8", "4,3")
+    ]
+    for process in started:
+        _, complaint = process.communicate(timeout=900)
+        assert process.returncode == 0, complaint[-3000:]
+    tracker = tracker_of(tmp_path)
+    mains = tracker.find_finished("main")
+    assert sorted(run.data.tags[run_names.VARIANT] for run in mains) == [
+        "rtn-3bit-g128",
+        "rtn-4bit-g128",
+        "rtn-8bit-g128",
+    ]
+    assert len(tracker.find_finished("baseline")) == 1
+    found = [json.loads(json.dumps(board_of(tracker, run.info.run_id))) for run in tracker.find_finished("sweep")]
+    rows = {row["name"]: row["cells"] for board in found for row in board["rows"]}
+    assert len(found) == 2 and all(len(board["rows"]) == 2 for board in found) and len(rows) == 3
+    shared = [row for board in found for row in board["rows"] if row["name"] == "rtn-4bit-g128"]
+    assert shared[0]["cells"] == shared[1]["cells"]
+    assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
