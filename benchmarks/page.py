@@ -1,7 +1,7 @@
 """Seconds to build the page over variants, its size, and seconds until it is usable in headless Chromium.
 
-Random lettered items with prompts of MMLU's length: 14,042 items x 8 variants (must be usable in under 3 s; in under 5 MB
-with 20,000 items), and 200 variants of 1,620 items (usable in under 3 s). Needs Chromium on the path.
+Random lettered items with prompts of MMLU's length: 14,042 items x 8 variants, which must be usable in under 3 s;
+20,000 items x 8, in under 5 MB; and 200 variants of 1,620 items, usable in under 3 s. Needs Chromium on the path.
 
     python benchmarks/page.py                    # prints one JSON line per page
     python benchmarks/page.py --forms            # the changed answers as JSON and as Parquet, compressed
