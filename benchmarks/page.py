@@ -64,7 +64,7 @@ def content(n_items: int, n_variants: int) -> tuple[PageContent, float]:
             PageVariant(name=name, verdict=name, run_id=own.run_id or "", address="", results=results, changes=changes)
         )
         metrics = gate_values(pooled) | {key: result.value for key, result in pooled.items()} | sizes
-        candidates.append(Candidate(name=name, run_id="", version="", method="rtn", metrics=metrics))
+        candidates.append(Candidate(name=name, run_id="", version=None, method="rtn", metrics=metrics))
     gates = standard_gates()
     board = scoreboard(scored, baseline="random", evaluation="0" * 16)
     by_name = {variant.name: variant for variant in shown}
@@ -72,6 +72,8 @@ def content(n_items: int, n_variants: int) -> tuple[PageContent, float]:
         PageContent(
             board=board,
             decision=decide(candidates, gates),
+            policy="the default policy",
+            objective="size",
             gates=gate_texts(gates),
             variants=[by_name[row.name] for row in board.finished],
             items=baseline.items,

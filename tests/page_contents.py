@@ -104,10 +104,12 @@ def page_content(text: str = "why") -> PageContent:
             )
         )
         metrics = {**{name: r.value for name, r in pooled.items()}, **sizes, **gates}
-        candidates.append(Candidate(name=name, run_id="", version="", method="rtn", metrics=metrics))
+        candidates.append(Candidate(name=name, run_id="", version=None, method="rtn", metrics=metrics))
     return PageContent(
         board=scoreboard(scored, baseline="base", evaluation="e" * 16),
         decision=decide(candidates, standard_gates()),
+        policy="the default policy",
+        objective="size",
         gates=gate_texts(standard_gates()),
         variants=shown,
         items=baseline.items,

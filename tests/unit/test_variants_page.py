@@ -107,10 +107,10 @@ def test_the_first_sentence_says_what_the_gates_choose():
         choice_sentence(content)
         == "Ship near: 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
     )
-    assert choice_reason(content) == "It is the only one of 2 variants that passes the default gates."
+    assert choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
     outcomes = content.decision.outcomes
     none = replace(content, decision=Decision(champion=None, outcomes=tuple(o for o in outcomes if not o.passed)))
-    assert choice_sentence(none) == "Ship none of them yet: no variant passes the default gates."
+    assert choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
     assert choice_reason(none) == (
         "The closest to the baseline, far, fails: KL (upper end): 0.42 > 0.05; flips in % (upper end): 42 > 5."
     )

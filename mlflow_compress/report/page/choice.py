@@ -1,4 +1,4 @@
-"""The first sentences of the page: which variant the default gates would ship, and why."""
+"""The first sentences of the page: which variant a promotion policy would ship, and why."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from mlflow_compress.report.page.page_content import PageContent
 from mlflow_compress.report.scoreboard_text import cell_text
 
 _TOLD = (RATIO, KL, FLIPS)
+_FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}
+_PASSED = (" <= ", " >= ", "does not apply")  # in the reason of a gate that is passed
 
 
 def choice_sentence(content: PageContent) -> str:
-    """Return the variant that the default gates choose, or that none passes, as one sentence."""
+    """Return the variant that the policy chooses, or that none passes, as one sentence."""
     decision, board = content.decision, content.board
     if not decision.outcomes:
         return "No variant has results, so there is nothing to ship."
     if decision.champion is None:
-        return "Ship none of them yet: no variant passes the default gates."
+        return f"Ship none of them yet: no variant passes {content.policy}."
     return f"Ship {decision.champion.name}: {_values(board, decision.champion.name)}."
 
 
@@ -31,10 +33,10 @@ def choice_reason(content: PageContent) -> str:
         return _nearest(content)
     n, passing = len(decision.outcomes), sum(outcome.passed for outcome in decision.outcomes)
     if n == 1:
-        return "It passes the default gates."
+        return f"It passes {content.policy}."
     if passing == 1:
-        return f"It is the only one of {n} variants that passes the default gates."
-    return f"It is the smallest of the {passing} variants, of {n}, that pass the default gates."
+        return f"It is the only one of {n} variants that passes {content.policy}."
+    return f"It is {_FIRST[content.objective]} of the {passing} variants, of {n}, that pass {content.policy}."
 
 
 def _values(board: Scoreboard, name: str) -> str:
@@ -59,7 +61,7 @@ def _nearest(content: PageContent) -> str:
 def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
     """Return each gate in words."""
     return [
-        f"{gate.label} at most {gate.bound:g}"
+        f"{gate.label} at {'least' if gate.at_least else 'most'} {gate.bound:g}"
         if isinstance(gate, Gate)
         else f"KL (upper end) at most {gate.max_kl:g} nats"
         for gate in gates
@@ -68,4 +70,6 @@ def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
 
 def failed_reasons(outcome: CandidateOutcome) -> list[str]:
     """Return the reasons for which a candidate fails; of one that passes, none."""
-    return [] if outcome.passed else [reason for reason in outcome.reasons if " <= " not in reason]
+    return (
+        [] if outcome.passed else [reason for reason in outcome.reasons if not any(part in reason for part in _PASSED)]
+    )

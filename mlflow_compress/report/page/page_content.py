@@ -56,9 +56,13 @@ class PageContent:
     board : Scoreboard
         The variants side by side, and which of them can be told apart.
     decision : Decision
-        What the default gates of `promote` say; nothing is promoted.
+        What a promotion policy says; nothing is promoted.
+    policy : str
+        The policy in words: "the default policy".
+    objective : {"size", "kl", "speed", "utility"}
+        What the policy ranks by.
     gates : sequence of str
-        These gates in words.
+        Its gates in words.
     variants : sequence of PageVariant
         In the order of the scoreboard.
     items : Items or None
@@ -75,6 +79,8 @@ class PageContent:
 
     board: Scoreboard
     decision: Decision
+    policy: str
+    objective: str
     gates: Sequence[str]
     variants: Sequence[PageVariant]
     items: Items | None = None

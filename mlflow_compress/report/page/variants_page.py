@@ -52,13 +52,14 @@ def render_page(content: PageContent) -> str:
     heat = heat_map(content)
     return _TEMPLATES.get_template("page.html.j2").render(
         title=content.title,
-        policy=_policy(style, [libraries, script]),
+        security=_security_policy(style, [libraries, script]),
         style=Markup(style),
         libraries=Markup(libraries),
         script=Markup(script),
         data=data,
         choice=choice_sentence(content),
         reason=choice_reason(content),
+        policy=content.policy,
         gates=content.gates,
         warnings=[warning.text for warning in board.warnings],
         most_warnings=MOST_WARNINGS,
@@ -86,7 +87,7 @@ def render_page(content: PageContent) -> str:
     )
 
 
-def _policy(style: str, scripts: Sequence[str]) -> str:
+def _security_policy(style: str, scripts: Sequence[str]) -> str:
     """Return a content security policy that allows this style and these scripts, and nothing else."""
 
     def digest(text: str) -> str:

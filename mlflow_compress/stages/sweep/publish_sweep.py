@@ -17,8 +17,9 @@ from mlflow_compress.report.scoreboard_text import (
     scoreboard_text,
 )
 from mlflow_compress.results import Sweep, SweepPlan
-from mlflow_compress.stages.report_runs import SCOREBOARD, page_content
-from mlflow_compress.stages.score_runs import score_runs
+from mlflow_compress.stages.side_by_side.page_reading import page_content
+from mlflow_compress.stages.side_by_side.report_runs import SCOREBOARD
+from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker

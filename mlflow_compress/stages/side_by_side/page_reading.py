@@ -1,124 +1,48 @@
-"""The report stage: one page over the variants of an evaluation, read from their runs."""
+"""Reads what the page over variants shows from the runs of a scoreboard."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress import atomic
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, ReportConfig, check_text, parameters
-from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, parameters
+from mlflow_compress.config.policy import read_policy
+from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read
+from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.report.page.choice import gate_texts
 from mlflow_compress.report.page.explorer import changes_of
 from mlflow_compress.report.page.page_content import PageContent, PageVariant
-from mlflow_compress.report.page.page_text import content_values, page_markdown
-from mlflow_compress.report.page.variants_page import render_page
-from mlflow_compress.report.scoreboard_text import scoreboard_csv
-from mlflow_compress.results import VariantsReport
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import results_from_json
-from mlflow_compress.stages.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import run_address
 
-SCOREBOARD = "scoreboard.json"  # artifact of a sweep's run
-_ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
+_ANSWERS = "baseline_answers_run_id"  # tag of a judge run
 _NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
 
 
-def run_report(config: ReportConfig) -> VariantsReport:
-    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too.
-
-    Raises
-    ------
-    ConfigError
-        No run is given; a run is no main run and no sweep; runs were evaluated differently; the format is unknown.
-    TrackingError
-        The store has no such run, or its results cannot be read.
-    """
-    path = Path(config.output).expanduser().resolve()
-    text_of = _writer(config.format, path)
-    given = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
-    if not given:
-        raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
-    if not path.parent.is_dir():
-        raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
-    tracker = Tracker(config.experiment)
-    content = page_content(tracker, _scored(tracker, given))
-    text = text_of(content)
-    report = VariantsReport(board=content.board, decision=content.decision, path=path)
-    if "MLFLOW_RUN_ID" not in os.environ:
-        atomic.write(path, text.encode())
-        return report
-    tags = {run_names.BASE_MODEL: content.board.baseline, run_names.EVALUATION: content.board.evaluation}
-    with tracker.run(f"report {content.title}", "report", tags) as run:
-        atomic.write(path, text.encode())
-        run.log_file(path, "report")
-        run.set_note(report.summary)
-    return report
-
-
-def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
-    """Return the function that writes the wanted form; "auto" goes by the file's suffix."""
-    writers: dict[str, Callable[[PageContent], str]] = {
-        "html": render_page,
-        "md": page_markdown,
-        "csv": lambda content: scoreboard_csv(content.board),
-        "json": lambda content: json.dumps(content_values(content), indent=1, allow_nan=False) + "\n",
-    }
-    chosen = path.suffix.removeprefix(".").lower() if form == "auto" else form
-    if chosen not in writers:
-        raise ConfigError(
-            "The report's format cannot be told from its file name",
-            allowed=[f".{name}" for name in writers],
-            got=path.name,
-            fix="Give another name, or the format",
-        )
-    return writers[chosen]
-
-
-def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
-    """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
-    runs: dict[str, None] = {}
-    names: dict[str, str] = {}
-    others: dict[str, ScoredVariant] = {}
-    for run_id in given:
-        check_text("runs", run_id)
-        stage = tracker.look_up(run_id).tags.get(run_names.STAGE)
-        if stage not in ("main", "sweep"):
-            raise ConfigError(
-                "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
-            )
-        if stage == "main":
-            runs[run_id] = None
-            continue
-        for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
-            if row["run_id"] is None:
-                told = {key: row[key] for key in ("name", "method", "bits", "status", "reason")}
-                others[row["name"]] = ScoredVariant(**told)
-            else:
-                runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
-    _check_alike(tracker, list(runs))
-    return score_runs(tracker, list(runs), others=list(others.values()), names=names)
-
-
-def page_content(tracker: Tracker, board: Scoreboard) -> PageContent:
+def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
     """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
 
+    Parameters
+    ----------
+    tracker : Tracker
+    board : Scoreboard
+    policy_file : str, optional
+        The promotion policy that says which variant to ship; by default that of `promote`.
+
     Raises
     ------
     ConfigError
-        No variant has results.
+        No variant has results, or the policy cannot be used.
     TrackingError
         The results of a run cannot be read.
     """
@@ -161,12 +85,17 @@ def page_content(tracker: Tracker, board: Scoreboard) -> PageContent:
                 grades=_table(answered, Judgments) if answered else None,
             )
         )
-    gates = standard_gates()
+    policy = read_policy(policy_file)
+    gates = gates_of(policy)
+    score, ranked_by = ranking_of(policy.objective)
+    candidates = [_candidate(v, runs[v.name], children[v.name], gates) for v in variants]
     answered_by = [v for v in variants if v.answers is not None]
     return PageContent(
         board=board,
-        decision=decide([_candidate(name, run) for name, run in runs.items()], gates),
-        gates=gate_texts(gates),
+        decision=decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by),
+        policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
+        objective=policy.objective.by,
+        gates=gate_texts(gates.gates),
         variants=variants,
         items=baseline.items,
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
@@ -174,9 +103,6 @@ def page_content(tracker: Tracker, board: Scoreboard) -> PageContent:
         setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
         notes=_notes(len(runs), children, len(answered_by)),
     )
-
-
-_ANSWERS = "baseline_answers_run_id"
 
 
 def _judge(children: Mapping[str, Any]) -> Any | None:
@@ -205,18 +131,19 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
     return None
 
 
-def _candidate(name: str, run: Any) -> Candidate:
-    """Return a variant as a candidate of the default gates, as `promote` does; the page registers nothing."""
+def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gates: PolicyGates) -> Candidate:
+    """Return a variant as a candidate of the policy, as `promote` does; the page registers nothing."""
     method = run.data.tags[run_names.METHOD]
     metrics = run.data.metrics
     return Candidate(
-        name=name,
-        run_id=run.info.run_id,
-        version="",
+        name=variant.name,
+        run_id=variant.run_id,
+        version=None,
         method=method,
-        metrics=metrics,
+        metrics={**metrics, **read(variant.results, gates.readings)},
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
         compresses=METHODS.get(method).compresses,
+        stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
     )
 
 
@@ -235,25 +162,6 @@ def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
     """Return parameters with their resolved values; one that is "none" is not there."""
     final = {**params, **{k.removeprefix(RESOLVED): v for k, v in params.items() if k.startswith(RESOLVED)}}
     return {k: v for k, v in final.items() if k not in without and not k.startswith(RESOLVED) and v != "none"}
-
-
-def _check_alike(tracker: Tracker, run_ids: Sequence[str]) -> None:
-    """Refuse runs of several evaluations, and say in what these differ."""
-    groups: dict[str, tuple[str, str]] = {}  # by evaluation: a run, and its baseline's run
-    for run_id in run_ids:
-        tags = tracker.look_up(run_id).tags
-        if run_names.EVALUATION in tags:
-            groups.setdefault(tags[run_names.EVALUATION], (run_id, tags[run_names.BASELINE_RUN]))
-    if len(groups) < 2:
-        return
-    (one, left), (other, right), *_ = groups.values()
-    a, b = (tracker.client.get_run(run_id).data.params for run_id in (left, right))
-    differing = [f"{key} is {a.get(key)} and {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
-    raise ConfigError(
-        f"Runs {one[:8]} and {other[:8]} were not evaluated alike, so their numbers cannot be compared",
-        allowed=_ACCEPTED,
-        got="; ".join(differing) or "tasks with other items",
-    )
 
 
 def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: str, folder: Path) -> dict[str, Any]:
