@@ -14,9 +14,9 @@ from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
-from mlflow_compress.report.page.choice import gate_texts
-from mlflow_compress.report.page.explorer import changes_of
-from mlflow_compress.report.page.page_content import PageContent, PageVariant
+from mlflow_compress.reporting.page.choice import gate_texts
+from mlflow_compress.reporting.page.explorer import changes_of
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import results_from_json
 from mlflow_compress.tracking import run_names

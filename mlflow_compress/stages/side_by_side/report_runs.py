@@ -11,10 +11,10 @@ from mlflow_compress import atomic
 from mlflow_compress.config import ReportConfig, check_text
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.report.page.page_content import PageContent
-from mlflow_compress.report.page.page_text import content_values, page_markdown
-from mlflow_compress.report.page.variants_page import render_page
-from mlflow_compress.report.scoreboard_text import scoreboard_csv
+from mlflow_compress.reporting.page.page_content import PageContent
+from mlflow_compress.reporting.page.page_text import content_values, page_markdown
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.results import VariantsReport
 from mlflow_compress.stages.side_by_side.page_reading import page_content
 from mlflow_compress.stages.side_by_side.score_runs import score_runs

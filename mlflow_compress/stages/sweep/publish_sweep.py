@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
-from mlflow_compress.report.figures import draw_scoreboard
-from mlflow_compress.report.page.variants_page import render_page
-from mlflow_compress.report.scoreboard_text import (
+from mlflow_compress.reporting.figures import draw_scoreboard
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
     scoreboard_csv,

@@ -14,14 +14,14 @@ from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.plots.categories import CategoryFlips, draw_categories
-from mlflow_compress.report.plots.correlations import draw_correlations
-from mlflow_compress.report.plots.divergence import draw_divergence
-from mlflow_compress.report.plots.margin import draw_margin
-from mlflow_compress.report.plots.pairs import draw_pairs
-from mlflow_compress.report.plots.style import RC, Drawing
-from mlflow_compress.report.plots.variants import draw_variants
-from mlflow_compress.report.record_tables import (
+from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
+from mlflow_compress.reporting.plots.correlations import draw_correlations
+from mlflow_compress.reporting.plots.divergence import draw_divergence
+from mlflow_compress.reporting.plots.margin import draw_margin
+from mlflow_compress.reporting.plots.pairs import draw_pairs
+from mlflow_compress.reporting.plots.style import RC, Drawing
+from mlflow_compress.reporting.plots.variants import draw_variants
+from mlflow_compress.reporting.record_tables import (
     change_by_margin,
     flips_by_category,
     incorrect_by_margin,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, CandidateOutcome, DivergenceGate, Gate
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
-from mlflow_compress.report.page.page_content import PageContent
-from mlflow_compress.report.scoreboard_text import cell_text
+from mlflow_compress.reporting.page.page_content import PageContent
+from mlflow_compress.reporting.scoreboard_text import cell_text
 
 _TOLD = (RATIO, KL, FLIPS)
 _FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}

@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 from mlflow_compress.decide.scoreboard import ScoreColumn
-from mlflow_compress.report.numbers import scale_of
-from mlflow_compress.report.page.answer_pairs import answer_data
-from mlflow_compress.report.page.explorer import explorer_data
-from mlflow_compress.report.page.page_content import PageContent
+from mlflow_compress.reporting.numbers import scale_of
+from mlflow_compress.reporting.page.answer_pairs import answer_data
+from mlflow_compress.reporting.page.explorer import explorer_data
+from mlflow_compress.reporting.page.page_content import PageContent
 
 # Of 14,042 items with prompts of MMLU's length and 8 variants (benchmarks/page.py), the changed answers take 2.2 MB in
 # this form, and 2.0 MB as Parquet with zstd. For the second, a page needs a reader of Parquet and of zstd, some 100 kB.

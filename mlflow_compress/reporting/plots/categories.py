@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_compress.report.plots.style import (
+from mlflow_compress.reporting.plots.style import (
     BETTER,
     GRID,
     INK,

@@ -12,14 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mlflow_compress.decide.scoreboard.score_columns import DELTA
-from mlflow_compress.report.html import setting_pairs
-from mlflow_compress.report.page.choice import choice_reason, choice_sentence, failed_reasons
-from mlflow_compress.report.page.embedded_data import page_data
-from mlflow_compress.report.page.made_table import items_by_task, made_table, sample_prompts
-from mlflow_compress.report.page.page_content import PageContent
-from mlflow_compress.report.page.shared_tables import LEVELS, heat_map, shared_table
-from mlflow_compress.report.page_tables import FlipRow
-from mlflow_compress.report.scoreboard_text import cell_text, correlation_text, finding, legend, main_correlations
+from mlflow_compress.reporting.html import setting_pairs
+from mlflow_compress.reporting.page.choice import choice_reason, choice_sentence, failed_reasons
+from mlflow_compress.reporting.page.embedded_data import page_data
+from mlflow_compress.reporting.page.made_table import items_by_task, made_table, sample_prompts
+from mlflow_compress.reporting.page.page_content import PageContent
+from mlflow_compress.reporting.page.shared_tables import LEVELS, heat_map, shared_table
+from mlflow_compress.reporting.page_tables import FlipRow
+from mlflow_compress.reporting.scoreboard_text import cell_text, correlation_text, finding, legend, main_correlations
 
 _HERE = Path(__file__).parent
 # The page has the style and the tables of the single report, and its own.

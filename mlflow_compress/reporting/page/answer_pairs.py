@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.report.page.page_content import PageContent
+from mlflow_compress.reporting.page.page_content import PageContent
 
 MOST_CHARACTERS = 4_000_000
 """Most characters of variants' answers on a page; the rest stays in the runs, and the page says how many."""

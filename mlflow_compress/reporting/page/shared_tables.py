@@ -10,8 +10,8 @@ import numpy as np
 from mlflow_compress.decide.promotion import FLIPS
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.page.explorer import shared_changes
-from mlflow_compress.report.page.page_content import PageContent
+from mlflow_compress.reporting.page.explorer import shared_changes
+from mlflow_compress.reporting.page.page_content import PageContent
 
 LEVELS = 8
 """Shades of a heat map."""

@@ -14,7 +14,7 @@ from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, RunRecords
-from mlflow_compress.report.record_tables import ChangedAnswers, changed_answers
+from mlflow_compress.reporting.record_tables import ChangedAnswers, changed_answers
 
 READ = ("items", "option_scores", "option_distances", "generations")
 """The records that changed answers are read from."""

@@ -11,12 +11,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.footnotes import failures, footnotes
-from mlflow_compress.report.page_tables import flip_rows, parts_table, value_rows
-from mlflow_compress.report.rows import Sizes, headline_rows, interval_percent
+from mlflow_compress.reporting.footnotes import failures, footnotes
+from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
+from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
-    from mlflow_compress.report.figures import Figure
+    from mlflow_compress.reporting.figures import Figure
 
 # Every value is escaped, whatever the template's file suffix is. An undefined name in a template is an error.
 _TEMPLATES = Environment(

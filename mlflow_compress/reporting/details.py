@@ -27,7 +27,7 @@ from mlflow_compress.metrics.uncertainty import (
     six_probabilities,
 )
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.record_tables import kl_values
+from mlflow_compress.reporting.record_tables import kl_values
 
 LETTERS = "ABCDEF"
 

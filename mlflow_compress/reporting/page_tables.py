@@ -8,8 +8,8 @@ from typing import Any
 
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.numbers import NATS, PERCENT, PLAIN, SHARE, Scale, interval_text, scale_of, value_text
-from mlflow_compress.report.rows import Pooled
+from mlflow_compress.reporting.numbers import NATS, PERCENT, PLAIN, SHARE, Scale, interval_text, scale_of, value_text
+from mlflow_compress.reporting.rows import Pooled
 
 FLIPS_SHOWN = 50
 _LONG = 280  # longest question that is not folded, in characters

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from mlflow_compress.report.plots.style import GRID, plain_text
+from mlflow_compress.reporting.plots.style import GRID, plain_text
 
 _DISTANCES = (9.0, 16.0, 26.0, 38.0, 52.0, 70.0)  # points
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from mlflow_compress.report.plots.labels import label_points
-from mlflow_compress.report.plots.style import BASELINE, GRID, MUTED, VARIANT, Drawing, new_canvas, state
+from mlflow_compress.reporting.plots.labels import label_points
+from mlflow_compress.reporting.plots.style import BASELINE, GRID, MUTED, VARIANT, Drawing, new_canvas, state
 
 _SIZES = (("bits_per_weight", "Stored bits per weight of the linear layers", 1.0), ("bytes", "Size, MB", 1e-6))
 

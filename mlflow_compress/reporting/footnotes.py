@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.differences import noise_floor
-from mlflow_compress.report.rows import KL, Pooled, kl_not_trusted, only_generated
+from mlflow_compress.reporting.differences import noise_floor
+from mlflow_compress.reporting.rows import KL, Pooled, kl_not_trusted, only_generated
 
 
 def _unscored(pooled: Pooled) -> list[str]:

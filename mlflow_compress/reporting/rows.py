@@ -8,8 +8,8 @@ from typing import Protocol
 
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.differences import above_floor, separates
-from mlflow_compress.report.numbers import (
+from mlflow_compress.reporting.differences import above_floor, separates
+from mlflow_compress.reporting.numbers import (
     NATS,
     PERCENT,
     Scale,

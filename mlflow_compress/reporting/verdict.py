@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
-from mlflow_compress.report.rows import KL, only_generated
+from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
+from mlflow_compress.reporting.rows import KL, only_generated
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05

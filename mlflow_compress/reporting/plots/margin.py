@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_compress.metrics.margins import BinnedShare
-from mlflow_compress.report.plots.style import MUTED, VARIANT, Drawing, horizontal_grid, new_canvas, state
+from mlflow_compress.reporting.plots.style import MUTED, VARIANT, Drawing, horizontal_grid, new_canvas, state
 
 
 def _finding(bins: BinnedShare) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_compress.report.page.page_content import PageContent
+from mlflow_compress.reporting.page.page_content import PageContent
 
 
 @dataclass(frozen=True, kw_only=True)

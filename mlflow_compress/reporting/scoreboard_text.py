@@ -11,8 +11,8 @@ from mlflow_compress.decide.promotion import FLIPS, KL
 from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
 from mlflow_compress.decide.scoreboard.score_columns import DELTA, JUDGE, SIMILARITY
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.headline_text import escape_markdown
-from mlflow_compress.report.numbers import bytes_text, interval_text, plain, scale_of
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.reporting.numbers import bytes_text, interval_text, plain, scale_of
 
 MISSING = "-"
 _NARROWEST = 9  # characters of a column's label on one line

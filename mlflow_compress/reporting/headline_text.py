@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
-from mlflow_compress.report.footnotes import failures, footnotes
-from mlflow_compress.report.rows import HeadlineRow, Pooled, Sizes, headline_rows, interval_percent
+from mlflow_compress.reporting.footnotes import failures, footnotes
+from mlflow_compress.reporting.rows import HeadlineRow, Pooled, Sizes, headline_rows, interval_percent
 
 NOTE_LIMIT = 8000
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them

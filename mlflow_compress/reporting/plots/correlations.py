@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.report.plots.style import GRID, INK, MUTED, VARIANT, WORSE, Drawing, new_canvas, state
+from mlflow_compress.reporting.plots.style import GRID, INK, MUTED, VARIANT, WORSE, Drawing, new_canvas, state
 
 
 def draw_correlations(board: Scoreboard) -> Drawing | None:

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.report.plots.style import INK, MUTED, VARIANT, WORSE, Drawing, horizontal_grid, new_canvas, state
+from mlflow_compress.reporting.plots.style import (
+    INK,
+    MUTED,
+    VARIANT,
+    WORSE,
+    Drawing,
+    horizontal_grid,
+    new_canvas,
+    state,
+)
 
 _BINS_A_DECADE = 8
 _FEWEST_BINS, _MOST_BINS = 12, 60

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from mlflow_compress.report.headline_text import escape_markdown
-from mlflow_compress.report.html import setting_pairs
-from mlflow_compress.report.page.choice import choice_reason, choice_sentence, failed_reasons
-from mlflow_compress.report.page.made_table import items_by_task, made_table
-from mlflow_compress.report.page.page_content import PageContent
-from mlflow_compress.report.page.shared_tables import HeatCell, heat_map, shared_table
-from mlflow_compress.report.scoreboard_text import scoreboard_markdown
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.reporting.html import setting_pairs
+from mlflow_compress.reporting.page.choice import choice_reason, choice_sentence, failed_reasons
+from mlflow_compress.reporting.page.made_table import items_by_task, made_table
+from mlflow_compress.reporting.page.page_content import PageContent
+from mlflow_compress.reporting.page.shared_tables import HeatCell, heat_map, shared_table
+from mlflow_compress.reporting.scoreboard_text import scoreboard_markdown
 
 MOST_COLUMNS = 12
 """Most variants that a Markdown table has as columns."""

@@ -9,7 +9,7 @@ from typing import Any
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult
-from mlflow_compress.report.page.explorer import VariantChanges
+from mlflow_compress.reporting.page.explorer import VariantChanges
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.plots.style import (
+from mlflow_compress.reporting.plots.style import (
     BASELINE,
     INK,
     MUTED,
