@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ def killed(folder: Path, options: list[str], after: int, delay: float) -> bool:
                 break
         time.sleep(delay)
         running = process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.stderr.read()
     return running
 

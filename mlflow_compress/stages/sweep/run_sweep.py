@@ -60,7 +60,7 @@ def _free_memory() -> None:
     import torch
 
     gc.collect()  # modules have reference cycles
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
