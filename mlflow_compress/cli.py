@@ -16,6 +16,7 @@ from mlflow_compress.config.old_names import OldNameWarning
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, SweepError, TrackingError
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
+_EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
 STAGES: dict[str, type[config.Command]] = {
     "main": config.MainConfig,
@@ -23,8 +24,14 @@ STAGES: dict[str, type[config.Command]] = {
     "evaluate": config.EvaluateConfig,
     "judge": config.JudgeConfig,
     "promote": config.PromoteConfig,
+    "rollback": config.RollbackConfig,
+    "gate": config.GateConfig,
+    "report": config.ReportConfig,
     "sweep": config.SweepConfig,
 }
+
+QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig}
+"""Commands that only look, and therefore are no MLflow projects."""
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
 
@@ -37,6 +44,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     """Run a stage by its function of the front door."""
     if command == "main":
         return api.run(progress=_say, **given)
+    if command == "gate":
+        return api.gate(progress=_say, **given)
     if command == "sweep":
         with cli_live.shown(_say) as progress:
             return api.sweep(progress=progress, **given)
@@ -45,6 +54,9 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         "evaluate": api.evaluate,
         "judge": api.judge,
         "promote": api.promote,
+        "rollback": api.rollback,
+        "history": api.history,
+        "report": api.report,
     }
     return functions[command](**given)
 
@@ -58,14 +70,17 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, cls in STAGES.items():
+    for name, cls in (STAGES | QUESTIONS).items():
         about = (cls.__doc__ or "").strip()
-        stage = commands.add_parser(name, help=about, description=about, epilog=_EPILOG, allow_abbrev=False)
+        epilog = f"{_EPILOG} {_EXIT}" if name in ("promote", "gate") else _EPILOG
+        stage = commands.add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
         stage.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         for parameter, field in config.parameters(cls).items():
             accepted = " | ".join(choices(field))
             shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{as_typed(field.default)}]"
-            stage.add_argument(f"--{parameter}", metavar="VALUE", help=shown.replace("%", "%%"))
+            short = ("-o",) if (name, parameter) == ("report", "output") else ()
+            stage.add_argument(f"--{parameter}", *short, metavar="VALUE", help=shown.replace("%", "%%"))
+    commands.choices["report"].add_argument("run", nargs="*", metavar="RUN", help="main runs, or a sweep's run")
     comparison = commands.add_parser(
         "compare", help="Compare two evaluations from their records or prediction files, without any model."
     )
@@ -74,6 +89,8 @@ def build_parser() -> argparse.ArgumentParser:
             side, help="run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
         )
     comparison.add_argument("--json", action="store_true", help="print one JSON object")
+    policy = commands.add_parser("policy", help="Print the promotion policy that decides, every value explained.")
+    policy.add_argument("policy", nargs="?", metavar="FILE", help="a policy to check; none: the default policy")
     commands.add_parser("methods", help="List the compression methods and what each supports.")
     commands.add_parser("tasks", help="List the named tasks: source, licence, items, shots, rule, hash.")
     return parser
@@ -82,6 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown and old names too: the configuration refuses or renames those."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
+    if run_ids := values.pop("run", None):
+        values["runs"] = ",".join([*run_ids, *([values["runs"]] if "runs" in values else [])])
     if "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
         defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
@@ -107,6 +126,8 @@ def _reject(error: MlflowCompressError) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted.
+
+    3 says that `promote` or `gate` did its work, and that nothing passes.
 
     Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
     """
@@ -136,8 +157,9 @@ def _command(argv: Sequence[str] | None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", OldNameWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            print(_answer(known, extra), flush=True)
-        return 0
+            answer, exit_code = _answer(known, extra)
+            print(answer, flush=True)
+        return exit_code
     except MlflowCompressError as error:
         if isinstance(error, StageError | SweepError) and error.published is not None:
             from mlflow_compress.cli_text import BY_COMMAND
@@ -163,19 +185,21 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
-def _answer(known: argparse.Namespace, extra: Sequence[str]) -> str:
-    """Run the command and return what to tell the user."""
+def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
+    """Run the command, and return what to tell the user and the exit code."""
     from mlflow_compress import cli_text
 
-    if known.command in STAGES:
+    if known.command in STAGES or known.command in QUESTIONS:
         found = _run(known.command, _parameters(known, extra))
-        return cli_text.BY_COMMAND[known.command](found).rstrip()
+        return cli_text.BY_COMMAND[known.command](found).rstrip(), getattr(found, "exit_code", 0)
     if extra:
         raise ConfigError("Unexpected argument", got=extra[0])
     if known.command in ("methods", "tasks"):
-        return cli_text.BY_COMMAND[known.command](api.methods() if known.command == "methods" else api.tasks())
+        return cli_text.BY_COMMAND[known.command](api.methods() if known.command == "methods" else api.tasks()), 0
+    if known.command == "policy":
+        return cli_text.policy_text(config.read_policy(known.policy)), 0
     found = api.compare(known.baseline, known.variant)
-    return cli_text.comparison_json(found) if known.json else cli_text.comparison_text(found)
+    return cli_text.comparison_json(found) if known.json else cli_text.comparison_text(found), 0
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_compress.config import Policy
     from mlflow_compress.results import (
+        AliasHistory,
         AnswerEvaluation,
         Comparison,
         CompressedModel,
         Evaluation,
+        GateVerdict,
         Listing,
         Promotion,
+        Rollback,
         Sweep,
         SweepPlan,
         VariantRun,
+        VariantsReport,
     )
     from mlflow_compress.tracking.store import RunLink
 
@@ -69,6 +74,47 @@ def promotion_text(found: Promotion) -> str:
     return "\n\n".join(["\n".join(lines), *_where(found.run)])
 
 
+def rollback_text(found: Rollback) -> str:
+    """Return who has the alias again."""
+    return "\n\n".join([found.verdict, *_where(found.run)])
+
+
+def history_text(found: AliasHistory) -> str:
+    """Return one line per move of the alias, newest first."""
+    heads = ("since (UTC)", "version", "variant", "by", "run", "policy")
+    rows = [
+        (t.since[:19], t.version, t.variant, t.by, t.run_id[:8], "" if t.policy_sha256 is None else t.policy_sha256[:8])
+        for t in found.tenures
+    ]
+    return "\n".join([f"{found.summary}.", *found.remarks, "", *_aligned([heads, *rows])])
+
+
+def gate_text(found: GateVerdict) -> str:
+    """Return the verdict, one line per check, and what else there is to say."""
+    lines = [found.verdict, *found.remarks, ""]
+    for row in found.rows:
+        after = "" if row.decided_after is None else f", after {row.decided_after} items"
+        value = "" if row.value is None else f": {row.value:.4g} on {row.n} items"
+        lines.append(f"{row.gate}. {row.verdict}: {row.reason or row.name}{value}{after}")
+    return "\n\n".join(["\n".join(lines), *_where(found.run)])
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy as YAML with comments, and its hash as the last one."""
+    from mlflow_compress.config import policy_yaml
+    from mlflow_compress.decide.policy_gates import gates_of
+
+    gates_of(policy)  # refuses metrics that do not exist
+    return f"{policy_yaml(policy)}# sha256 {policy.sha256}"
+
+
+def report_text(found: VariantsReport) -> str:
+    """Return the scoreboard, and where the page lies."""
+    from mlflow_compress.report.scoreboard_text import scoreboard_text
+
+    return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
+
+
 def sweep_text(found: Sweep | SweepPlan) -> str:
     """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
     from mlflow_compress.results import Sweep
@@ -108,9 +154,12 @@ def comparison_json(comparison: Comparison) -> str:
 
 def listing_text(found: Listing) -> str:
     """Return a table with aligned columns."""
-    table = [found.columns, *found.rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(found.columns) - 1)]
-    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table)
+    return "\n".join(_aligned([found.columns, *found.rows]))
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]
 
 
 BY_COMMAND: dict[str, Callable[[Any], str]] = {
@@ -119,6 +168,10 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "evaluate": evaluation_text,
     "judge": answers_text,
     "promote": promotion_text,
+    "rollback": rollback_text,
+    "history": history_text,
+    "gate": gate_text,
+    "report": report_text,
     "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,

@@ -7,9 +7,24 @@ arguments, and returns a typed result with `to_pandas()`, `to_arrow()`, `to_dict
 path it is that folder, and nothing is written to MLflow. Either way a baseline is evaluated once and found again.
 """
 
-from mlflow_compress.api.decisions import promote
+from mlflow_compress.api.decisions import gate, history, promote, rollback
 from mlflow_compress.api.lookup import compare, load, methods, tasks
-from mlflow_compress.api.many_variants import sweep
+from mlflow_compress.api.many_variants import report, sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
-__all__ = ["compare", "compress", "evaluate", "judge", "load", "methods", "promote", "run", "sweep", "tasks"]
+__all__ = [
+    "compare",
+    "compress",
+    "evaluate",
+    "gate",
+    "history",
+    "judge",
+    "load",
+    "methods",
+    "promote",
+    "report",
+    "rollback",
+    "run",
+    "sweep",
+    "tasks",
+]

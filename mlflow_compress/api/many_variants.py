@@ -1,4 +1,4 @@
-"""Functions that make and measure many variants."""
+"""Functions about many variants: make and measure them, and put them side by side."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import configured, takes_parameters_of
-from mlflow_compress.config import SweepConfig
+from mlflow_compress.config import ReportConfig, SweepConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Sweep, SweepPlan, SweepProgress
+    from mlflow_compress.results import Sweep, SweepPlan, SweepProgress, VariantsReport
 
 
 @takes_parameters_of(SweepConfig)
@@ -45,3 +45,37 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **settings
 
     config = configured(SweepConfig, settings)
     return run_sweep(config) if progress is None else run_sweep(config, progress)
+
+
+@takes_parameters_of(ReportConfig)
+def report(*runs: str, **settings: Any) -> VariantsReport:
+    """Return the variants of one evaluation side by side, after writing one page that compares them.
+
+    The page is one HTML file, which opens from disk and in MLflow's artifact view, and loads nothing.
+
+    Parameters
+    ----------
+    *runs : str
+        Ids of main runs of one evaluation, or of a sweep's run.
+    **settings
+        The parameters of ``mlflow-compress report``: `output` names the file. Its suffix says whether it is the page
+        (.html) or its tables (.md, .csv, .json).
+
+    Raises
+    ------
+    ConfigError
+        No run is given, a run is no main run and no sweep, or the runs were evaluated differently.
+    TrackingError
+        The store has no such run.
+
+    Examples
+    --------
+    >>> mc.report(output="report.html")
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: No run to report on. Allowed: ids of main runs of one evaluation, ...
+    """
+    from mlflow_compress.stages.report_runs import run_report
+
+    given = {"runs": ",".join(runs), **settings} if runs else settings
+    return run_report(configured(ReportConfig, given))

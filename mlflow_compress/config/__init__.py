@@ -1,6 +1,16 @@
 """Parameters of every command: what they are called, what they accept, and how they are read from text and files."""
 
-from mlflow_compress.config.commands import EvaluateConfig, JudgeConfig, MainConfig, PromoteConfig, QuantizeConfig
+from mlflow_compress.config.commands import (
+    EvaluateConfig,
+    GateConfig,
+    HistoryConfig,
+    JudgeConfig,
+    MainConfig,
+    PromoteConfig,
+    QuantizeConfig,
+    ReportConfig,
+    RollbackConfig,
+)
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
     AnswerConfig,
@@ -9,6 +19,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     SourceConfig,
 )
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
@@ -19,18 +30,25 @@ __all__ = [
     "CompressionConfig",
     "EvaluateConfig",
     "EvaluationConfig",
+    "GateConfig",
     "GridConfig",
     "Group",
+    "HistoryConfig",
     "InferenceConfig",
     "JudgeConfig",
     "MainConfig",
+    "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "ReportConfig",
+    "RollbackConfig",
     "SourceConfig",
     "SweepConfig",
     "as_text",
     "check_text",
     "parameters",
     "parse",
+    "policy_yaml",
     "read_file",
+    "read_policy",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, option
+from pydantic import Field
+
+from mlflow_compress.config.declarations import EMBEDDED, Command, Names, OptionalText, OrNone, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -42,22 +44,84 @@ class JudgeConfig(Command):
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
+_NAMED_MODEL = "baseline whose variants compete: 'demo', a folder, or a name that runs show"
+_ALIAS = "registry alias that moves to the winner"
+Bound = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
+
+
 class PromoteConfig(Command):
     """The promote stage: gates on interval bounds, rank by size, move the alias."""
 
-    model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
+    model: str = option(EMBEDDED, _NAMED_MODEL)
     evaluation: str = option(
         "auto", "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
     )
-    max_kl: float = option(0.05, "largest KL (nats): upper end of its 95 % interval", ge=0)
-    max_kl_outliers_pct: float = option(
-        1.0,
-        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval",
-        ge=0,
+    policy: OptionalText = option(
+        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
-    max_flips_pct: float = option(5.0, "largest share of flipped answers in percent: upper end of its interval", ge=0)
-    max_accuracy_drop_pct: float = option(2.0, "largest accuracy drop in points: upper end of its interval", ge=0)
-    alias: str = option("champion", "registry alias that moves to the winner")
+    max_kl: Bound = option(None, "largest KL (nats): upper end of its 95 % interval; none: the policy's (0.05)")
+    max_kl_outliers_pct: Bound = option(
+        None,
+        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval; "
+        "none: the policy's (1)",
+    )
+    max_flips_pct: Bound = option(
+        None, "largest share of flipped answers in percent: upper end of its interval; none: the policy's (5)"
+    )
+    max_accuracy_drop_pct: Bound = option(
+        None, "largest accuracy drop in points: upper end of its interval; none: the policy's (2)"
+    )
+    alias: str = option("champion", _ALIAS)
+    dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
+
+
+class RollbackConfig(Command):
+    """Move an alias back to the version that had it before."""
+
+    model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
+    alias: str = option("champion", "registry alias that moves back")
+    reason: OptionalText = option(None, "why, in your words; kept with the run")
+
+
+class HistoryConfig(Command):
+    """Who had an alias when, by which decision and policy."""
+
+    model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
+    alias: str = option("champion", "registry alias")
+
+
+class GateConfig(Command):
+    """Evaluate a checkpoint in random blocks of items, until a policy's verdict is sure. For CI."""
+
+    source: SourceConfig = SourceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    inference: InferenceConfig = InferenceConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    policy: OptionalText = option(
+        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+    )
+    error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
+    block: int = option(50, "items per block: the gate looks after each", ge=1)
+    output: OptionalText = option(
+        None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
+    )
+
+    @property
+    def evaluate_config(self) -> EvaluateConfig:
+        """The evaluation whose items the gate looks at, and whose baseline it needs."""
+        return EvaluateConfig(
+            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=self.checkpoint
+        )
+
+
+class ReportConfig(Command):
+    """The report: one page over the variants of an evaluation, or its tables for a pull request."""
+
+    runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
+    output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    format: Literal["auto", "html", "md", "csv", "json"] = option(
+        "auto", "what is written; 'auto' goes by the file name"
+    )
 
 
 class MainConfig(Command):

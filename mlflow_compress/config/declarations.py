@@ -104,6 +104,10 @@ class Group(_Checked):
 class Command(_Checked):
     """Every parameter of one command: its own, and those of its groups."""
 
+    experiment: str = option(
+        AUTO, "MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress'"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _sort_into_groups(cls, given: Any) -> Any:
@@ -148,7 +152,8 @@ def parameters(cls: type[Command]) -> dict[str, FieldInfo]:
     """Return the declaration of every parameter of a command, by its flat name and in the order of the help."""
     groups = dict(_groups(cls))
     found: dict[str, FieldInfo] = {}
-    for name, field in cls.model_fields.items():
+    # What every command has comes last.
+    for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in Command.model_fields):
         found |= groups[name].model_fields if name in groups else {name: field}
     return found
 

@@ -15,7 +15,7 @@ from mlflow_compress.errors import ConfigError
 C = TypeVar("C", bound=Command)
 
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # longest name of a file or folder, longest path
-_PROSE = ("system_prompt",)  # parameters that are neither names nor paths
+_PROSE = ("system_prompt", "reason")  # parameters that are neither names nor paths
 
 
 def parse(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -49,20 +49,24 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**given)
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Return the parameters of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`."""
+def read_file(path: Path, parameter: str = "config") -> dict[str, Any]:
+    """Return the values of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`.
+
+    `parameter` is the one that names the file.
+    """
     import yaml  # type: ignore[import-untyped]
 
     try:
         content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"Parameter 'config' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(path)
+            f"Parameter '{parameter}' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(path)
         ) from error
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ConfigError("The file of parameters holds no names", allowed="lines of 'name: value'", got=str(path))
+        what = f"The file of parameter '{parameter}' holds no names"
+        raise ConfigError(what, allowed="lines of 'name: value'", got=str(path))
     return content
 
 

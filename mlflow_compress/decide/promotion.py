@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 SIZE = "size/bytes"
 RATIO = "size/ratio"
@@ -18,6 +19,9 @@ GATE_KL_CLIPPED = "gate/kl_clipped_upper"
 GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
 GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
+
+LABELS = {GATE_FLIPS: "flips in % (upper end)", GATE_DROP: "accuracy drop in points (upper end)"}
+"""The values of the standard gates in words."""
 
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
@@ -33,29 +37,34 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A metric that must not exceed a bound.
+    """A metric that must not exceed a bound, or not fall below it.
 
     Attributes
     ----------
     metric : str
-        Key of the upper end of a 95 % interval, not of a point estimate.
+        Key of the value, which is an end of a 95 % interval wherever there is one.
     bound : float
-        Largest accepted value.
+        Largest accepted value, or smallest with `at_least`.
     label : str
         The metric in words.
+    at_least : bool
+        Whether the bound is the smallest accepted value.
     """
 
     metric: str
     bound: float
     label: str
+    at_least: bool = False
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
         value = metrics.get(self.metric)
         if value is None:
             return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing"),)
-        sign = "<=" if value <= self.bound else ">"
-        return (Check(passed=value <= self.bound, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
+        passed = value >= self.bound if self.at_least else value <= self.bound
+        signs = (">=", "<") if self.at_least else ("<=", ">")
+        sign = signs[0] if passed else signs[1]
+        return (Check(passed=passed, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +124,8 @@ def standard_gates(
     """
     return [
         DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label="flips in % (upper end)"),
-        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label="accuracy drop in points (upper end)"),
+        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=LABELS[GATE_FLIPS]),
+        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=LABELS[GATE_DROP]),
     ]
 
 
@@ -128,23 +137,35 @@ class Candidate:
     ----------
     name, method : str
         The variant and the method that made it.
-    run_id, version : str
-        The variant's run, and its version in the registry.
+    run_id : str
+        The variant's run.
+    version : str or None
+        Its version in the registry; None where it has none.
     metrics : mapping of str to float
-        The metrics of its run.
+        The metrics of its run, and what else gates read.
     items : int or None
         Number of items with a prediction; None if the run does not have it.
     compresses : bool
         False for a control, whose method leaves the weights unchanged.
+    stages : frozenset of str or None
+        The stages that have finished; None where the policy does not ask.
     """
 
     name: str
     run_id: str
-    version: str
+    version: str | None
     method: str
     metrics: Mapping[str, float]
     items: int | None = None
     compresses: bool = True
+    stages: frozenset[str] | None = None
+
+
+class Rule(Protocol):
+    """What a policy asks of a candidate besides gates; returns failed checks, or none."""
+
+    def checks(self, candidate: Candidate) -> tuple[Check, ...]:
+        """Return what is wrong with a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +184,14 @@ class Decision:
 
     champion: Candidate | None
     outcomes: tuple[CandidateOutcome, ...]
+
+    def with_version(self, run_id: str, version: str) -> Decision:
+        """Return the decision after one candidate, named by its run, was registered."""
+        outcomes = tuple(
+            replace(o, candidate=replace(o.candidate, version=version)) if o.candidate.run_id == run_id else o
+            for o in self.outcomes
+        )
+        return Decision(champion=outcomes[0].candidate if self.champion else None, outcomes=outcomes)
 
     def as_table(self) -> dict[str, list[object]]:
         """Return the outcomes as columns of a table."""
@@ -192,30 +221,29 @@ def _size_checks(candidate: Candidate) -> list[Check]:
     return [Check(passed=False, reason=f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
 
 
-def _rankable(metrics: Mapping[str, float]) -> list[Check]:
-    """Return a failed check per missing metric of the ranking: size, and KL (flips if the evaluation has no KL)."""
-    needed = (SIZE, FLIPS if metrics.get(GATE_KL_ITEMS) == 0 else KL)
-    return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in needed if metric not in metrics]
+def _rankable(metrics: Mapping[str, float], ranked_by: Sequence[str]) -> list[Check]:
+    """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
+    needed = [FLIPS if metric == KL and metrics.get(GATE_KL_ITEMS) == 0 else metric for metric in ranked_by]
+    missing = [metric for metric in dict.fromkeys(needed) if metric not in metrics]
+    return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in missing]
 
 
-def _outcome(candidate: Candidate, gates: Sequence[Gate | DivergenceGate]) -> CandidateOutcome:
-    """Return the outcome of one candidate at every gate, with all reasons."""
-    checks = _size_checks(candidate)
-    for gate in gates:
-        checks += gate.checks(candidate.metrics)
-    checks += _rankable(candidate.metrics)
-    return CandidateOutcome(
-        candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
-    )
+Score = Callable[[Candidate, Sequence[Candidate]], float]
+"""What ranks candidates, smaller first: from one of them, and all that pass."""
 
 
-def _order(outcome: CandidateOutcome) -> tuple[float, float, float, str]:
-    """Return the sort key of a passing candidate: size, then KL, then flips, then name."""
-    metrics = outcome.candidate.metrics
-    return metrics[SIZE], metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf), outcome.candidate.name
+def _by_size(candidate: Candidate, passing: Sequence[Candidate]) -> float:
+    return candidate.metrics[SIZE]
 
 
-def decide(candidates: Sequence[Candidate], gates: Sequence[Gate | DivergenceGate]) -> Decision:
+def decide(
+    candidates: Sequence[Candidate],
+    gates: Sequence[Gate | DivergenceGate],
+    *,
+    rules: Sequence[Rule] = (),
+    score: Score = _by_size,
+    ranked_by: Sequence[str] = (SIZE, KL),
+) -> Decision:
     """Gate every candidate, and rank the passing ones by size. Ties are ranked by KL, then flips, then name.
 
     Parameters
@@ -224,14 +252,39 @@ def decide(candidates: Sequence[Candidate], gates: Sequence[Gate | DivergenceGat
         Candidates of one evaluation. The decision does not depend on their order.
     gates : sequence of Gate or DivergenceGate
         A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
+    rules : sequence of Rule
+        What else a candidate must satisfy.
+    score : callable (candidate, passing candidates) -> float
+        What ranks in place of size, smaller first.
+    ranked_by : sequence of str
+        The metrics that the ranking reads. A candidate that lacks one fails.
 
     Returns
     -------
     Decision
         `champion` is the passing candidate with rank 1.
     """
-    outcomes = [_outcome(candidate, gates) for candidate in candidates]
-    passing = sorted((o for o in outcomes if o.passed), key=_order)
+
+    def outcome(candidate: Candidate) -> CandidateOutcome:
+        checks = _size_checks(candidate)
+        for gate in gates:
+            checks += gate.checks(candidate.metrics)
+        for rule in rules:
+            checks += rule.checks(candidate)
+        checks += _rankable(candidate.metrics, ranked_by)
+        return CandidateOutcome(
+            candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
+        )
+
+    outcomes = [outcome(candidate) for candidate in candidates]
+    through = [o.candidate for o in outcomes if o.passed]
+
+    def order(found: CandidateOutcome) -> tuple[float, float, float, str]:
+        metrics = found.candidate.metrics
+        ties = metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf)
+        return score(found.candidate, through), *ties, found.candidate.name
+
+    passing = sorted((o for o in outcomes if o.passed), key=order)
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
     ranked = tuple(
         CandidateOutcome(candidate=o.candidate, passed=True, reasons=o.reasons, rank=rank)

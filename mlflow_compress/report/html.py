@@ -46,8 +46,12 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
+def setting_pairs(pairs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return nested settings as pairs of name ("outer: inner") and value, as text."""
+    return list(_pairs(pairs))
+
+
 def _pairs(pairs: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield nested settings as pairs of name ("outer: inner") and value."""
     for name, value in pairs.items():
         words = f"{prefix}{str(name).replace('_', ' ')}"
         if isinstance(value, Mapping):
@@ -118,7 +122,7 @@ def render_report(
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
         parts=parts_table(results),
-        setup=list(_pairs(setup or {})),
+        setup=setting_pairs(setup or {}),
         not_computed=list((not_computed or {}).items()),
         values=value_rows(pooled),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.margins import BinnedShare, share_by_bin
-from mlflow_compress.metrics.stats.arrays import Bool, Float
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.transitions import Flips, count_flips
 
 
@@ -18,15 +19,30 @@ def _kl(inputs: MetricInputs) -> Float:
     return np.full(len(inputs.view), np.nan)
 
 
-def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
-    """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
+@dataclass(frozen=True, eq=False)
+class ChangedAnswers:
+    """The items whose answer changed, most confident baseline first.
 
-    Columns: `task, item_id, category, question, options, gold, baseline, variant, kind, margin_baseline, kl`. `gold`,
-    `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w",
-    `margin_baseline` and `kl` are None if they do not exist.
+    Attributes
+    ----------
+    rows : numpy.ndarray of int, shape (n_changed,)
+        Rows of the items.
+    kinds : tuple of str, length n_changed
+        "c2w" (right to wrong), "w2c" (wrong to right) or "w2w" (wrong to another wrong answer).
+    margin, kl : numpy.ndarray, shape (n_changed,)
+        The baseline's margin and the item's KL in nats; NaN where an item has none.
     """
-    if inputs.baseline.items is None:  # corpora alone
-        return []
+
+    rows: Int
+    kinds: tuple[str, ...]
+    margin: Float
+    kl: Float
+
+
+def changed_answers(inputs: MetricInputs) -> ChangedAnswers:
+    """Return the items whose answer the variant changed; none where there are corpora alone."""
+    if inputs.baseline.items is None:
+        return ChangedAnswers(np.empty(0, dtype=np.int64), (), np.empty(0), np.empty(0))
     view = inputs.view
     b, q = inputs.baseline_predictions, inputs.variant_predictions
     right_b, right_q = b.correct[:, 0], q.correct[:, 0]
@@ -35,9 +51,24 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     margin, kl = b.margin[:, 0], _kl(inputs)
     rows = np.flatnonzero(changed)
     rows = rows[np.argsort(-np.nan_to_num(margin[rows], nan=-1.0), kind="stable")]
-    table = view.items.table.take(rows).to_pylist()
+    kinds = tuple("c2w" if right_b[row] else "w2c" if right_q[row] else "w2w" for row in rows)
+    return ChangedAnswers(rows, kinds, margin[rows], kl[rows])
+
+
+def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
+    """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
+
+    Columns: `task, item_id, category, question, options, gold, baseline, variant, kind, margin_baseline, kl`. `gold`,
+    `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w",
+    `margin_baseline` and `kl` are None if they do not exist.
+    """
+    changed = changed_answers(inputs)
+    if not len(changed.rows):
+        return []
+    view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
+    table = view.items.table.take(changed.rows).to_pylist()
     found = []
-    for row, item in zip(rows, table, strict=True):
+    for row, item, kind, margin, kl in zip(changed.rows, table, changed.kinds, changed.margin, changed.kl, strict=True):
         options = list(item["options"] or [])
         chooses = bool(view.chooses[row])
         found.append(
@@ -50,9 +81,9 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
                 "gold": options[item["gold"]] if chooses else None,
                 "baseline": options[b.content[row, 0]] if chooses else None,
                 "variant": options[q.content[row, 0]] if chooses else None,
-                "kind": "c2w" if right_b[row] else "w2c" if right_q[row] else "w2w",
-                "margin_baseline": float(margin[row]) if np.isfinite(margin[row]) else None,
-                "kl": float(kl[row]) if np.isfinite(kl[row]) else None,
+                "kind": kind,
+                "margin_baseline": float(margin) if np.isfinite(margin) else None,
+                "kl": float(kl) if np.isfinite(kl) else None,
             }
         )
     return found

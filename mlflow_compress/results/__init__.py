@@ -1,27 +1,36 @@
 """What the commands find, as typed values: tables for notebooks and pandas, plain dictionaries for everything else."""
 
+from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
+from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
+from mlflow_compress.results.variants_report import VariantsReport
 from mlflow_compress.tracking.store import RunLink
 
 __all__ = [
+    "AliasHistory",
     "AnswerEvaluation",
     "Comparison",
     "CompressedModel",
     "Evaluation",
+    "GateRow",
+    "GateVerdict",
     "Listing",
     "PlannedVariant",
     "Promotion",
+    "Rollback",
     "RunLink",
     "Sweep",
     "SweepPlan",
     "SweepProgress",
+    "Tenure",
     "VariantProgress",
     "VariantRun",
+    "VariantsReport",
 ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
+
+NOTHING_PASSES = 3
+"""Exit code of a command that did its work and found that nothing passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,28 +21,38 @@ class Promotion(Tabular):
     Attributes
     ----------
     decision : Decision
-        The winner, if any, and every candidate with its reasons.
+        Every candidate with its reasons, passing ones first.
+    outcome : {"promoted", "unchanged", "nothing"}
+        The alias has moved, has stayed where it was, or no candidate passes.
+    champion : str or None
+        The variant that has the alias now, or would have it after a dry run; None where nobody has.
     registered_model, alias : str
-        Where the versions are registered, and the alias that moves.
+        Where the winner is registered, and the alias that moves.
     verdict : str
         What happened to the alias, in one sentence.
     remarks : tuple of str
-        What competed, what could not be compared, and names that several checkpoints share.
-    run : RunLink
-        The run that holds the decision.
+        What competed, what could not be compared, and how the winner compares with the champion before it.
+    policy_sha256, policy : str
+        The policy's hash, and its text.
+    run : RunLink or None
+        The run that holds the decision; None after a dry run.
     """
 
     decision: Decision
+    outcome: Literal["promoted", "unchanged", "nothing"]
+    champion: str | None
     registered_model: str
     alias: str
     verdict: str
     remarks: tuple[str, ...]
-    run: RunLink
+    policy_sha256: str
+    policy: str
+    run: RunLink | None
 
     @property
-    def champion(self) -> str | None:
-        """The winner's name; None where no candidate passes every gate."""
-        return self.decision.champion.name if self.decision.champion else None
+    def exit_code(self) -> int:
+        """What the command exits with: 3 where no candidate passes, otherwise 0."""
+        return NOTHING_PASSES if self.outcome == "nothing" else 0
 
     @property
     def summary(self) -> str:
@@ -53,12 +66,10 @@ class Promotion(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as plain values, ready for JSON."""
+        named = ("registered_model", "alias", "outcome", "champion", "verdict", "policy_sha256", "policy")
         return {
-            "registered_model": self.registered_model,
-            "alias": self.alias,
-            "champion": self.champion,
-            "verdict": self.verdict,
+            **{name: getattr(self, name) for name in named},
             "remarks": list(self.remarks),
             "candidates": self.to_rows(),
-            "run": asdict(self.run),
+            "run": asdict(self.run) if self.run else None,
         }

@@ -146,7 +146,7 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
     manifest, suite = read_manifest(config.checkpoint), suite_of(config)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
     with (
         ExitStack() as until_finished,

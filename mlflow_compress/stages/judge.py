@@ -247,6 +247,10 @@ def judge(config: JudgeConfig, instructions: list[Instruction], store: Store, ru
     with tempfile.TemporaryDirectory() as folder:
         inputs.subject.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
+    if inputs.baseline.judgments is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            inputs.baseline.judgments.write(Path(folder))
+            run.log_folder(Path(folder), run_names.BASELINE_GRADES)
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
@@ -263,7 +267,7 @@ def run_judge(config: JudgeConfig, store: Store | None = None) -> AnswerEvaluati
     """
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     chosen_judges(config.answers.judges)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
     with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
         run.rename(f"judge {manifest.label} {label}")

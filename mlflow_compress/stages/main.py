@@ -136,13 +136,11 @@ def _import_ahead() -> None:
 
 
 def _copy_from_children(stages: Stages) -> None:
-    """Copy tags, item count and resolved parameters from the stages' runs to the main run."""
+    """Copy tags and resolved parameters from the stages' runs to the main run."""
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
     key = variant_key(stages.config, stages.checkpoint, evaluated.tags[run_names.EVALUATION])
     run.set_tags({**{name: evaluated.tags[name] for name in _FROM_EVALUATE}, run_names.VARIANT_KEY: key})
-    if run_names.ITEMS in evaluated.metrics:
-        run.log_values({run_names.ITEMS: evaluated.metrics[run_names.ITEMS]})
     unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
@@ -162,6 +160,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     results = [
         result for run_id in stage_runs for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
     ]
+    evaluated = tracker.look_up(children["evaluate"]).metrics
     outputs = StageOutputs(
         label=label,
         variant=variant,
@@ -172,12 +171,15 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         children=children,
         dtype=config.inference.dtype,
         seed=config.source.seed,
-        n_truncated=int(tracker.look_up(children["evaluate"]).metrics[run_names.TRUNCATED]),
+        n_truncated=int(evaluated[run_names.TRUNCATED]),
         log_weights=config.log_weights,
         failed=stages.failed,
     )
     with tempfile.TemporaryDirectory() as folder:
         skipped = publish(outputs, tracker, stages.run, Path(folder))
+    # After the headline: MLflow's page of two runs opens on the metric that was logged first.
+    if run_names.ITEMS in evaluated:
+        stages.run.log_values({run_names.ITEMS: evaluated[run_names.ITEMS]})
     save_leaderboard(tracker, stages.run.run_id)
     return VariantRun(
         name=variant,
@@ -225,7 +227,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     StageError
         A stage failed.
     """
-    tracker = Tracker()
+    tracker = Tracker(config.experiment)
     finished: dict[str, str] = {}
     if config.resume is not None:
         finished = finished_stages(tracker, config.resume)

@@ -1,121 +1,181 @@
-"""The promote stage: registers the variants of one evaluation, gates and ranks them, and moves the alias."""
+"""The promote stage: gates and ranks the variants of one evaluation by a policy, and moves the alias to the first."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
-from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import PromoteConfig
-from mlflow_compress.decide.promotion import Candidate, Decision, decide, standard_gates
+from mlflow_compress.config import PromoteConfig, as_text
+from mlflow_compress.config.declarations import NONE
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
+from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of
+from mlflow_compress.decide.promotion import GATE_DROP, GATE_FLIPS, Candidate, Gate, decide
 from mlflow_compress.results import Promotion
-from mlflow_compress.stages.candidates import Competition, check_evaluation, choose
+from mlflow_compress.stages.promotion.candidate_values import candidates_of, records_of
+from mlflow_compress.stages.promotion.competition import Competition, check_evaluation, choose
+from mlflow_compress.stages.promotion.decision_files import (
+    decision_markdown,
+    decision_record,
+    remarks_of,
+    verdict_of,
+)
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.evaluations import Variant
-from mlflow_compress.tracking.logged_models.model_registry import check_alias, move_alias, register, registered_model
+from mlflow_compress.tracking.logged_models.aliases import check_alias, holder, move_alias, note_decision
+from mlflow_compress.tracking.logged_models.model_registry import (
+    create_model,
+    planned_model,
+    register,
+    versions_by_run,
+)
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
 
-def _candidate(variant: Variant, version: str) -> Candidate:
-    """Return a registered variant as a candidate of the promotion policy."""
-    method = variant.run.data.tags[run_names.METHOD]
-    return Candidate(
-        name=variant.name,
-        run_id=variant.run.info.run_id,
-        version=version,
-        method=method,
-        metrics=variant.run.data.metrics,
-        items=variant.items,
-        compresses=METHODS.get(method).compresses,
+def policy_of(config: PromoteConfig) -> Policy:
+    """Return the policy that the parameters name, with the bounds that they give beside it."""
+    return read_policy(config.policy).overridden(
+        max_kl=config.max_kl,
+        max_kl_outliers_pct=config.max_kl_outliers_pct,
+        max_flips_pct=config.max_flips_pct,
+        max_accuracy_drop_pct=config.max_accuracy_drop_pct,
     )
 
 
-def _verdict(decision: Decision, alias: str, former: str | None) -> str:
-    """Return what happened to the alias, in one sentence."""
-    winner = decision.champion
-    if winner is None:
-        return f"No candidate passes every gate; alias '{alias}' is not moved."
-    if former == winner.version:
-        return f"{winner.name} (version {winner.version}) stays '{alias}'."
-    before = f", before it version {former}" if former else ""
-    return f"{winner.name} (version {winner.version}) is now '{alias}'{before}."
+def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
+    """Return the bounds of the standard gates by the names of their parameters, "none" for a gate that is not there."""
+    pooled = {gate.metric: gate.bound for gate in gates.gates if isinstance(gate, Gate)}
+    return {
+        "max_kl": policy.kl.max_kl if policy.kl else NONE,
+        "max_kl_outliers_pct": policy.kl.max_outliers_pct if policy.kl else NONE,
+        "max_flips_pct": pooled.get(GATE_FLIPS, NONE),
+        "max_accuracy_drop_pct": pooled.get(GATE_DROP, NONE),
+    }
 
 
-def _remarks(competition: Competition, naming: str | None) -> list[str]:
-    """Return remarks on the decision: what was compared, what was left out, which names are not unique."""
-    lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
-    lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
-    names_of_several = sorted({v.checkpoint[0] for v in competition.evaluation.variants if v.name != v.checkpoint[0]})
-    lines += [
-        f"'{name}' is the name of several checkpoints; they are shown with digits of their hashes."
-        for name in names_of_several
-    ]
-    return [*lines, naming] if naming else lines
+def _incumbent(tracker: Tracker, name: str, alias: str) -> Incumbent | None:
+    """Return who has the alias now."""
+    held = holder(tracker, name, alias)
+    if held is None:
+        return None
+    return Incumbent(
+        name=held.variant,
+        version=held.version,
+        run_id=held.run_id,
+        evaluation=held.evaluation,
+        pinned=held.pinned,
+    )
 
 
-def _note(decision: Decision, verdict: str, remarks: list[str]) -> str:
-    """Return the run's note: the verdict, the remarks, and a table of candidates with reasons."""
-    lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
-    lines += ["| rank | variant | version | items | passed | reasons |", "|---|---|---|---|---|---|"]
-    for outcome in decision.outcomes:
-        c = outcome.candidate
-        cells = (outcome.rank or "", c.name, c.version, "unknown" if c.items is None else c.items)
-        passed = "yes" if outcome.passed else "no"
-        lines.append(f"| {' | '.join(map(str, cells))} | {passed} | {'; '.join(outcome.reasons)} |")
-    return "\n".join(lines)
+def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None, evaluation: str) -> HeadToHead | str:
+    """Return the direct comparison of a challenger with the champion, or the reason why there is none."""
+    if incumbent is None:
+        return "nobody has the alias"
+    if incumbent.evaluation != evaluation:
+        return "the champion was measured on other items"
+    sides = [records_of(tracker, run_id) for run_id in (incumbent.run_id, candidate.run_id)]
+    champion, challenger = sides
+    if isinstance(champion, str):
+        return champion
+    return challenger if isinstance(challenger, str) else head_to_head(champion, challenger)
 
 
 def run_promote(config: PromoteConfig) -> Promotion:
-    """Register and gate the finished variants of one evaluation, and move the alias to the best one that passes.
+    """Gate and rank the finished variants of one evaluation, and move the alias to the best one that passes.
 
-    Wrong parameters are refused before a run is made.
+    Only the winner is registered: the registry lists what may be deployed, and 200 variants need no 200 versions. Wrong
+    parameters are refused before a run is made. A dry run writes nothing.
 
     Raises
     ------
     ConfigError
-        There is no finished variant, the evaluation or the model is ambiguous, or the alias is not allowed.
+        There is no finished variant, the evaluation or the model is ambiguous, the alias is not allowed, or the policy
+        cannot be used.
     """
     check_alias(config.alias)
     check_evaluation(config.evaluation)
-    tracker = Tracker()
+    policy = policy_of(config)
+    gates = gates_of(policy)
+    score, ranked_by = ranking_of(policy.objective)
+    tracker = Tracker(config.experiment)
     competition = choose(tracker, config)
-    evaluation, label = competition.evaluation, competition.label
-    tags = {
-        run_names.BASE_MODEL: label,
-        run_names.EVALUATION: evaluation.id,
-        run_names.BASE_WEIGHTS: evaluation.base_weights,
-    }
-    with tracker.run(f"promote {label}", "promote", tags) as run:
-        name, naming = registered_model(tracker, label, evaluation.base_weights)
-        candidates = [_candidate(v, str(register(tracker, name, v).version)) for v in evaluation.variants]
-        policy = standard_gates(
-            max_kl=config.max_kl,
-            max_kl_outliers_pct=config.max_kl_outliers_pct,
-            max_flips_pct=config.max_flips_pct,
-            max_accuracy_drop_pct=config.max_accuracy_drop_pct,
-        )
-        decision = decide(candidates, policy)
-        former = move_alias(tracker, name, config.alias, decision.champion.version) if decision.champion else None
-        verdict = _verdict(decision, config.alias, former)
-        remarks = _remarks(competition, naming)
-        run.log_params({**config.values(), "model": label, "evaluation": evaluation.id})
-        record = {
-            "registered_model": name,
-            "evaluation": {"id": evaluation.id, "items": evaluation.items, "base_weights": evaluation.base_weights},
-            "left_out": competition.left_out,
-            "gates": [asdict(gate) for gate in policy],
-            "decision": asdict(decision),
-        }
-        run.log_json(record, "decision.json")
-        run.log_table(decision.as_table(), "decision_table.json")
-        run.set_tags(
-            {run_names.VERDICT: verdict, "promoted": decision.champion.name if decision.champion else "nothing"}
-        )
-        run.set_note(_note(decision, verdict, remarks))
-    return Promotion(
+    evaluation = competition.evaluation
+    name, naming = planned_model(tracker, competition.label, evaluation.base_weights)
+    incumbent = _incumbent(tracker, name, config.alias)
+    versions = {run_id: str(version.version) for run_id, version in versions_by_run(tracker, name).items()}
+    candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
+    decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+
+    def compare(candidate: Candidate) -> HeadToHead | str:
+        return _compare(tracker, candidate, incumbent, evaluation.id)
+
+    settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
+    remarks = remarks_of(competition, naming, settlement, decision, gates)
+    found = Promotion(
         decision=decision,
+        outcome=settlement.outcome,
+        champion=settlement.winner.name if settlement.winner else incumbent.name if incumbent else None,
         registered_model=name,
         alias=config.alias,
-        verdict=verdict,
+        verdict=verdict_of(settlement, config.alias, incumbent, None),
         remarks=tuple(remarks),
-        run=tracker.link(run.run_id),
+        policy_sha256=policy.sha256,
+        policy=policy_yaml(policy),
+        run=None,
     )
+    if config.dry_run:
+        given = tracker.note_given_run(f"promote {competition.label} (dry run)", found.verdict)
+        made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
+        dry = "Dry run: nothing is registered, and no alias moves."
+        return replace(found, remarks=(dry, *made, *remarks))
+    tags = {
+        run_names.BASE_MODEL: competition.label,
+        run_names.EVALUATION: evaluation.id,
+        run_names.BASE_WEIGHTS: evaluation.base_weights,
+        run_names.REGISTERED_MODEL: name,
+        run_names.ALIAS: config.alias,
+        run_names.POLICY: policy.sha256,
+    }
+    with tracker.run(f"promote {competition.label}", "promote", tags) as run:
+        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions)
+        verdict = verdict_of(settlement, config.alias, incumbent, version)
+        if version is not None and settlement.winner is not None:
+            decision = decision.with_version(settlement.winner.run_id, version)
+        run.log_params(
+            {**as_text(config), **_bounds(policy, gates), "model": competition.label, "evaluation": evaluation.id}
+        )
+        record = decision_record(competition, name, policy, gates, decision, settlement, incumbent)
+        run.log_json({**record, "version": version, "verdict": verdict}, "decision.json")
+        run.log_table(decision.as_table(), "decision_table.json")
+        note = decision_markdown(verdict, remarks, decision)
+        run.log_text(note + "\n", "decision.md")
+        run.log_text(policy_yaml(policy), "policy.yaml")
+        promoted = "nothing" if settlement.outcome == "nothing" else found.champion
+        run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
+        run.set_note(note)
+    return replace(found, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+
+
+def _apply(
+    tracker: Tracker,
+    run: TrackedRun,
+    settlement: Settlement,
+    competition: Competition,
+    name: str,
+    alias: str,
+    incumbent: Incumbent | None,
+    versions: dict[str, str],
+) -> str | None:
+    """Register the winner and move the alias to it, where it moves; return the winner's version."""
+    winner = settlement.winner
+    if winner is None:
+        return None
+    if settlement.outcome == "unchanged":
+        return winner.version
+    variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
+    create_model(tracker, name, competition.evaluation.base_weights)
+    version = versions.get(winner.run_id) or register(tracker, name, variant.run)
+    # The tags come first: a history that lacks a move is worse than one with a move that did not end.
+    run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
+    note_decision(tracker, name, version, run.run_id)
+    move_alias(tracker, name, alias, version)
+    return version

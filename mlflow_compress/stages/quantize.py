@@ -153,7 +153,7 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     """
     settings, calibration = method_settings(config), calibration_set(config)
     METHODS.get(config.compression.method).require_backend(settings)
-    store = store if store is not None else Tracker()
+    store = store if store is not None else Tracker(config.experiment)
     config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
     label, method = model_label(config.source.model), config.compression.method
     with store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:

@@ -15,7 +15,7 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_from_json
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
-from mlflow_compress.tracking.parameters import RESOLVED
+from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 

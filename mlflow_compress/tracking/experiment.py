@@ -1,4 +1,4 @@
-"""Chooses the experiment of new runs. Its artifacts are next to the database, whatever the working folder."""
+"""Chooses the experiment of a new run. Its artifacts are next to the database, whatever the working folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 from filelock import FileLock
-from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
 
 from mlflow_compress.home import home
 
-NAME = "mlflow-compress"  # the experiment that is used if MLflow's default one stores its artifacts elsewhere
+AUTO = "auto"
+NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
+BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
+_DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 _ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
 _SQLITE = "sqlite:///"
 
@@ -44,43 +47,52 @@ def create_database(uri: str) -> None:
             SqlAlchemyStore(uri, str(database.parent / _ARTIFACTS))
 
 
-def choose_experiment(client: MlflowClient, uri: str) -> str:
+def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
     """Return the id of the experiment that new runs go to.
 
-    MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME decide if they are set. Otherwise it is MLflow's default experiment.
-    In a SQLite store, the default experiment may store its artifacts in the folder where MLflow was first started, or
-    behind a server. Then the experiment `NAME` is used, whose artifacts are next to the database.
+    Without a name, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID decide if they are set, unless the id is that of
+    MLflow's "Default". Otherwise it is the experiment `NAME`, so that variants do not mix with unrelated runs.
     """
-    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return str(client.get_experiment(given).experiment_id)
-    if name := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+    if name := os.environ.get("MLFLOW_EXPERIMENT_NAME", "") if name == AUTO else name:
         return _get_or_create(client, name, uri)
-    default = client.get_experiment_by_name("Default")
-    if default is not None and _in_reach(default, uri):
-        return str(default.experiment_id)
+    given = os.environ.get("MLFLOW_EXPERIMENT_ID", _DEFAULT_ID)
+    if given != _DEFAULT_ID:
+        return str(client.get_experiment(given).experiment_id)
     return _get_or_create(client, NAME, uri)
 
 
-def _in_reach(experiment: Experiment, uri: str) -> bool:
-    """Return whether the artifacts are stored next to the database; True for stores other than SQLite."""
-    database = _database(uri)
-    if database is None:
-        return True
-    folder = get_local_path_or_none(experiment.artifact_location)
-    if folder is None:
-        return not experiment.artifact_location.startswith("mlflow-artifacts:")
-    return Path(folder).resolve().is_relative_to(database.resolve().parent)
+def experiment_beside(client: MlflowClient, uri: str, experiment_id: str) -> str:
+    """Return the id of the experiment for baselines and promotions, which keeps them out of the list of variants."""
+    name = str(client.get_experiment(experiment_id).name)
+    return experiment_id if name.endswith(BESIDE) else _get_or_create(client, name + BESIDE, uri)
 
 
 def _get_or_create(client: MlflowClient, name: str, uri: str) -> str:
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
-    database = _database(uri)
-    folder = None if database is None else (database.parent / _ARTIFACTS / quote(name, safe="")).as_uri()
     try:
-        return str(client.create_experiment(name, artifact_location=folder))
+        location = _artifact_location(client, name, uri)
+        return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
     except MlflowException as error:
         found = client.get_experiment_by_name(name)  # another process was faster
         if found is None:
             raise error
         return str(found.experiment_id)
+
+
+def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
+    """Return where a new experiment's artifacts go; None lets the server decide.
+
+    In a SQLite store this is beside those of MLflow's "Default", if they are on remote storage or below the database's
+    folder. If they are behind a server, or in the folder where MLflow was first started, it is beside the database.
+    """
+    database = _database(uri)
+    if database is None:
+        return None
+    default = client.get_experiment(_DEFAULT_ID).artifact_location.rstrip("/")
+    folder, inside = get_local_path_or_none(default), quote(name, safe="")
+    if folder is None and not default.startswith("mlflow-artifacts:"):
+        return f"{default.rpartition('/')[0]}/{inside}"
+    if folder is not None and Path(folder).resolve().is_relative_to(database.resolve().parent):
+        return (Path(folder).resolve().parent / inside).as_uri()
+    return (database.parent / _ARTIFACTS / inside).as_uri()

@@ -20,7 +20,7 @@ from mlflow_compress.errors import TrackingError
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.store import RunLink, StoredRun
 
 RUN_FILE = "run.json"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.core.metric_registry import all_keys, leaderboard_keys
+from collections.abc import Mapping
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | sweep
+from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys, leaderboard_keys
+
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | promote | rollback | gate | sweep
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # evaluation id: only runs with the same id may be compared
+KL = "distance/kl_mean"  # metric by which runs are ordered
 ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files; distinguishes variants of the same name
@@ -21,20 +24,39 @@ BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
+DECISION = "decision"  # of a registered version: the run that gave it an alias
+POLICY = "policy"  # of a decision: SHA-256 of the policy
+ALIAS, REGISTERED_MODEL = "alias", "registered_model"  # of a decision: what it is about
+MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
 
 # Artifact folders and files of the stages' runs.
 RECORDS, NOISE = "records", "noise"
+BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")
+_MORE = ("size/bytes", "size/sparsity", "speed/compress_seconds", "noise/kl_mean")
+_GATE = "gate/"
 
 
 def leaderboard() -> tuple[str, ...]:
     """Return the leaderboard's metrics in order: those that declare a place in it, then the sizes."""
     return (*(key.name for key in leaderboard_keys()), *_SIZES)
+
+
+def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that a variant's main run shows. All others are on the runs of its stages.
+
+    MLflow's page of two runs opens on the metric that was logged first, so KL and size go before the leaderboard's
+    others. The rest is the headline table, what gates read, and what the sizes mean.
+    """
+    headline = [key.name for key in headline_keys()]
+    gates = [name for name in values if name.startswith(_GATE)]
+    ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *gates])
+    return {name: values[name] for name in ordered if name in values}
 
 
 def logged_by_task() -> frozenset[str]:

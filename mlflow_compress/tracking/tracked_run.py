@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from mlflow_compress.records import MetricResult
-from mlflow_compress.tracking.parameters import new_parameters
-from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.logged_values import new_parameters, rounded
 
 _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
@@ -89,16 +89,22 @@ class TrackedRun:
         self._client.log_dict(self.run_id, value, name)
 
     def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
-        """Store a table, which MLflow's UI can compare between runs."""
-        self._client.log_table(self.run_id, dict(columns), name)
+        """Store a table, which MLflow's UI can compare between runs. A table of the same name is replaced.
 
-    def replace_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
-        """Store a table in place of an earlier one of this name; `log_table` would add rows to it."""
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        if any(file.path == name for file in self._client.list_artifacts(self.run_id)):
-            self.log_json({"columns": list(columns), "data": rows}, name)
-        else:
-            self.log_table(columns, name)
+        `MlflowClient.log_table` would append to it, and would store every image twice more.
+        """
+        rows = [[None if value != value else value for value in row] for row in zip(*columns.values(), strict=True)]
+        self.log_json({"columns": list(columns), "data": rows}, name)
+        tables = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        if (table := {"path": name, "type": "table"}) not in tables:
+            self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, table]))
+
+    def log_figures(self, folder: Path, names: Sequence[str]) -> None:
+        """Store the PNG files of a folder as `figures/`, and as a table that MLflow's UI compares between runs."""
+        self.log_folder(folder, "figures")
+        paths = [f"figures/{name}.png" for name in names]
+        images = [{"type": "image", "filepath": path, "compressed_filepath": path} for path in paths]
+        self.log_table({"figure": names, "image": images}, "figures.json")
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""

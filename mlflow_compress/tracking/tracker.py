@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import mlflow
 from mlflow.entities import Run, ViewType
@@ -20,15 +16,16 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError
-from mlflow_compress.home import home
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.downloads import Downloads, limit_bytes
-from mlflow_compress.tracking.experiment import choose_experiment, create_database
+from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
+from mlflow_compress.tracking.experiment import AUTO, choose_experiment, create_database, experiment_beside
 from mlflow_compress.tracking.filters import has_tags, tags_filter
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
+# Stages whose runs are no variant's. They go to an experiment beside that of the variants.
+_BESIDE = ("baseline", "baseline-answers", "promote", "rollback", "gate")
 
 
 def _absolute(uri: str) -> str:
@@ -46,20 +43,26 @@ def _stored(run: Run) -> StoredRun:
 class Tracker:
     """A tested connection to the store that MLflow is configured for (default: SQLite in the working folder).
 
+    Parameters
+    ----------
+    experiment : str
+        Name of the experiment for new runs; "auto" is explained by `choose_experiment`.
+
     Raises
     ------
     TrackingError
         The store cannot be reached or written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: str = AUTO) -> None:
         self._to_fill: str | None = None
         self.uri = _absolute(mlflow.get_tracking_uri())
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
         try:
             create_database(self.uri)
             self.client = MlflowClient(self.uri)
-            self.experiment_id = self._experiment()
+            self._given_is_elsewhere = False
+            self.experiment_id = self._experiment(experiment)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store cannot be used: {str(error).splitlines()[0]}",
@@ -67,12 +70,21 @@ class Tracker:
                 fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
             ) from error
 
-    def _experiment(self) -> str:
-        """Return the experiment id of the surrounding `mlflow run`, or that of `choose_experiment`."""
-        run_id = os.environ.get(_RUN_ID_VARIABLE)
-        if run_id:
-            return str(self.client.get_run(run_id).info.experiment_id)
-        return choose_experiment(self.client, self.uri)
+    def _experiment(self, name: str) -> str:
+        """Return the experiment id of the stage that this process was started for, or that of `choose_experiment`.
+
+        A user's own `mlflow run` has made a run in the experiment that MLflow chose. If that is another one, the run
+        becomes a signpost to the run that this process makes.
+        """
+        given = os.environ.get(_RUN_ID_VARIABLE)
+        if given is None:
+            return choose_experiment(self.client, self.uri, name)
+        run = self.client.get_run(given)
+        if run_names.STAGE in run.data.tags:  # made by the main stage
+            return str(run.info.experiment_id)
+        chosen = choose_experiment(self.client, self.uri, name)
+        self._given_is_elsewhere = chosen != run.info.experiment_id
+        return chosen
 
     def reject(self, error: Exception) -> None:
         """End the run that `mlflow run` has created for this process as FAILED, if no stage has opened it yet.
@@ -91,19 +103,40 @@ class Tracker:
         finally:
             self._to_fill = None
 
-    def _take_given(self) -> str | None:
-        """Return, once, the run that was created for the stage that now begins; None where it makes its own."""
+    def _take_given(self) -> tuple[str | None, str | None]:
+        """Return, once, the run that was created for the stage that now begins, and one that only points at it."""
         if self._to_fill is not None:
-            given, self._to_fill = self._to_fill, None
-            return given
-        return os.environ.pop(_RUN_ID_VARIABLE, None)
+            filled, self._to_fill = self._to_fill, None
+            return filled, None
+        given = os.environ.pop(_RUN_ID_VARIABLE, None)
+        return (None, given) if self._given_is_elsewhere else (given, None)
 
     def hand_over(self, run_id: str) -> None:
         """Note in the run that `mlflow run` has created for this process, if any, that another run is resumed."""
-        if given := os.environ.pop(_RUN_ID_VARIABLE, None):
+        self.note_given_run(f"resume {run_id[:8]}", f"Resumes run {run_id}.")
+
+    @contextmanager
+    def _pointed_at(self, run: TrackedRun, name: str, signpost: str | None) -> Iterator[None]:
+        """Let `signpost`, a run of another experiment, point at `run` and end with the same status."""
+        if signpost is None:
+            yield
+            return
+        post, target = TrackedRun(self.client, signpost), f"experiments/{run.info.experiment_id}/runs/{run.run_id}"
+        post.rename(f"see {name}")
+        post.set_note(f"The results are in run [{name}](#/{target}) of another experiment.")
+        try:
+            yield
+        finally:
+            self.client.set_terminated(signpost, self.client.get_run(run.run_id).info.status)
+
+    def note_given_run(self, name: str, note: str) -> str | None:
+        """Name the run that `mlflow run` has created for this process, which writes nothing; return its id, if any."""
+        given = os.environ.pop(_RUN_ID_VARIABLE, None)
+        if given:
             run = TrackedRun(self.client, given)
-            run.rename(f"resume {run_id[:8]}")
-            run.set_note(f"Resumes run {run_id}.")
+            run.rename(name)
+            run.set_note(note)
+        return given
 
     def _end(self, run: TrackedRun, message: str, status: str) -> None:
         run.set_tags({run_names.ERROR: message})
@@ -124,9 +157,9 @@ class Tracker:
             True fills the run that `mlflow run` has created for this process, if there is one. False creates another
             run, for example for the baseline of an evaluation.
         """
-        given = self._take_given() if own else None
+        given, signpost = self._take_given() if own else (None, None)
         try:
-            run_id = given or self.client.create_run(self.experiment_id, run_name=name).info.run_id
+            run_id = given or self.client.create_run(self._experiment_of(stage), run_name=name).info.run_id
             tracked = TrackedRun(self.client, run_id)
             tracked.rename(name)
             tracked.set_tags({run_names.STAGE: stage, **tags})
@@ -134,8 +167,14 @@ class Tracker:
             raise TrackingError(
                 f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=self.uri
             ) from error
-        with self._until_ended(tracked):
+        with self._pointed_at(tracked, name, signpost), self._until_ended(tracked):
             yield tracked
+
+    def _experiment_of(self, stage: str) -> str:
+        """Return the experiment id of a stage's new run."""
+        if stage not in _BESIDE:
+            return self.experiment_id
+        return experiment_beside(self.client, self.uri, self.experiment_id)
 
     @contextmanager
     def reopen(self, run_id: str) -> Iterator[TrackedRun]:
@@ -235,39 +274,13 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return the local path of an artifact folder of a run.
-
-        Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`. Those of
-        an unfinished run may still change, so they go into a temporary folder that this process deletes.
-        """
-        try:
-            info = self.client.get_run(run_id).info
-            if urlparse(info.artifact_uri).scheme in ("", "file"):
-                path = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=self.uri)
-                return Path(path)
-            if info.status != "FINISHED":
-                scratch = Path(tempfile.mkdtemp())
-                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-                self._download(run_id, folder, scratch)
-                return scratch / folder
-            cache = Downloads(home(self.uri) / "downloads", limit_bytes())
-            key = f"{run_id}.{folder.replace('/', '.')}"
-            return cache.get(key, lambda target: self._download(run_id, folder, target)) / folder
-        except (MlflowException, OSError) as error:
-            raise TrackingError(
-                f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
-                fix="Delete that run, so that it is computed again",
-            ) from error
-
-    def _download(self, run_id: str, folder: str, target: Path) -> None:
-        """Download an artifact folder to `target`, under its path in the run."""
-        mlflow.artifacts.download_artifacts(
-            run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=self.uri
-        )
+        """Return the local path of an artifact folder of a run, see `artifacts.local_folder`."""
+        return local_folder(self.client, self.uri, run_id, folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
         """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
-        try:
-            return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
-        except (MlflowException, OSError) as error:
-            raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
+        return json_artifact(run_id, name)
+
+    def json_of(self, run: Run, name: str) -> Any:
+        """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
+        return json_of_found(run, name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import zlib
+from collections.abc import Iterable, Mapping
 
 from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -13,6 +15,12 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
+CHARTS = "charts"
+
+_IN_SIGHT = (run_names.KL, "distance/flips_pct", "size/ratio")  # metrics beside the verdict, without scrolling
+_BITS = "size/bits_per_weight"
+_SCATTERS = {"KL by bits per weight": run_names.KL, "Flips by bits per weight": "distance/flips_pct"}
+_BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/ratio")
 
 
 def view_tag(key: str) -> str:
@@ -20,37 +28,99 @@ def view_tag(key: str) -> str:
     return f"mlflow.sharedViewState.{key}"
 
 
-def _key(evaluation: str) -> str:
+def _key(view: str, evaluation: str) -> str:
     """Return the name of an evaluation's view."""
-    return f"{LEADERBOARD}-{evaluation[:8]}"
+    return f"{view}-{evaluation[:8]}"
 
 
-def _view_state(evaluation: str) -> dict[str, object]:
-    """Return the state of the runs table: one evaluation's variants, headline columns first, sorted by KL."""
-    columns = [f"metrics.`{name}`" for name in (*run_names.leaderboard(), run_names.ITEMS)]
+def _runs(evaluation: str) -> dict[str, object]:
+    """Return the state of a page of runs: one evaluation's variants, sorted by KL."""
     return {
         "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
-        "orderByKey": "metrics.`distance/kl_mean`",
+        "orderByKey": f"metrics.`{run_names.KL}`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "modelVersionFilter": "All Runs",
-        "selectedColumns": [*columns, f"tags.`{run_names.VERDICT}`"],
-        "compareRunsMode": "TABLE",
+    }
+
+
+def _table(columns: Iterable[str]) -> dict[str, object]:
+    """Return the state of the table: the description, which begins with the verdict, and metrics.
+
+    MLflow sorts the metrics by name. A few fit beside the description.
+    """
+    metrics = [f"metrics.`{name}`" for name in columns]
+    return {"selectedColumns": ["attributes.`Description`", *metrics], "compareRunsMode": "TABLE"}
+
+
+def _charts() -> dict[str, object]:
+    """Return the state of the charts: size against distance first, then a bar per headline metric."""
+    section = "size-and-distance"
+    common = {"metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
+    scatters = [
+        {
+            **common,
+            "uuid": f"scatter-{metric}",
+            "type": "SCATTER",
+            "displayName": name,
+            "xaxis": {"key": _BITS, "type": "METRIC"},
+            "yaxis": {"key": metric, "type": "METRIC"},
+        }
+        for name, metric in _SCATTERS.items()
+    ]
+    bars = [{**common, "uuid": f"bar-{name}", "type": "BAR", "metricKey": name} for name in _BARS]
+    sections = [{"uuid": section, "name": "Size and distance", "display": True, "isReordered": True}]
+    return {
+        "compareRunsMode": "CHART",
+        "compareRunCharts": [*scatters, *bars],
+        "compareRunSections": sections,
+        "isAccordionReordered": True,
+        "runsHiddenMode": "SHOW_ALL",
     }
 
 
 def save_leaderboard(tracker: Tracker, run_id: str) -> None:
-    """Store the leaderboard of a run's evaluation on the experiment, under its own name and as the newest one.
+    """Store the views of a run's evaluation on the experiment: leaderboard, all columns, and charts.
 
-    A saved view filters by fixed values, so each evaluation needs its own. A run without an evaluation id has none.
+    A saved view filters by fixed values, so each evaluation needs its own; the plain names are the newest one's. MLflow
+    lists them under "Views". A run without an evaluation id has none.
     """
     evaluation = tracker.client.get_run(run_id).data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
-    packed = base64.b64encode(zlib.compress(json.dumps(_view_state(evaluation)).encode())).decode()
-    for key in (_key(evaluation), LEADERBOARD):
-        tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), f"deflate;{packed}")
+    views = {
+        LEADERBOARD: ("Leaderboard", _table(_IN_SIGHT)),
+        f"{LEADERBOARD}-all": ("All headline metrics", _table([*run_names.leaderboard(), run_names.ITEMS])),
+        CHARTS: ("Size against distance", _charts()),
+    }
+    for view, (name, state) in views.items():
+        packed = _packed({**_runs(evaluation), **state})
+        for key, shown in (
+            (_key(view, evaluation), f"{name}, evaluation {evaluation[:8]}"),
+            (view, f"{name} (newest)"),
+        ):
+            _save(tracker, key, shown, packed)
+
+
+def _packed(state: Mapping[str, object]) -> str:
+    return f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
+
+
+def _save(tracker: Tracker, key: str, name: str, packed: str) -> None:
+    """Store a view as MLflow's own button does, under a name that its list of views shows."""
+    envelope = {"name": name, "createdAt": int(time.time() * 1000), "state": packed}
+    tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), json.dumps(envelope))
+
+
+def _root(tracker: Tracker) -> str:
+    """Return the address of the UI; for a local store, that of the command that `how_to_open` shows."""
+    return tracker.uri.rstrip("/") if tracker.uri.startswith("http") else "http://127.0.0.1:5000"
+
+
+def run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
+    """Return the address that shows a run in MLflow's UI."""
+    return f"{_root(tracker)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
@@ -63,13 +133,17 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
     if MLFLOW_PARENT_RUN_ID in tags:
         return ""
     remote = tracker.uri.startswith("http")
-    root = tracker.uri.rstrip("/") if remote else "http://127.0.0.1:5000"
-    page = f"{root}/#/experiments/{tracker.experiment_id}"
+    experiment = run.info.experiment_id if run else tracker.experiment_id
+    page = f"{_root(tracker)}/#/experiments/{experiment}"
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
     if run:
         lines.insert(0, f"Artifacts:     {get_local_path_or_none(run.info.artifact_uri) or run.info.artifact_uri}")
-        lines.append(f"This run:      {page}/runs/{run_id}?workflowType=machine_learning")
-    key = _key(tags[run_names.EVALUATION]) if run_names.EVALUATION in tags else LEADERBOARD
-    if view_tag(key) in tracker.client.get_experiment(tracker.experiment_id).tags:
-        lines.append(f"Leaderboard:   {page}/runs?workflowType=machine_learning&viewStateShareKey={key}")
+        lines.append(f"This run:      {run_address(tracker, experiment, str(run_id))}")
+    ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
+    if view_tag(f"{LEADERBOARD}{ending}") in tracker.client.get_experiment(experiment).tags:
+        view = f"{page}/runs?workflowType=machine_learning&viewStateShareKey="
+        lines += [
+            f"Leaderboard:   {view}{LEADERBOARD}{ending}",
+            f"Charts:        {view}{CHARTS}{ending}&compareRunsMode=CHART",
+        ]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.cli import STAGES
+from mlflow_compress.cli import QUESTIONS, STAGES
 from mlflow_compress.config import parameters
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, blocks_of
 
@@ -101,11 +101,13 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 
 
 def test_every_parameter_that_a_page_names_exists() -> None:
-    known = {name for cls in STAGES.values() for name in parameters(cls)} | {"config"}
+    commands = STAGES | QUESTIONS
+    verbs = "|".join(commands)
+    known = {name for cls in commands.values() for name in parameters(cls)} | {"config"}
     for page in PAGES:
         text = page.read_text()
         named = set(re.findall(r"-P (\w+)=", text))
-        for verb, options in re.findall(r"mlflow-compress (main|quantize|evaluate|judge|promote) ([^\n`|]*)", text):
-            accepted = {*parameters(STAGES[verb]), "config", "help"}
+        for verb, options in re.findall(f"mlflow-compress ({verbs}) ([^\n`|]*)", text):
+            accepted = {*parameters(commands[verb]), "config", "help"}
             assert set(re.findall(r"--(\w+)", options)) <= accepted, f"{page.name}: {verb} {options}"
         assert named <= known, f"{page.name}: {named - known}"

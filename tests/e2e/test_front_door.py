@@ -15,7 +15,21 @@ import mlflow_compress as mc
 from mlflow_compress import api
 from mlflow_compress.tracking.folder_store import FolderStore
 
-ORDER = ("methods", "tasks", "run", "sweep", "promote", "compress", "evaluate", "compare", "load", "judge")
+ORDER = (
+    "methods",
+    "tasks",
+    "run",
+    "sweep",
+    "promote",
+    "rollback",
+    "history",
+    "compress",
+    "evaluate",
+    "compare",
+    "load",
+    "judge",
+    "gate",
+)
 
 
 def run_examples(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mlflow_compress.stages.main_run import summary
 from mlflow_compress.stages.promote import run_promote
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
-from mlflow_compress.tracking.logged_models.model_registry import registered_model
+from mlflow_compress.tracking.logged_models.model_registry import create_model, planned_model
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
@@ -129,9 +129,10 @@ def test_two_folders_of_one_name_have_registered_models_of_their_own(tracker: Tr
 def test_a_registered_model_of_an_earlier_release_is_taken_over_with_a_remark(tracker: Tracker) -> None:
     tracker.client.create_registered_model("compressed-llama")
     tracker.client.create_model_version("compressed-llama", source="runs:/x")
-    name, remark = registered_model(tracker, "llama", "1" * 64)
+    name, remark = planned_model(tracker, "llama", "1" * 64)
     assert name == "compressed-llama" and remark is not None and "do not name their base weights" in remark
-    assert registered_model(tracker, "llama", "1" * 64) == ("compressed-llama", None)
+    create_model(tracker, name, "1" * 64)
+    assert planned_model(tracker, "llama", "1" * 64) == ("compressed-llama", None)
 
 
 def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> None:

@@ -19,11 +19,11 @@ from packaging.utils import canonicalize_name
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.logged_models import logged_model
+from mlflow_compress.tracking.logged_models.aliases import move_alias
 from mlflow_compress.tracking.logged_models.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values
 from mlflow_compress.tracking.logged_models.model_code import PACKAGE
-from mlflow_compress.tracking.logged_models.model_registry import move_alias, register
+from mlflow_compress.tracking.logged_models.model_registry import register
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
@@ -91,9 +91,9 @@ def promoted(tracker: Tracker, run_id: str) -> str:
     """Register a run's model as champion and return the version's description."""
     tracker.client.create_registered_model("compressed-llama")
     run = tracker.client.get_run(run_id)
-    version = register(tracker, "compressed-llama", Variant(name="x", checkpoint=("x", "c"), run=run, items=1))
-    move_alias(tracker, "compressed-llama", "champion", str(version.version))
-    return str(tracker.client.get_model_version("compressed-llama", version.version).description)
+    version = register(tracker, "compressed-llama", run)
+    move_alias(tracker, "compressed-llama", "champion", version)
+    return str(tracker.client.get_model_version("compressed-llama", version).description)
 
 
 def elsewhere(tracker: Tracker, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -199,6 +199,7 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
         log_model_values(tracker, run_id, model_id, {"distance/kl_mean": kl}, whole)
         log_model_values(tracker, run_id, model_id, {"distance/kl_mean/mmlu": kl / 2}, task)
     found = mlflow.search_logged_models(
+        experiment_ids=[tracker.experiment_id],
         filter_string="metrics.`distance/kl_mean` < 0.05",
         order_by=[{"field_name": "metrics.distance/kl_mean", "ascending": True}],
         output_format="list",
@@ -207,7 +208,10 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
     assert found[0].params == {"bits": "4"} and found[0].tags[run_names.METHOD] == "rtn"
     other = [{"dataset_name": "evaluation", "dataset_digest": "b" * 16}]
     assert not mlflow.search_logged_models(
-        filter_string="metrics.`distance/kl_mean` < 0.05", datasets=other, output_format="list"
+        experiment_ids=[tracker.experiment_id],
+        filter_string="metrics.`distance/kl_mean` < 0.05",
+        datasets=other,
+        output_format="list",
     )
     run = tracker.client.get_run(found[0].source_run_id)
     assert run.data.metrics["distance/kl_mean"] == 0.01

@@ -17,7 +17,7 @@ from mlflow_compress.stages.main import check
 from mlflow_compress.stages.main_run.progress import Progress, duration
 from mlflow_compress.stages.main_run.resume import finished_stages, resumed
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.parameters import new_parameters
+from mlflow_compress.tracking.logged_values import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]

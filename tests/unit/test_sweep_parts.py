@@ -120,7 +120,7 @@ def test_one_process_at_a_time_has_a_key(tracker: Tracker) -> None:
 def test_a_table_is_replaced(tracker: Tracker) -> None:
     with tracker.run("x", "sweep", {}) as run:
         for values in ([1, 2], [3]):
-            run.replace_table({"variant": values}, "table.json")
+            run.log_table({"variant": values}, "table.json")
         assert tracker.fetch_json(run.run_id, "table.json") == {"columns": ["variant"], "data": [[3]]}
 
 

@@ -14,7 +14,8 @@ import pytest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_models.model_registry import PREVIOUS, move_alias, registered_name
+from mlflow_compress.tracking.logged_models.aliases import move_alias, previous_alias
+from mlflow_compress.tracking.logged_models.model_registry import registered_name
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
 
@@ -40,6 +41,22 @@ def test_opening_the_store_leaves_the_environment_alone(tracker: Tracker) -> Non
     Tracker()
     changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
     assert changed <= {"MLFLOW_TRACKING_URI"}  # MLflow's own way to tell child processes
+
+
+def test_a_table_is_replaced_and_shown_once(tracker: Tracker, tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    (drawn / "kl.png").write_bytes(b"png")
+    with tracker.run("x", "main", {}) as run:
+        for value in (1.0, float("nan")):
+            run.log_table({"a": [value], "b": ["text"]}, "t.json")
+        run.log_figures(drawn, ["kl"])
+    assert tracker.fetch_json(run.run_id, "t.json") == {"columns": ["a", "b"], "data": [[None, "text"]]}
+    tables = json.loads(tracker.client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert tables == [{"path": name, "type": "table"} for name in ("t.json", "figures.json")]
+    [[name, image]] = tracker.fetch_json(run.run_id, "figures.json")["data"]
+    assert name == "kl" and (tracker.fetch(run.run_id, "figures") / "kl.png").read_bytes() == b"png"
+    assert image["type"] == "image" and image["filepath"] == image["compressed_filepath"] == "figures/kl.png"
 
 
 @pytest.mark.parametrize(
@@ -110,18 +127,21 @@ def test_the_alias_moves_and_keeps_where_it_stood(tracker: Tracker) -> None:
     assert registered_name("it's\"") == "compressed-it-s-"  # quotes would end a value in MLflow's filters
     tracker.client.create_registered_model(name)
     versions = [str(tracker.client.create_model_version(name, source=f"runs:/x{i}").version) for i in range(3)]
-    assert move_alias(tracker, name, "champion", versions[0]) is None
-    assert move_alias(tracker, name, "champion", versions[0]) == versions[0]  # again: nothing moves
-    assert PREVIOUS not in tracker.client.get_registered_model(name).aliases
-    assert move_alias(tracker, name, "champion", versions[2]) == versions[0]
+    previous = previous_alias("champion")
+    for _ in range(2):  # the second time nothing moves
+        move_alias(tracker, name, "champion", versions[0])
+    assert previous not in tracker.client.get_registered_model(name).aliases
+    move_alias(tracker, name, "champion", versions[2])
     aliases = tracker.client.get_registered_model(name).aliases
-    assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], PREVIOUS: versions[0]}
+    assert {key: str(value) for key, value in aliases.items()} == {"champion": versions[2], previous: versions[0]}
 
 
 def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
     """Return a saved view as MLflow's pages read it."""
     tag = tracker.client.get_experiment(tracker.experiment_id).tags[f"mlflow.sharedViewState.{key}"]
-    return dict(json.loads(zlib.decompress(base64.b64decode(tag.removeprefix("deflate;")))))
+    envelope = json.loads(tag)
+    assert envelope.keys() == {"name", "createdAt", "state"}
+    return dict(json.loads(zlib.decompress(base64.b64decode(envelope["state"].removeprefix("deflate;")))))
 
 
 def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None:
@@ -133,14 +153,19 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
-    assert state["selectedColumns"][0] == "metrics.`distance/flips_pct`"  # type: ignore[index]
+    assert state["selectedColumns"][:2] == ["attributes.`Description`", "metrics.`distance/kl_mean`"]  # type: ignore[index]
+    charts = saved_view(tracker, "charts-aaaaaaaa")
+    assert charts["searchFilter"] == state["searchFilter"]
+    first = charts["compareRunCharts"][0]  # type: ignore[index]
+    assert (first["xaxis"]["key"], first["yaxis"]["key"]) == ("size/bits_per_weight", "distance/kl_mean")
     shown = tracker.client.search_runs([tracker.experiment_id], filter_string=str(state["searchFilter"]))
     assert [run.info.run_id for run in shown] == runs[:1]
     assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker, runs[0])
     assert f"runs/{runs[0]}?workflowType=machine_learning" in how_to_open(tracker, runs[0])
     # The plain name is the newest evaluation's.
     assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
-    assert how_to_open(tracker).endswith(f"viewStateShareKey={LEADERBOARD}")
+    assert f"viewStateShareKey={LEADERBOARD}\n" in how_to_open(tracker)
+    assert how_to_open(tracker).endswith("viewStateShareKey=charts&compareRunsMode=CHART")
 
 
 def test_a_run_without_an_evaluation_saves_no_leaderboard_and_links_to_none(tracker: Tracker) -> None:

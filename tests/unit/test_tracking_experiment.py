@@ -54,10 +54,73 @@ def test_artifacts_behind_a_server_are_not_written_to_without_it(elsewhere: Path
     assert log_something(Tracker()).is_relative_to(elsewhere)
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/mlflow", "{folder}/artifacts"])
-def test_a_default_experiment_in_reach_stays_the_default(root: str, elsewhere: Path) -> None:
-    SqlAlchemyStore(f"sqlite:///{elsewhere / 'mlflow.db'}", root.format(folder=elsewhere))
-    assert Tracker().experiment_id == "0"
+@pytest.mark.parametrize("root", ["s3://bucket/mlflow", "file://{folder}/artifacts"])
+def test_artifacts_go_beside_those_of_the_default_experiment_where_they_are_in_reach(
+    root: str, elsewhere: Path
+) -> None:
+    root = root.format(folder=elsewhere)
+    SqlAlchemyStore(f"sqlite:///{elsewhere / 'mlflow.db'}", root)
+    tracker = Tracker()
+    assert tracker.client.get_experiment(tracker.experiment_id).artifact_location == f"{root}/{experiment.NAME}"
+
+
+def run_of_mlflow(tracker: Tracker, monkeypatch: pytest.MonkeyPatch, **tags: str) -> str:
+    """Return a run as `mlflow run` makes it for a process, in MLflow's "Default"."""
+    run_id = tracker.client.create_run("0", tags=tags).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "0")
+    return str(run_id)
+
+
+def test_a_run_of_mlflow_in_default_points_at_the_run_of_the_stage(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = run_of_mlflow(Tracker(), monkeypatch)
+    tracker = Tracker("mine")
+    with tracker.run("awq demo", "main", {}) as run:
+        pass
+    with tracker.run("awq demo", "main", {}):
+        pass  # a second run has no other run to point from
+    assert tracker.client.get_experiment(run.info.experiment_id).name == "mine"
+    post = tracker.client.get_run(outer)
+    assert (post.info.run_name, post.info.status) == ("see awq demo", "FINISHED")
+    assert f"#/experiments/{run.info.experiment_id}/runs/{run.run_id}" in post.data.tags["mlflow.note.content"]
+
+
+def test_the_run_that_points_fails_with_the_run_of_the_stage(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = run_of_mlflow(Tracker(), monkeypatch)
+    tracker = Tracker()
+    with pytest.raises(RuntimeError), tracker.run("awq demo", "main", {}):
+        raise RuntimeError("broken")
+    assert tracker.client.get_run(outer).info.status == "FAILED"
+
+
+def test_refused_parameters_end_the_run_of_mlflow(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = run_of_mlflow(Tracker(), monkeypatch)
+    tracker = Tracker()
+    tracker.reject(RuntimeError("refused"))
+    assert tracker.client.get_run(outer).info.status == "FAILED"
+
+
+def test_a_stage_of_the_main_run_stays_where_the_main_run_put_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = run_of_mlflow(Tracker(), monkeypatch, stage="evaluate")
+    with Tracker().run("evaluate demo", "evaluate", {}) as run:
+        assert run.run_id == child
+
+
+def test_baselines_and_promotions_stay_out_of_the_list_of_variants(elsewhere: Path) -> None:
+    tracker = Tracker("mine")
+    names = {}
+    for stage in ("main", "baseline", "promote"):
+        with tracker.run(stage, stage, {}, own=False) as run:
+            names[stage] = tracker.client.get_experiment(run.info.experiment_id).name
+    assert names["main"] == "mine"
+    assert names["baseline"] == names["promote"] == f"mine{experiment.BESIDE}"
+    assert [run.info.run_id for run in tracker.find_finished("promote")] == [run.run_id]
+    with Tracker(names["promote"]).run("again", "promote", {}) as again:
+        assert again.info.experiment_id == run.info.experiment_id
 
 
 def test_an_experiment_that_is_named_is_taken_and_a_new_one_lies_beside_the_store(

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.betting import MOST, careful_bets, log_wealth
 
-_MOST = 0.5  # share of the capital that one bet may lose
 _BLOCK = 2_000_000  # bets held at once
 
 Verdict = Literal["pass", "fail", "undecided"]
@@ -79,15 +79,6 @@ def _check_alpha(alpha: float) -> None:
         raise ConfigError("alpha must lie strictly between 0 and 1", got=alpha)
 
 
-def _bets(x: Float, log_odds: float) -> Float:
-    """Predictable bet sizes ``sqrt(2 log_odds / (var_{t-1} t log(1 + t)))``, shape (n,)."""
-    t = np.arange(1, len(x) + 1)
-    mean = (0.5 + np.cumsum(x)) / (t + 1)
-    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (t + 1)
-    before = np.concatenate([[0.25], variance[:-1]])
-    return np.asarray(np.sqrt(2.0 * log_odds / (before * t * np.log1p(t))), dtype=np.float64)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceSequence:
     """Bounds after each item; all of them hold together with probability at least ``1 - alpha``.
@@ -142,8 +133,8 @@ def confidence_sequence(
     x = _in_random_order(values, ids, upper=upper, seed=seed)
     m = np.linspace(0.0, 1.0, grid + 1)
     with np.errstate(divide="ignore"):
-        caps = {1.0: _MOST / m, -1.0: _MOST / (1.0 - m)}
-    bets = _bets(x, math.log(2.0 / alpha))
+        caps = {1.0: MOST / m, -1.0: MOST / (1.0 - m)}
+    bets = careful_bets(x, math.log(2.0 / alpha))
     limit = math.log(2.0 / alpha)
     capital = {sign: np.zeros(grid + 1) for sign in caps}
     alive = np.ones(grid + 1, dtype=bool)
@@ -204,8 +195,8 @@ def sequential_gate(
     sample of it.
 
     Both wrong verdicts, "pass" with a mean of `limit` or more and "fail" with one of `limit` or less, have probability
-    at most `alpha` each, however often the gate looks. The README has the simulated error rates and savings, which the
-    tests repeat.
+    at most `alpha` each, however often the gate looks. The page "Stop an evaluation early"
+    has the simulated error rates and savings, which the tests repeat.
 
     Parameters
     ----------
@@ -230,10 +221,9 @@ def sequential_gate(
     m = limit / upper
     if not 0.0 < m < 1.0:
         raise ConfigError("The limit must lie strictly between 0 and the upper bound", got=limit)
-    bets = _bets(x, math.log(1.0 / alpha))
     wealth = {
-        "pass": np.cumsum(np.log1p(-np.minimum(bets, _MOST / (1.0 - m)) * (x - m))),
-        "fail": np.cumsum(np.log1p(np.minimum(bets, _MOST / m) * (x - m))),
+        "pass": log_wealth(x, m, side="below", alpha=alpha),
+        "fail": log_wealth(x, m, side="above", alpha=alpha),
     }
     stops: list[tuple[int, Verdict]] = []
     verdicts: tuple[Verdict, ...] = ("pass", "fail")

@@ -10,10 +10,12 @@ from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
+_NOT_OF_A_STAGE = {"checkpoint", "experiment"}
+
 STAGES = {
-    "quantize": parameters(QuantizeConfig).keys(),
-    "evaluate": parameters(EvaluateConfig).keys() - {"checkpoint"},
-    "judge": parameters(JudgeConfig).keys() - {"checkpoint"},
+    "quantize": parameters(QuantizeConfig).keys() - _NOT_OF_A_STAGE,
+    "evaluate": parameters(EvaluateConfig).keys() - _NOT_OF_A_STAGE,
+    "judge": parameters(JudgeConfig).keys() - _NOT_OF_A_STAGE,
 }
 """The stages of the main job in their order, and the parameters that a user gives each."""
 

@@ -213,7 +213,8 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
     )
     log_model(outputs, tracker, run, evaluation)
     run.log_file(report, "report")
-    run.log_folder(folder / "figures", "figures")
+    if figures:
+        run.log_figures(folder / "figures", [figure.path.stem for figure in figures])
     if flips:
         run.log_table(_columns(flips), "flips.json")
     _log_answers(outputs, tracker, run)

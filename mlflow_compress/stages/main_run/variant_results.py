@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.config import QuantizeConfig, parameters
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
@@ -19,7 +21,7 @@ from mlflow_compress.tracking.logged_models.logged_model import (
     log_model_values,
     log_variant_model,
 )
-from mlflow_compress.tracking.rounding import rounded
+from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
@@ -39,6 +41,18 @@ def _params(outputs: StageOutputs) -> dict[str, object]:
         "dtype": outputs.dtype,
         "seed": outputs.seed,
     }
+
+
+def _run_params(manifest: CheckpointManifest, *, keeps_weights: bool) -> dict[str, object]:
+    """Return the method's settings and the size that came of them, as parameters of the main run.
+
+    MLflow's page of two runs opens on the parameters that differ, in the order of their names. So a setting that only
+    this method has is named after `method_args`, and the size is a parameter too: it comes before almost all others.
+    """
+    common = parameters(QuantizeConfig)
+    settings = {name if name in common else f"method_args/{name}": value for name, value in manifest.settings.items()}
+    size = {"bits_per_weight": round(manifest.bits_per_weight, 2)}
+    return {**settings, **size, "log_weights": str(keeps_weights).lower()}
 
 
 def _data_sets(
@@ -88,13 +102,12 @@ def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluati
         },
         log_weights=outputs.log_weights,
     )
-    run.log_params({**manifest.settings, "log_weights": str(entry.keeps_weights).lower()})
+    run.log_params(_run_params(manifest, keeps_weights=entry.keeps_weights))
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, complete = _data_sets(outputs, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([complete] if complete else [])])
-    read_first = run_names.leaderboard()
-    first = sorted(outputs.pooled.values(), key=lambda r: r.name not in read_first)
-    values = {r.name: rounded(r) for r in first} | gate_values(outputs.pooled) | size_values(manifest)
+    every = {r.name: rounded(r) for r in outputs.pooled.values()} | gate_values(outputs.pooled) | size_values(manifest)
+    values = run_names.on_main_run(every)
     itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)
     log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})

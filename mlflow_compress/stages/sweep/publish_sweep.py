@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.report.figures import draw_scoreboard
+from mlflow_compress.report.page.variants_page import render_page
 from mlflow_compress.report.scoreboard_text import (
     finding,
     scoreboard_columns,
@@ -16,6 +17,7 @@ from mlflow_compress.report.scoreboard_text import (
     scoreboard_text,
 )
 from mlflow_compress.results import Sweep, SweepPlan
+from mlflow_compress.stages.report_runs import SCOREBOARD, page_content
 from mlflow_compress.stages.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
@@ -40,14 +42,16 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     ]
     names = {run_id: name for name, run_id in runs.items()}
     board = score_runs(tracker, list(runs.values()), others=others, names=names)
-    run.log_json(board.to_dict(), "scoreboard.json")
+    run.log_json(board.to_dict(), SCOREBOARD)
     run.log_text(scoreboard_markdown(board), "scoreboard.md")
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
-    run.replace_table(scoreboard_columns(board), "scoreboard_table.json")
+    run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
     with tempfile.TemporaryDirectory() as folder:
         draw_scoreboard(board, Path(folder))
         run.log_folder(Path(folder), "figures")
+    if board.finished:
+        run.log_text(render_page(page_content(tracker, board)), "report.html")
     found = finding(board)
     run.log_values(_counts(board, plan))
     run.set_tags({run_names.VERDICT: found})

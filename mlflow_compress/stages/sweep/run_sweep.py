@@ -84,7 +84,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
         Variants failed. The others are published.
     """
     chosen, left_out = combinations(config)
-    tracker = Tracker()
+    tracker = Tracker(config.experiment)
     folder = str(out_folder(config.variants.output_dir, tracker.uri))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     with keeping():

@@ -1,11 +1,28 @@
-"""Parameters of a run. MLflow cannot change a logged parameter, and `mlflow run` logs all of them as given."""
+"""What is logged of a value: metrics as exact as their intervals, parameters with what "auto" stands for."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 
+from mlflow_compress.records import MetricResult
+
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
+
+
+def rounded(result: MetricResult) -> float:
+    """Return the value with two digits of its interval's half-width, or six significant digits where it has none.
+
+    The run's `metrics.json` has the exact values. Tables should not show digits that the data do not support.
+    """
+    if result.value == 0:
+        return 0.0
+    if result.low is not None and result.high is not None and result.high > result.low:
+        digits = 1 - math.floor(math.log10((result.high - result.low) / 2))
+    else:
+        digits = 5 - math.floor(math.log10(abs(result.value)))
+    return round(result.value, digits)
 
 
 def new_parameters(there: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:

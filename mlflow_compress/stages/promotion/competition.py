@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mlflow_compress.config import EMBEDDED, PromoteConfig
+from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.models.stored_weights import hash_weights
-from mlflow_compress.stages.model_names import model_label, model_path
+from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.promotion.registered import base_weights
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -45,13 +44,6 @@ def check_evaluation(text: str) -> None:
         )
 
 
-def _weights(model: str) -> str | None:
-    """Return the hash of the weights in a folder (or of the demo); None for a name."""
-    if model == EMBEDDED or Path(model).is_dir():
-        return hash_weights(Path(model_path(model)))[1]
-    return None
-
-
 def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
     """Return the only evaluation whose id begins with `text`."""
     matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
@@ -65,7 +57,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     """Return the evaluations of one baseline, given by its folder or by a name that only one model has."""
     hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
     listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
-    weights = _weights(config.model)
+    weights = base_weights(config.model)
     if weights is not None and weights not in hashes:
         raise ConfigError(
             f"The finished variants of '{label}' have other base weights than this folder",

@@ -1,0 +1,250 @@
+"""The promotion policy: what a variant must satisfy, what ranks higher, and who may be replaced. Read from YAML."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, option
+from mlflow_compress.config.reading import read_file
+from mlflow_compress.errors import ConfigError
+
+OptionalNumber = Annotated[float | None, OrNone]
+OptionalCount = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
+"""A number that is 0 or more, or none."""
+
+
+class KlBounds(Group):
+    """The gate on KL."""
+
+    max_kl: float = option(0.05, "largest mean KL in nats: upper end of its 95 % interval", ge=0)
+    max_outliers_pct: float = option(
+        1.0,
+        "where that interval cannot be trusted, max_kl bounds the KL clipped at 1 nat per item, and this the upper "
+        "end of the share of items above 1 nat, in percent",
+        ge=0,
+    )
+
+
+class MetricGate(Group):
+    """A bound on one metric. Missing is failed."""
+
+    metric: str = option(..., "name of a metric, as runs show it")
+    at_most: OptionalNumber = option(None, "largest accepted value; either this or at_least")
+    at_least: OptionalNumber = option(None, "smallest accepted value")
+    bound: Literal["auto", "upper", "lower", "value"] = option(
+        "auto", "what is read: the upper or lower end of the 95 % interval, or the value; auto: the end that is worse"
+    )
+    task: OptionalText = option(None, "of this task; none: pooled")
+    category: OptionalText = option(None, "of this category of the task; none: of all")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse a gate without exactly one limit, and a category without its task."""
+        if (self.at_most is None) == (self.at_least is None):
+            raise ConfigError(f"The gate on {self.metric} needs one limit", allowed="at_most or at_least")
+        if self.category is not None and self.task is None:
+            raise ConfigError(f"The gate on {self.metric} names a category without its task", got=self.category)
+
+    @property
+    def end(self) -> Literal["upper", "lower", "value"]:
+        """What is read of the metric, with "auto" resolved."""
+        if self.bound == "auto":
+            return "upper" if self.at_most is not None else "lower"
+        return self.bound
+
+    @property
+    def limit(self) -> float:
+        """The limit, whichever it is."""
+        limit = self.at_most if self.at_most is not None else self.at_least
+        assert limit is not None
+        return limit
+
+
+class MarginGate(Group):
+    """Non-inferiority: the variant must be shown to be worse than its baseline by no more than a margin."""
+
+    metric: str = option(..., "a distance from the baseline, or a difference to it (quality/accuracy_delta)")
+    margin: float = option(..., "largest accepted harm, in the metric's unit", ge=0)
+    task: OptionalText = option(None, "of this task; none: pooled")
+    category: OptionalText = option(None, "of this category of the task; none: of all")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse a category without its task."""
+        if self.category is not None and self.task is None:
+            raise ConfigError(f"The margin on {self.metric} names a category without its task", got=self.category)
+
+
+class Requirements(Group):
+    """What must have been measured."""
+
+    stages: tuple[Literal["evaluate", "judge"], ...] = option((), "stages that must have finished: evaluate, judge")
+    items: int = option(0, "fewest items with an answer, pooled", ge=0)
+    items_by_task: dict[str, Annotated[int, Field(ge=1)]] = option({}, "fewest items with an answer, by task")
+
+
+class UtilityTerm(Group):
+    """One metric of a weighted utility."""
+
+    metric: str = option(..., "name of a metric that the main run shows")
+    weight: float = option(..., "its weight", gt=0)
+    prefer: Literal["auto", "lower", "higher"] = option("auto", "which way is better; auto: as the metric declares")
+    scale: Annotated[float, Field(gt=0)] = option(1.0, "with normalisation 'scale': value that counts as 1")
+
+
+class Objective(Group):
+    """What ranks higher, among the variants that pass."""
+
+    by: Literal["size", "kl", "speed", "utility"] = option(
+        "size", "smaller size, smaller KL, better speed_metric, or larger utility; ties by KL, then flips, then name"
+    )
+    speed_metric: str = option(
+        "speed/compress_seconds",
+        "what 'speed' reads. This is how long compression took: log a benchmark of your own server on the main run",
+    )
+    speed_prefer: Literal["lower", "higher"] = option("lower", "which way is better")
+    normalisation: Literal["range", "scale"] = option(
+        "range", "of the utility: 'range' maps the worst variant that passes to 0 and the best to 1; 'scale' divides"
+    )
+    utility: tuple[UtilityTerm, ...] = option((), "its terms: {metric: size/bytes, weight: 0.7}")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse a utility without terms."""
+        if self.by == "utility" and not self.utility:
+            raise ConfigError("The objective 'utility' has no terms", fix="Give utility: [{metric: ..., weight: ...}]")
+
+
+class ReplacementRule(Group):
+    """Who may be replaced, and by whom. A version with the registry alias 'pinned' never is."""
+
+    replace: Literal["any", "same_evaluation"] = option(
+        "any", "'same_evaluation': only a champion that was measured on the same items"
+    )
+    require: Literal["none", "not_worse", "better"] = option(
+        "none",
+        "against the champion directly, item by item: 'not_worse' by more than the margins, or 'better': the interval "
+        "of the difference in KL lies below 0, and accuracy is not worse by more than its margin",
+    )
+    kl_margin: float = option(0.0, "largest accepted increase of the mean KL in nats: upper end", ge=0)
+    accuracy_margin: float = option(0.0, "largest accepted loss of accuracy as a share (0.01 is a point)", ge=0)
+
+
+class AnomalyRule(Group):
+    """Gains that are too good to be true are refused as anomalous."""
+
+    max_accuracy_gain: OptionalCount = option(
+        None, "largest plausible gain of accuracy as a share: lower end of its interval; none: not checked"
+    )
+    zero_kl: bool = option(False, "refuse a KL of exactly 0 where the method changes weights")
+
+
+class Policy(Group):
+    """Everything that decides a promotion."""
+
+    kl: Annotated[KlBounds | None, OrNone] = option(KlBounds(), "the gate on KL; none: no such gate")
+    gates: tuple[MetricGate, ...] = option(
+        (MetricGate(metric="distance/flips_pct", at_most=5.0),),
+        "bounds on metrics: {metric, at_most or at_least, bound, task, category}",
+    )
+    margins: tuple[MarginGate, ...] = option(
+        (MarginGate(metric="quality/accuracy_delta", margin=0.02),),
+        "non-inferiority to the baseline: {metric, margin, task, category}; 0.02 of accuracy are 2 points",
+    )
+    require: Requirements = option(Requirements(), "what must have been measured")
+    objective: Objective = option(Objective(), "what ranks higher, among the variants that pass")
+    champion: ReplacementRule = option(
+        ReplacementRule(), "who may be replaced; a version with the registry alias 'pinned' never is"
+    )
+    anomalies: AnomalyRule = option(AnomalyRule(), "implausible gains, refused as anomalous")
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the policy's text, which names every value: equal policies have equal hashes."""
+        return hashlib.sha256(policy_yaml(self, comments=False).encode()).hexdigest()
+
+    def overridden(
+        self,
+        *,
+        max_kl: float | None = None,
+        max_kl_outliers_pct: float | None = None,
+        max_flips_pct: float | None = None,
+        max_accuracy_drop_pct: float | None = None,
+    ) -> Policy:
+        """Return the policy with other bounds of the standard gates; None keeps a bound.
+
+        A gate that the policy does not have is added. Accuracy is given in points here, as the parameter is.
+        """
+        changes: dict[str, Any] = {}
+        kl = {"max_kl": max_kl, "max_outliers_pct": max_kl_outliers_pct}
+        if given := {name: value for name, value in kl.items() if value is not None}:
+            changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **given})
+        if max_flips_pct is not None:
+            flips = MetricGate(metric="distance/flips_pct", at_most=max_flips_pct)
+            others = [gate for gate in self.gates if not _same_place(gate, flips)]
+            changes["gates"] = (flips, *others)
+        if max_accuracy_drop_pct is not None:
+            drop = MarginGate(metric="quality/accuracy_delta", margin=max_accuracy_drop_pct / 100.0)
+            changes["margins"] = (
+                drop,
+                *[m for m in self.margins if (m.metric, m.task) != (drop.metric, None)],
+            )
+        return self.model_copy(update=changes)
+
+
+def _same_place(gate: MetricGate, other: MetricGate) -> bool:
+    return (gate.metric, gate.task, gate.end) == (other.metric, other.task, other.end)
+
+
+def read_policy(path: str | None) -> Policy:
+    """Return the policy of a YAML file, checked; the default policy without a file. What a file leaves out is default.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or holds a name or value that a policy does not have. The message names the file.
+    """
+    if path is None:
+        return Policy()
+    content = read_file(Path(path), "policy")
+    try:
+        return Policy(**content)
+    except ConfigError as error:
+        raise ConfigError(f"The policy {path} cannot be used: {str(error).rstrip('.')}") from error
+
+
+def policy_yaml(policy: Policy, *, comments: bool = True) -> str:
+    """Return a policy as YAML that `read_policy` reads back, every value named and, with `comments`, explained."""
+    head = "# A promotion policy. What is left out has its default; `mlflow-compress policy` prints all defaults.\n"
+    return (head if comments else "") + "\n".join(_lines(policy, comments, "")) + "\n"
+
+
+def _lines(group: Group, comments: bool, indent: str) -> list[str]:
+    lines = []
+    for name, field in type(group).model_fields.items():
+        value = getattr(group, name)
+        if comments:
+            lines += [f"{indent}# {line}" for line in _wrapped(str(field.description), 100)]
+        if isinstance(value, Group):
+            lines += [f"{indent}{name}:", *_lines(value, comments, indent + "  ")]
+        elif isinstance(value, tuple) and value and isinstance(value[0], Group):
+            lines += [f"{indent}{name}:", *(f"{indent}  - {_flow(entry)}" for entry in value)]
+        else:
+            lines.append(f"{indent}{name}: {_flow(list(value) if isinstance(value, tuple) else value)}")
+    return lines
+
+
+def _flow(value: object) -> str:
+    """Return a value on one line of YAML; of a group, what differs from its defaults."""
+    import yaml  # type: ignore[import-untyped]
+
+    shown = value.model_dump(exclude_defaults=True, mode="json") if isinstance(value, Group) else value
+    text = yaml.safe_dump("none" if shown is None else shown, default_flow_style=True, sort_keys=False, width=10_000)
+    return str(text).removesuffix("\n").removesuffix("...").strip()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width)

@@ -1,0 +1,210 @@
+"""Challenger against champion: the direct comparison, paired on items, and whether the alias moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mlflow_compress.config.policy import ReplacementRule
+from mlflow_compress.decide.promotion import Candidate, Decision
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.predictions import option_means
+from mlflow_compress.metrics.stats.intervals import Interval, paired_difference
+from mlflow_compress.metrics.stats.significance import non_inferior
+from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.metrics.stats.transitions import count_flips
+from mlflow_compress.records import RunRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadToHead:
+    """Challenger minus champion, on the items that both answered.
+
+    Attributes
+    ----------
+    kl, kl_interval : float or None, Interval or None
+        Mean difference of the KL to the baseline, in nats; None where no item has a KL, or too few differ.
+    kl_items : int
+        Items with a KL of both.
+    accuracy : float
+        Difference of accuracy, as a share.
+    accuracy_interval : Interval
+        Tango's paired score interval.
+    items : int
+        Items that both answered.
+    gained, lost : int
+        Items that only the challenger, and only the champion, has right.
+    """
+
+    kl: float | None
+    kl_interval: Interval | None
+    kl_items: int
+    accuracy: float
+    accuracy_interval: Interval
+    items: int
+    gained: int
+    lost: int
+
+    @property
+    def described(self) -> str:
+        """Both differences with their intervals, in one sentence."""
+        low, high = (100 * end for end in self.accuracy_interval)
+        accuracy = f"accuracy {100 * self.accuracy:+.2f} points [{low:+.2f}, {high:+.2f}] on {self.items} items"
+        if self.kl is None:
+            return f"{accuracy}; no item has a KL"
+        ends = "no interval" if self.kl_interval is None else "[{:+.4g}, {:+.4g}]".format(*self.kl_interval)
+        return f"KL {self.kl:+.4g} nats {ends}; {accuracy}"
+
+
+def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0) -> HeadToHead | str:
+    """Return the direct comparison of two variants of one baseline, or the reason why there is none.
+
+    Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %.
+
+    Raises
+    ------
+    AlignmentError
+        The two answered other items.
+    """
+    if champion.items is None or challenger.items is None:
+        return "no items were evaluated"
+    inputs = MetricInputs(baseline=champion, variant=challenger)
+    rows = np.flatnonzero(np.isin(inputs.view.family, inputs.headline_families) & inputs.scored_by_both)
+    if not len(rows):
+        return "no item was answered by both"
+    moved = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])
+    differences = np.zeros(0)
+    if champion.option_distances is not None and challenger.option_distances is not None:
+        of_champion = option_means(inputs.view, champion.option_distances, "kl")[rows]
+        both = np.maximum(inputs.distance("kl")[rows], 0.0) - np.maximum(of_champion, 0.0)
+        differences = both[np.isfinite(both)]
+    return HeadToHead(
+        kl=float(differences.mean()) if len(differences) else None,
+        kl_interval=studentized_interval(differences, seed=seed) if len(differences) else None,
+        kl_items=len(differences),
+        accuracy=(moved.w2c - moved.c2w) / moved.n,
+        accuracy_interval=paired_difference(moved.w2c, moved.c2w, moved.n),
+        items=moved.n,
+        gained=moved.w2c,
+        lost=moved.c2w,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incumbent:
+    """The version that has the alias now.
+
+    Attributes
+    ----------
+    name : str
+        Its variant.
+    version, run_id : str
+        Its version in the registry, and its main run.
+    evaluation : str or None
+        Its evaluation id; None where the version does not say.
+    pinned : bool
+        Whether it has the alias "pinned", and is never replaced.
+    """
+
+    name: str
+    version: str
+    run_id: str
+    evaluation: str | None
+    pinned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """What becomes of the alias.
+
+    Attributes
+    ----------
+    outcome : {"promoted", "unchanged", "nothing"}
+        It moves, it stays where it is, or no candidate passes.
+    winner : Candidate or None
+        The candidate that gets or has the alias; None where nobody of this evaluation does.
+    reasons : tuple of str
+        Why candidates that rank higher did not get it, and how the winner compares with the champion.
+    compared : HeadToHead or None
+        The winner against the champion; None where they were not compared.
+    """
+
+    outcome: Literal["promoted", "unchanged", "nothing"]
+    winner: Candidate | None
+    reasons: tuple[str, ...] = ()
+    compared: HeadToHead | None = None
+
+
+Compare = Callable[[Candidate], HeadToHead | str]
+"""From a challenger to its comparison with the champion, or to the reason why there is none."""
+
+
+def settle(
+    decision: Decision, incumbent: Incumbent | None, rule: ReplacementRule, evaluation: str, compare: Compare
+) -> Settlement:
+    """Return what becomes of the alias: the first passing candidate that may replace the champion gets it.
+
+    Parameters
+    ----------
+    decision : Decision
+        The ranked candidates.
+    incumbent : Incumbent or None
+        Who has the alias now; None if nobody does.
+    rule : ReplacementRule
+        Who may be replaced, and by whom.
+    evaluation : str
+        The candidates' evaluation id.
+    compare : callable
+        Is asked for one challenger after the other, until one may replace the champion.
+    """
+    passing = [outcome.candidate for outcome in decision.outcomes if outcome.passed]
+    if not passing:
+        return Settlement(outcome="nothing", winner=None)
+    if incumbent is None:
+        return Settlement(outcome="promoted", winner=passing[0])
+    held = f"'{incumbent.name}' (version {incumbent.version})"
+    reasons: list[str] = []
+    for candidate in passing:
+        if candidate.run_id == incumbent.run_id:
+            return Settlement(outcome="unchanged", winner=candidate, reasons=tuple(reasons))
+        if incumbent.pinned:
+            return Settlement(outcome="unchanged", winner=None, reasons=(f"{held} is pinned and is not replaced",))
+        if rule.replace == "same_evaluation" and incumbent.evaluation != evaluation:
+            of = f"evaluation {incumbent.evaluation[:8]}" if incumbent.evaluation else "an unknown evaluation"
+            reason = f"{held} was measured in {of}, and only a champion of the same evaluation may be replaced"
+            return Settlement(outcome="unchanged", winner=None, reasons=(reason,))
+        found = compare(candidate)
+        allowed, reason = _may_replace(found, rule)
+        reasons.append(f"{candidate.name} against the champion {held}: {reason}")
+        if allowed:
+            compared = None if isinstance(found, str) else found
+            return Settlement(outcome="promoted", winner=candidate, reasons=tuple(reasons), compared=compared)
+    return Settlement(outcome="unchanged", winner=None, reasons=tuple(reasons))
+
+
+def _may_replace(found: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, str]:
+    """Return whether a challenger may replace the champion, and why."""
+    if isinstance(found, str):
+        return rule.require == "none", f"not compared directly, because {found}"
+    if rule.require == "none":
+        return True, found.described
+    accuracy = non_inferior(*found.accuracy_interval, margin=rule.accuracy_margin, direction="higher")
+    if found.kl_items == 0:
+        if rule.require == "better":
+            accuracy = found.accuracy_interval.low > 0.0
+        return accuracy, f"{found.described}; {_said(accuracy, rule.require)}"
+    if found.kl_interval is None:
+        return False, f"{found.described}; {_said(False, rule.require)}, because KL has no interval"
+    if rule.require == "better":
+        kl = found.kl_interval.high < 0.0
+    else:
+        kl = non_inferior(*found.kl_interval, margin=rule.kl_margin, direction="lower")
+    return kl and accuracy, f"{found.described}; {_said(kl and accuracy, rule.require)}"
+
+
+def _said(shown: bool, required: str) -> str:
+    what = "better" if required == "better" else "not worse than the margins allow"
+    return f"shown to be {what}" if shown else f"not shown to be {what}"

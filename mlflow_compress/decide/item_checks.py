@@ -1,0 +1,226 @@
+"""A policy decided item by item: which claims about bounded values stand for each of its gates, and their values.
+
+A metric can be decided early if it is the mean of one bounded value per item. The registry of such values is `VALUES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
+from mlflow_compress.decide.policy_gates import DELTA, gates_of
+from mlflow_compress.decide.promotion import DivergenceGate, Gate
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import key
+from mlflow_compress.metrics.divergence import LN2
+from mlflow_compress.metrics.kl_tail import CLIP
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.sequential_checks import BoundedCheck
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemValue:
+    """One bounded value per item, whose mean is a metric.
+
+    Attributes
+    ----------
+    of : callable (inputs) -> array, shape (n_items,)
+        The values, NaN where an item has none.
+    low, high : float
+        Their bounds.
+    factor : float
+        What the metric's unit multiplies the mean by: 100 for percent.
+    """
+
+    of: Callable[[MetricInputs], Float]
+    low: float = 0.0
+    high: float = 1.0
+    factor: float = 1.0
+
+
+def _answered(inputs: MetricInputs, values: Bool | Float | Int, also: Bool | None = None) -> Float:
+    there = inputs.scored_by_both if also is None else inputs.scored_by_both & also
+    return np.where(there, np.asarray(values, dtype=np.float64), np.nan)
+
+
+def _correct(inputs: MetricInputs) -> tuple[Bool, Bool]:
+    return inputs.baseline_predictions.correct[:, 0], inputs.variant_predictions.correct[:, 0]
+
+
+def _delta(inputs: MetricInputs) -> Float:
+    before, after = _correct(inputs)
+    return _answered(inputs, after.astype(np.int64) - before.astype(np.int64))
+
+
+def _all_flips(inputs: MetricInputs) -> Float:
+    before, after = (p.content[:, 0] for p in (inputs.baseline_predictions, inputs.variant_predictions))
+    return _answered(inputs, before != after, inputs.view.chooses)
+
+
+def _from_right_to_wrong(inputs: MetricInputs) -> Float:
+    before, after = _correct(inputs)
+    return _answered(inputs, before & ~after)
+
+
+def _kl(inputs: MetricInputs) -> Float:
+    return np.maximum(inputs.distance("kl"), 0.0)
+
+
+def _column(name: str, most: float = 1.0) -> Callable[[MetricInputs], Float]:
+    # float32 sums leave their bounds by rounding; the metrics allow for it too.
+    return lambda inputs: np.clip(inputs.distance(name), 0.0, most)
+
+
+VALUES: Mapping[str, ItemValue] = {
+    "distance/flips_pct": ItemValue(of=lambda inputs: np.abs(_delta(inputs)), factor=100.0),
+    "distance/all_flips_pct": ItemValue(of=_all_flips, factor=100.0),
+    "distance/c2w_pct": ItemValue(of=_from_right_to_wrong, factor=100.0),
+    DELTA: ItemValue(of=_delta, low=-1.0),
+    "distance/kl_clipped_mean": ItemValue(of=lambda inputs: np.minimum(_kl(inputs), CLIP), high=CLIP),
+    "distance/kl_above_clip_pct": ItemValue(
+        of=lambda inputs: np.where(np.isnan(_kl(inputs)), np.nan, _kl(inputs) > CLIP), factor=100.0
+    ),
+    "distance/js_mean": ItemValue(of=_column("js", LN2), high=LN2),
+    "distance/acceptance": ItemValue(of=lambda inputs: 1.0 - _column("tv")(inputs)),
+    "distance/top1_agreement": ItemValue(of=_column("same_top")),
+    "distance/top10_agreement": ItemValue(of=_column("top10")),
+    "distance/rbo10": ItemValue(of=_column("rbo10")),
+}
+"""The metrics that can be decided item by item."""
+
+_REASONS = {
+    "distance/kl_mean": "KL has no upper bound: one item may hold any part of the mean. Use the policy's part 'kl'",
+    "distance/kl_reverse_mean": "KL has no upper bound: one item may hold any part of the mean",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemCheck:
+    """One claim about the items, and where its values come from.
+
+    Attributes
+    ----------
+    claim : BoundedCheck
+    metric, task, category : str, str or None
+        The metric, and which items it is about; None means pooled.
+    gate : int
+        Number of the policy's gate that the claim belongs to.
+    """
+
+    claim: BoundedCheck
+    metric: str
+    task: str | None
+    category: str | None
+    gate: int
+
+    def rows(self, view: ItemTable, headline: Sequence[str]) -> Int:
+        """Return the items that the check is about."""
+        if self.task is None:
+            return np.flatnonzero(np.isin(view.family, list(headline)))
+        chosen = view.task == self.task
+        if self.category is not None:
+            chosen = chosen & (view.category == self.category)
+        return np.flatnonzero(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemPolicy:
+    """A policy as a gate in CI reads it.
+
+    Attributes
+    ----------
+    gates : tuple of Gate or DivergenceGate
+        As a promotion has them: they decide what the items left open.
+    checks : tuple of ItemCheck
+        What is decided item by item. A gate passes when all of its checks do.
+    at_once : frozenset of int
+        Gates that need no item: those on the checkpoint's size.
+    """
+
+    gates: tuple[Gate | DivergenceGate, ...]
+    checks: tuple[ItemCheck, ...]
+    at_once: frozenset[int]
+
+
+def item_policy(policy: Policy) -> ItemPolicy:
+    """Return what a policy means item by item.
+
+    Raises
+    ------
+    UnsupportedError
+        A part of the policy cannot be decided item by item; the message says which and why.
+    """
+    if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
+        raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)
+    if policy.anomalies.max_accuracy_gain is not None:
+        raise UnsupportedError(
+            "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"
+        )
+    found = gates_of(policy)
+    checks: list[ItemCheck] = []
+    at_once: set[int] = set()
+    number = 0
+    if policy.kl is not None:
+        limits = {
+            "distance/kl_clipped_mean": policy.kl.max_kl,
+            "distance/kl_above_clip_pct": policy.kl.max_outliers_pct,
+        }
+        checks += [_check(metric, limit, False, number) for metric, limit in limits.items()]
+        number += 1
+    for gate in policy.gates:
+        if gate.metric.startswith("size/"):
+            at_once.add(number)
+        else:
+            checks.append(_of_gate(gate, number))
+        number += 1
+    for margin in policy.margins:
+        checks.append(_of_margin(margin, number))
+        number += 1
+    return ItemPolicy(gates=found.gates, checks=tuple(checks), at_once=frozenset(at_once))
+
+
+def _of_gate(gate: MetricGate, number: int) -> ItemCheck:
+    at_least = gate.at_least is not None
+    if gate.bound != "auto" and gate.end != ("lower" if at_least else "upper"):
+        raise UnsupportedError(
+            f"The gate on {gate.metric} reads another end than the worse one", allowed="bound: auto", got=gate.bound
+        )
+    return _check(gate.metric, gate.limit, at_least, number, gate.task, gate.category)
+
+
+def _of_margin(margin: MarginGate, number: int) -> ItemCheck:
+    declared = key(margin.metric)
+    at_least = declared.direction == "higher"
+    limit = declared.unchanged + (-margin.margin if at_least else margin.margin)
+    return _check(margin.metric, limit, at_least, number, margin.task, margin.category)
+
+
+def _check(
+    metric: str, limit: float, at_least: bool, gate: int, task: str | None = None, category: str | None = None
+) -> ItemCheck:
+    value = VALUES.get(metric)
+    if value is None:
+        why = _REASONS.get(metric, "it is no mean of one bounded value per item")
+        raise UnsupportedError(f"{metric} cannot be decided item by item: {why}", allowed=sorted(VALUES))
+    place = "/".join(part for part in (task, category) if part)
+    # Two gates may bound one metric from both sides: the number tells them apart.
+    name = f"{metric}{f' of {place}' if place else ''} {'>=' if at_least else '<='} {limit:g} (gate {gate + 1})"
+    claim = BoundedCheck(name=name, limit=limit / value.factor, low=value.low, high=value.high, at_least=at_least)
+    return ItemCheck(claim=claim, metric=metric, task=task, category=category, gate=gate)
+
+
+def check_places(checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> None:
+    """Refuse a check that is about no item of the evaluation."""
+    for check in checks:
+        if not len(check.rows(view, headline)):
+            raise ConfigError(
+                f"{check.claim.name} is about no item",
+                allowed=sorted(set(view.task.tolist())),
+                got=check.task or "pooled",
+                fix="Name a task of this evaluation, and one of its categories",
+            )

@@ -1,0 +1,1 @@
+"""The page over variants: one file that compares what every variant changed. Pure: records in, text out."""

@@ -1,0 +1,55 @@
+// The scoreboard: sorts and filters its rows. Figures draw what it shows.
+const Scores = (() => {
+  const table = document.querySelector("table.scores");
+  const rows = [...table.tBodies[0].rows];
+  const heads = [...table.tHead.rows[0].cells];
+  const listeners = [];
+  let sorted = { column: null, descending: false };
+
+  const value = (row, column) => (column === 0 ? row.dataset.name : row.cells[column].dataset.value);
+
+  function sort(column, descending) {
+    sorted = { column, descending };
+    const order = [...rows].sort((a, b) => {
+      const [x, y] = [value(a, column), value(b, column)];
+      if (x === undefined || y === undefined) return (x === undefined) - (y === undefined); // a missing value is last
+      const difference = column === 0 ? x.localeCompare(y, "en", { numeric: true }) : x - y;
+      return descending ? -difference : difference;
+    });
+    table.tBodies[0].append(...order);
+    heads.forEach((head, i) =>
+      i === column ? head.setAttribute("aria-sort", descending ? "descending" : "ascending") : head.removeAttribute("aria-sort"),
+    );
+    byId("score-sort").value = column;
+  }
+
+  function filter() {
+    const wanted = byId("score-filter").value.trim().toLowerCase();
+    const front = byId("score-front").checked;
+    for (const row of rows) {
+      const named = `${row.dataset.name} ${row.dataset.method}`.toLowerCase().includes(wanted);
+      row.hidden = !named || (front && row.dataset.front !== "yes");
+    }
+    byId("score-count").textContent = `${visible().length} of ${counted(rows.length, "variant", "variants")}`;
+    listeners.forEach((listener) => listener());
+  }
+
+  const visible = () => rows.filter((row) => !row.hidden).map((row) => row.dataset.name);
+
+  heads.forEach((head, column) => {
+    const button = element("button", { type: "button" }, head.textContent);
+    head.replaceChildren(button);
+    const first = head.dataset.direction === "higher"; // the best on top
+    button.addEventListener("click", () => sort(column, sorted.column === column ? !sorted.descending : first));
+  });
+  fill(byId("score-sort"), [["", "closest to the baseline"], ...heads.map((head, i) => [i, head.textContent])]);
+  byId("score-sort").addEventListener("change", (event) => {
+    if (event.target.value === "") {
+      table.tBodies[0].append(...rows);
+      heads.forEach((head) => head.removeAttribute("aria-sort"));
+    } else sort(+event.target.value, heads[+event.target.value].dataset.direction === "higher");
+  });
+  byId("score-filter").addEventListener("input", settled(filter));
+  byId("score-front").addEventListener("change", filter);
+  return { visible, filter, whenFiltered: (listener) => listeners.push(listener) };
+})();

@@ -1,0 +1,163 @@
+"""The gate: evaluates a checkpoint in random blocks of items until the policy's verdict is sure."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.config import GateConfig, as_text
+from mlflow_compress.config.policy import Policy, read_policy
+from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.stats.sequential import random_order
+from mlflow_compress.models.identity import check_same_tokenizer
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.records import RunRecords
+from mlflow_compress.results import GateVerdict
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.stages.evaluate import with_chat_template
+from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.evaluation.open_models import light, load
+from mlflow_compress.stages.gating.final_verdict import at_once, is_sure, verdict_of_gate
+from mlflow_compress.stages.gating.item_blocks import BlockScorer, Keys, blocks, joined, joined_records, restricted
+from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar, needed_items
+from mlflow_compress.stages.gating.verdict_files import verdict_markdown, write_verdict
+from mlflow_compress.stages.get_or_create import digest
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.resumable_workdir import resumable_workdir
+from mlflow_compress.stages.task_inputs import suite_of
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracker import Tracker
+
+Progress = Callable[[str], None]
+
+
+def run_gate(config: GateConfig, store: Store | None = None, progress: Progress = lambda line: None) -> GateVerdict:
+    """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
+
+    The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
+    policy reads, in the original order of their options. A gate that was interrupted goes on with the block that it was
+    at. Wrong parameters are refused before a run is made; a task that the policy names and the evaluation lacks, after.
+
+    Raises
+    ------
+    ConfigError
+        The policy cannot be decided item by item, or is about no item.
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+    """
+    policy = read_policy(config.policy)
+    wanted = item_policy(policy)
+    evaluation = config.evaluate_config
+    manifest, suite = read_manifest(config.checkpoint), suite_of(evaluation)
+    store = store if store is not None else Tracker(config.experiment)
+    label = model_label(config.source.model)
+    with folder_or_hub("model", model_path(config.source.model)):
+        base = light(model_path(config.source.model), config.source, config.inference)
+    variant = light(str(config.checkpoint), config.source, config.inference)
+    check_same_tokenizer(base, variant)
+    suite = with_chat_template(base, suite, config.inference.system_prompt or "")
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
+    with store.run(f"gate {manifest.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
+        run.log_params({**as_text(config), "policy_sha256": policy.sha256})
+        baseline = find_or_evaluate(store, base, suite, evaluation)
+        run.set_tags({run_names.EVALUATION: baseline.evaluation, run_names.BASELINE_RUN: baseline.run_id})
+        inputs = MetricInputs(baseline=baseline.records)
+        families = inputs.headline_families
+        check_places(wanted.checks, inputs.view, families)
+        if not set(families) & set(inputs.view.scored):
+            wanted = _without_kl(wanted)
+        keys = needed_items(wanted.checks, inputs, families)
+        order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
+        _check_counts(policy, order)
+        states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
+        # Other sizes of blocks are other work; another policy may be about other items.
+        fingerprint = digest(
+            {"stage": "gate", **identity(variant), "baseline": baseline.run_id, "order": order, "block": config.block}
+        )
+        with resumable_workdir(store.uri, fingerprint) as folder:
+            scorer = BlockScorer(suite=suite, scorer=_loaded_once(variant), states=states, folder=folder)
+            so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, manifest, progress)
+            link = store.link(run.run_id)
+            found = verdict_of_gate(
+                config, policy, wanted, so_far, records, baseline, manifest, len(order), label, link
+            )
+            with tempfile.TemporaryDirectory() as scratch:
+                records.write(Path(scratch))
+                run.log_folder(Path(scratch), RECORDS)
+        _log(run, found)
+    if config.output is not None:
+        write_verdict(found, Path(config.output))
+    return found
+
+
+def _loaded_once(variant: LightModel) -> Callable[[], Scorer]:
+    """Return a function that loads the model when it is first called."""
+    return cache(lambda: Scorer(load(variant), ScoringConfig()))
+
+
+def _without_kl(policy: ItemPolicy) -> ItemPolicy:
+    """Return the policy for generated answers: the gate on KL does not apply, and passes at once."""
+    of_kl = frozenset(check.gate for check in policy.checks if check.metric.startswith("distance/kl_"))
+    kept = tuple(check for check in policy.checks if check.gate not in of_kl)
+    return ItemPolicy(gates=policy.gates, checks=kept, at_once=policy.at_once | of_kl)
+
+
+def _check_counts(policy: Policy, order: Keys) -> None:
+    """Refuse a policy that requires more items than the evaluation has."""
+    for task, fewest in [(None, policy.require.items), *policy.require.items_by_task.items()]:
+        n = sum(task in (None, name) for name, _ in order)
+        if n < fewest:
+            raise ConfigError(
+                f"The policy requires more items{f' of {task}' if task else ''} than the gate looks at",
+                allowed=f"at most {n}",
+                got=fewest,
+            )
+
+
+def _look(
+    config: GateConfig,
+    policy: Policy,
+    wanted: ItemPolicy,
+    families: tuple[str, ...],
+    baseline: Baseline,
+    scorer: BlockScorer,
+    order: Keys,
+    manifest: CheckpointManifest,
+    progress: Progress,
+) -> tuple[ChecksSoFar, RunRecords]:
+    """Look at block after block until the verdict is sure; return what is known, and the variant's records."""
+    so_far = ChecksSoFar(policy=wanted, headline=families, error=config.error)
+    parts: list[RunRecords] = []
+    if at_once(wanted, manifest, "fail"):
+        return so_far, RunRecords(items=baseline.records.items)
+    for number, keys in blocks(order, config.block):
+        records, _ = scorer.records(number, keys)
+        parts.append(records)
+        so_far.look(MetricInputs(baseline=restricted(baseline.records, joined(keys)), variant=records), keys)
+        gates = [gate for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
+        decided = sum(so_far.of_gate(gate) != "undecided" for gate in gates)
+        progress(f"{so_far.n_items} of {len(order)} items: {decided} of {len(gates)} gates decided")
+        if is_sure(policy, wanted, so_far, order):
+            break
+    return so_far, joined_records(parts)
+
+
+def _log(run: OpenRun, found: GateVerdict) -> None:
+    """Log the verdict on its run."""
+    run.log_values(
+        {"gate/passed": float(found.passed), "items/used": found.items_used, "items/available": found.items_available}
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        write_verdict(found, Path(scratch))
+        for path in sorted(Path(scratch).iterdir()):
+            run.log_file(path)
+    run.set_tags({run_names.VERDICT: found.verdict, "passed": str(found.passed).lower()})
+    run.set_note(verdict_markdown(found))

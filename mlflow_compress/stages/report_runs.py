@@ -1,0 +1,280 @@
+"""The report stage: one page over the variants of an evaluation, read from their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import atomic
+from mlflow_compress.compression.method import METHODS
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, ReportConfig, check_text, parameters
+from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
+from mlflow_compress.report.page.choice import gate_texts
+from mlflow_compress.report.page.explorer import changes_of
+from mlflow_compress.report.page.page_content import PageContent, PageVariant
+from mlflow_compress.report.page.page_text import content_values, page_markdown
+from mlflow_compress.report.page.variants_page import render_page
+from mlflow_compress.report.scoreboard_text import scoreboard_csv
+from mlflow_compress.results import VariantsReport
+from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
+from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.score_runs import score_runs
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.logged_values import RESOLVED
+from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
+from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.views import run_address
+
+SCOREBOARD = "scoreboard.json"  # artifact of a sweep's run
+_ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
+_NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
+
+
+def run_report(config: ReportConfig) -> VariantsReport:
+    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too.
+
+    Raises
+    ------
+    ConfigError
+        No run is given; a run is no main run and no sweep; runs were evaluated differently; the format is unknown.
+    TrackingError
+        The store has no such run, or its results cannot be read.
+    """
+    path = Path(config.output).expanduser().resolve()
+    text_of = _writer(config.format, path)
+    given = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
+    if not given:
+        raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
+    if not path.parent.is_dir():
+        raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
+    tracker = Tracker(config.experiment)
+    content = page_content(tracker, _scored(tracker, given))
+    text = text_of(content)
+    report = VariantsReport(board=content.board, decision=content.decision, path=path)
+    if "MLFLOW_RUN_ID" not in os.environ:
+        atomic.write(path, text.encode())
+        return report
+    tags = {run_names.BASE_MODEL: content.board.baseline, run_names.EVALUATION: content.board.evaluation}
+    with tracker.run(f"report {content.title}", "report", tags) as run:
+        atomic.write(path, text.encode())
+        run.log_file(path, "report")
+        run.set_note(report.summary)
+    return report
+
+
+def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
+    """Return the function that writes the wanted form; "auto" goes by the file's suffix."""
+    writers: dict[str, Callable[[PageContent], str]] = {
+        "html": render_page,
+        "md": page_markdown,
+        "csv": lambda content: scoreboard_csv(content.board),
+        "json": lambda content: json.dumps(content_values(content), indent=1, allow_nan=False) + "\n",
+    }
+    chosen = path.suffix.removeprefix(".").lower() if form == "auto" else form
+    if chosen not in writers:
+        raise ConfigError(
+            "The report's format cannot be told from its file name",
+            allowed=[f".{name}" for name in writers],
+            got=path.name,
+            fix="Give another name, or the format",
+        )
+    return writers[chosen]
+
+
+def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
+    """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
+    runs: dict[str, None] = {}
+    names: dict[str, str] = {}
+    others: dict[str, ScoredVariant] = {}
+    for run_id in given:
+        check_text("runs", run_id)
+        stage = tracker.look_up(run_id).tags.get(run_names.STAGE)
+        if stage not in ("main", "sweep"):
+            raise ConfigError(
+                "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
+            )
+        if stage == "main":
+            runs[run_id] = None
+            continue
+        for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
+            if row["run_id"] is None:
+                told = {key: row[key] for key in ("name", "method", "bits", "status", "reason")}
+                others[row["name"]] = ScoredVariant(**told)
+            else:
+                runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
+    _check_alike(tracker, list(runs))
+    return score_runs(tracker, list(runs), others=list(others.values()), names=names)
+
+
+def page_content(tracker: Tracker, board: Scoreboard) -> PageContent:
+    """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
+
+    Raises
+    ------
+    ConfigError
+        No variant has results.
+    TrackingError
+        The results of a run cannot be read.
+    """
+    if not board.finished:
+        reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
+        raise ConfigError("None of these variants has results", got=reasons)
+    runs = {row.name: tracker.client.get_run(row.run_id) for row in board.finished}
+    children = {name: tracker.children(run.info.run_id) for name, run in runs.items()}
+    first = children[board.finished[0].name]
+    baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
+    baseline_folder = tracker.fetch(baseline_run, RECORDS)
+    baseline = _read(baseline_folder, Items, OptionScores, Generations)
+    answers_run = next((j.data.tags[_ANSWERS] for c in children.values() if (j := _judge(c))), None)
+    settings = _settings(runs)
+    variants = []
+    for name, run in runs.items():
+        judge = _judge(children[name])
+        answered = None
+        if judge is not None and judge.data.tags[_ANSWERS] == answers_run:
+            answered = tracker.fetch(judge.info.run_id, RECORDS)
+        results = [
+            result
+            for stage in (children[name]["evaluate"], judge)
+            if stage is not None
+            for result in results_from_json(tracker.fetch_json(stage.info.run_id, "metrics.json"))
+        ]
+        records = _read(
+            tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS), OptionScores, OptionDistances, Generations
+        )
+        variants.append(
+            PageVariant(
+                name=name,
+                verdict=run.data.tags[run_names.VERDICT],
+                run_id=run.info.run_id,
+                address=run_address(tracker, run.info.experiment_id, run.info.run_id),
+                results=results,
+                settings=settings[name],
+                changes=changes_of(baseline, records) if baseline.items is not None else None,
+                answers=_table(answered, Generations) if answered else None,
+                grades=_table(answered, Judgments) if answered else None,
+            )
+        )
+    gates = standard_gates()
+    answered_by = [v for v in variants if v.answers is not None]
+    return PageContent(
+        board=board,
+        decision=decide([_candidate(name, run) for name, run in runs.items()], gates),
+        gates=gate_texts(gates),
+        variants=variants,
+        items=baseline.items,
+        answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
+        grades=_baseline_grades(tracker, children),
+        setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
+        notes=_notes(len(runs), children, len(answered_by)),
+    )
+
+
+_ANSWERS = "baseline_answers_run_id"
+
+
+def _judge(children: Mapping[str, Any]) -> Any | None:
+    """Return a variant's judge run, if it finished."""
+    judge = children.get("judge")
+    return judge if judge is not None and judge.info.status == "FINISHED" else None
+
+
+def _table(folder: Path, kind: type[Any]) -> Any | None:
+    return kind.read(folder) if (folder / f"{kind.NAME}.parquet").is_file() else None
+
+
+def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
+    """Return some tables of a folder of records. Those of corpora are large, and the page does not need them."""
+    return RunRecords(**{kind.NAME: _table(folder, kind) for kind in kinds})
+
+
+def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:
+    """Return the grades of the baseline's answers, from the first judge run that has them."""
+    for own in children.values():
+        judge = _judge(own)
+        if judge is None:
+            continue
+        if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
+            return _table(tracker.fetch(judge.info.run_id, BASELINE_GRADES), Judgments)
+    return None
+
+
+def _candidate(name: str, run: Any) -> Candidate:
+    """Return a variant as a candidate of the default gates, as `promote` does; the page registers nothing."""
+    method = run.data.tags[run_names.METHOD]
+    metrics = run.data.metrics
+    return Candidate(
+        name=name,
+        run_id=run.info.run_id,
+        version="",
+        method=method,
+        metrics=metrics,
+        items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
+        compresses=METHODS.get(method).compresses,
+    )
+
+
+def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the settings of compression in which variants differ, and method and bits, by variant."""
+    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), *_NOT_SHOWN}
+    every = {name: _final(run.data.params, shared) for name, run in runs.items()}
+    names = dict.fromkeys(["method", "bits", *(key for found in every.values() for key in found)])
+    differing = [
+        key for key in names if key in ("method", "bits") or len({found.get(key) for found in every.values()}) > 1
+    ]
+    return {name: {key: found[key] for key in differing if key in found} for name, found in every.items()}
+
+
+def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
+    """Return parameters with their resolved values; one that is "none" is not there."""
+    final = {**params, **{k.removeprefix(RESOLVED): v for k, v in params.items() if k.startswith(RESOLVED)}}
+    return {k: v for k, v in final.items() if k not in without and not k.startswith(RESOLVED) and v != "none"}
+
+
+def _check_alike(tracker: Tracker, run_ids: Sequence[str]) -> None:
+    """Refuse runs of several evaluations, and say in what these differ."""
+    groups: dict[str, tuple[str, str]] = {}  # by evaluation: a run, and its baseline's run
+    for run_id in run_ids:
+        tags = tracker.look_up(run_id).tags
+        if run_names.EVALUATION in tags:
+            groups.setdefault(tags[run_names.EVALUATION], (run_id, tags[run_names.BASELINE_RUN]))
+    if len(groups) < 2:
+        return
+    (one, left), (other, right), *_ = groups.values()
+    a, b = (tracker.client.get_run(run_id).data.params for run_id in (left, right))
+    differing = [f"{key} is {a.get(key)} and {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+    raise ConfigError(
+        f"Runs {one[:8]} and {other[:8]} were not evaluated alike, so their numbers cannot be compared",
+        allowed=_ACCEPTED,
+        got="; ".join(differing) or "tasks with other items",
+    )
+
+
+def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: str, folder: Path) -> dict[str, Any]:
+    """Return how the evaluation was made: what the baseline's run says, and the hashes of the tasks."""
+    measured = dict(sorted(tracker.client.get_run(baseline_run).data.params.items()))
+    tasks = read_metadata(folder).get("tasks")
+    return {
+        "baseline": label,
+        "evaluation": evaluation,
+        "baseline's run": baseline_run,
+        **measured,
+        **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
+    }
+
+
+def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
+    """Return what the page leaves out."""
+    notes = []
+    judged = sum(_judge(own) is not None for own in children.values())
+    if judged > answered:
+        notes.append(f"The answers of {judged - answered} variants are not shown: they answered other instructions")
+    if 0 < judged < n:
+        notes.append(f"{n - judged} of {n} variants have no answers to instructions: no judge stage finished")
+    return notes

@@ -1,0 +1,253 @@
+"""Promotion by policy against a real store: dry run, exit codes, what is registered, rollback and history."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mlflow_compress as mc
+from mlflow_compress import cli
+from mlflow_compress.config import Policy
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.records import RunRecords
+from mlflow_compress.stages.evaluation.result_files import results_json
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import Tracker
+from tests.metric_records import inputs
+from tests.unit.test_candidates import ALL, FIVE, WIDE, finished
+from tests.unit.test_champion import with_kl
+
+QUICK = MetricSettings(resamples=100)
+
+
+def children(tracker: Tracker, main_run: str, *, records: RunRecords, results: list[dict[str, object]]) -> None:
+    """Give a main run the finished evaluate run that holds these records and results."""
+    tags = {run_names.PARENT: main_run, run_names.BASE_MODEL: "llama", run_names.EVALUATION: ALL}
+    with tracker.run("evaluate", "evaluate", tags, own=False) as run, tempfile.TemporaryDirectory() as folder:
+        records.write(Path(folder))
+        run.log_folder(Path(folder), RECORDS)
+        run.log_json(results, "metrics.json")
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[RunRecords, list[dict[str, object]]]:
+    """Return the records of a variant, and the results of its comparison with a baseline."""
+    full = inputs(30)
+    assert full.variant is not None
+    results = compute_all(MetricInputs(full.baseline, full.variant, settings=QUICK))
+    return full.variant, results_json(results)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that writes a policy and returns its file; without the gates that it does not name."""
+
+    def write(**content: object) -> str:
+        path = tmp_path / "policy.yaml"
+        path.write_text(yaml.safe_dump({"kl": "none", "gates": [], "margins": [], **content}))
+        return str(path)
+
+    return write
+
+
+def stages(tracker: Tracker) -> list[str]:
+    every = [experiment.experiment_id for experiment in tracker.client.search_experiments()]
+    return sorted(run.data.tags[run_names.STAGE] for run in tracker.client.search_runs(every))
+
+
+def aliases(tracker: Tracker) -> dict[str, str]:
+    return {k: str(v) for k, v in tracker.client.get_registered_model("compressed-llama").aliases.items()}
+
+
+def test_a_dry_run_decides_and_writes_nothing(tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tracker, "rtn-4bit")
+    assert cli.main(["promote", "--model", "llama", "--dry_run", "true"]) == 0
+    shown = capsys.readouterr().out
+    assert "rtn-4bit would become 'champion'" in shown and "nothing is registered" in shown
+    assert stages(tracker) == ["main"] and tracker.client.search_registered_models() == []
+    found = mc.promote(model="llama", dry_run=True)
+    assert found.run is None and found.outcome == "promoted" and found.champion == "rtn-4bit"
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_dry_run_inside_of_mlflow_run_says_which_run_mlflow_has_made(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(tracker, "rtn-4bit")
+    given = tracker.client.create_run(tracker.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    found = mc.promote(model="llama", dry_run=True)
+    assert any(given in remark for remark in found.remarks)
+    run = tracker.client.get_run(given)
+    assert run.info.run_name == "promote llama (dry run)" and run_names.STAGE not in run.data.tags
+
+
+def test_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:
+    finished(tracker, "rtn-4bit")
+    command = ["promote", "--model", "llama"]
+    assert cli.main([*command, "--max_kl", "0"]) == 3
+    assert cli.main(command) == 0  # promoted
+    assert cli.main(command) == 0  # unchanged
+    assert cli.main([*command, "--max_kl", "0"]) == 3
+    assert cli.main([*command, "--policy", "nowhere.yaml"]) == 2
+    newest = tracker.find_finished("promote")[0].data.tags
+    assert newest["promoted"] == "nothing" and newest["outcome"] == "nothing"
+    assert aliases(tracker) == {"champion": "1"}
+
+
+def test_only_the_winner_is_registered_with_four_tags(tracker: Tracker) -> None:
+    for name, size in (("a", 100), ("b", 200), ("c", 300)):
+        finished(tracker, name, size=size)
+    found = mc.promote(model="llama")
+    [version] = tracker.client.search_model_versions("name = 'compressed-llama'")
+    assert found.run is not None and version.run_id == tracker.find_finished("main", variant="a")[0].info.run_id
+    assert dict(version.tags).keys() <= {"variant", "evaluation", "weights", "decision"}
+    assert version.tags["decision"] == found.run.run_id
+    assert [row["version"] for row in found.to_rows()] == ["1", None, None]
+
+
+def test_policy_and_hash_are_kept_with_the_decision(tracker: Tracker, policy: Callable[..., str]) -> None:
+    finished(tracker, "rtn|<b>4bit")
+    found = mc.promote(model="llama", policy=policy(margins=[{"metric": "quality/accuracy_delta", "margin": 0.5}]))
+    assert found.run is not None
+    run = tracker.client.get_run(found.run.run_id)
+    record = tracker.fetch_json(found.run.run_id, "decision.json")
+    assert run.data.tags["policy"] == record["policy"]["sha256"] == found.policy_sha256
+    assert Policy(**yaml.safe_load(record["policy"]["text"])).sha256 == found.policy_sha256
+    folder = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert (folder / "policy.yaml").read_text() == record["policy"]["text"]
+    # What decided stands on the run, and an unusual name breaks no table.
+    assert run.data.params["max_kl"] == "none" and run.data.params["max_accuracy_drop_pct"] == "50.0"
+    assert "| 1 | rtn\\|&lt;b>4bit | 1 |" in (folder / "decision.md").read_text()
+
+
+def test_gates_of_tasks_and_categories_read_the_results_of_the_evaluation(
+    tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
+) -> None:
+    records, results = measured
+    [law] = [r for r in results if (r["name"], r["task"], r["category"]) == ("distance/flips_pct", "mmlu", "law")]
+    gate = {"metric": "distance/flips_pct", "task": "mmlu", "category": "law"}
+    with_results, without = finished(tracker, "with", size=100), finished(tracker, "without", size=50)
+    children(tracker, with_results, records=records, results=results)
+    assert without
+    exactly = mc.promote(model="llama", dry_run=True, policy=policy(gates=[{**gate, "at_most": law["high"]}]))
+    assert exactly.champion == "with"
+    failed = exactly.decision.outcomes[1]
+    assert failed.candidate.name == "without" and "(upper end) is missing" in failed.reasons[0]
+    below = policy(gates=[{**gate, "at_most": float(law["high"]) - 1e-9}])  # type: ignore[arg-type]
+    assert mc.promote(model="llama", dry_run=True, policy=below).outcome == "nothing"
+
+
+def test_required_stages_are_those_that_finished(
+    tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
+) -> None:
+    children(tracker, finished(tracker, "rtn-4bit"), records=measured[0], results=measured[1])
+    assert mc.promote(model="llama", dry_run=True, policy=policy(require={"stages": ["evaluate"]})).exit_code == 0
+    found = mc.promote(model="llama", dry_run=True, policy=policy(require={"stages": ["evaluate", "judge"]}))
+    assert found.exit_code == 3 and "stage judge has not finished" in found.decision.outcomes[0].reasons[-1]
+
+
+def test_a_challenger_is_compared_with_the_champion_item_by_item(
+    tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
+) -> None:
+    records, results = measured
+    children(tracker, finished(tracker, "first", size=200), records=records, results=results)
+    mc.promote(model="llama")
+    children(tracker, finished(tracker, "worse", size=100), records=with_kl(records, 0.25), results=results)
+    strict = policy(champion={"require": "not_worse", "kl_margin": 0.2, "accuracy_margin": 1})
+    kept = mc.promote(model="llama", policy=strict)
+    assert kept.outcome == "unchanged" and kept.champion == "first"
+    assert any("KL +0.25 nats [+0.25, +0.25]" in remark and "not shown" in remark for remark in kept.remarks)
+    loose = policy(champion={"require": "not_worse", "kl_margin": 0.26, "accuracy_margin": 1})
+    moved = mc.promote(model="llama", policy=loose)
+    assert moved.outcome == "promoted" and moved.champion == "worse" and moved.run is not None
+    record = tracker.fetch_json(moved.run.run_id, "decision.json")
+    assert record["against_champion"]["kl"] == pytest.approx(0.25)
+    assert aliases(tracker) == {"champion": "2", "champion-previous": "1"}
+
+
+def test_a_pinned_champion_stays_until_the_pin_is_gone(tracker: Tracker) -> None:
+    finished(tracker, "first", size=200)
+    mc.promote(model="llama")
+    tracker.client.set_registered_model_alias("compressed-llama", "pinned", "1")
+    finished(tracker, "smaller", size=100)
+    found = mc.promote(model="llama")
+    assert found.outcome == "unchanged" and found.exit_code == 0 and found.champion == "first"
+    assert any("is pinned and is not replaced" in remark for remark in found.remarks)
+    tracker.client.delete_registered_model_alias("compressed-llama", "pinned")
+    assert mc.promote(model="llama").champion == "smaller"
+
+
+def test_a_champion_of_another_evaluation_can_be_kept(tracker: Tracker, policy: Callable[..., str]) -> None:
+    finished(tracker, "few", FIVE, items=5)
+    mc.promote(model="llama", **WIDE)
+    finished(tracker, "many", ALL, items=1000)
+    kept = mc.promote(model="llama", policy=policy(champion={"replace": "same_evaluation"}))
+    assert kept.outcome == "unchanged" and kept.champion == "few"
+    moved = mc.promote(model="llama", **WIDE)
+    assert moved.champion == "many" and any("measured on other items" in remark for remark in moved.remarks)
+
+
+def test_each_alias_has_its_previous_and_goes_back(tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tracker, "first", size=300)
+    mc.promote(model="llama")
+    mc.promote(model="llama", alias="canary")
+    finished(tracker, "second", size=200)
+    mc.promote(model="llama")
+    assert aliases(tracker) == {"champion": "2", "champion-previous": "1", "canary": "1"}
+    assert cli.main(["rollback", "--model", "llama", "--reason", "answers are odd"]) == 0
+    assert "first (version 1) is 'champion' again, in place of version 2." in capsys.readouterr().out
+    assert aliases(tracker) == {"champion": "1", "champion-previous": "2", "canary": "1"}
+    undone = mc.rollback(model="llama")
+    assert (undone.version, undone.replaced) == ("2", "1") and aliases(tracker)["champion"] == "2"
+    with pytest.raises(ConfigError, match="had this alias before"):
+        mc.rollback(model="llama", alias="canary")
+    with pytest.raises(ConfigError, match="has this alias"):
+        mc.rollback(model="llama", alias="stable")
+    tracker.client.set_registered_model_alias("compressed-llama", "pinned", "2")
+    with pytest.raises(ConfigError, match="is pinned"):
+        mc.rollback(model="llama")
+    assert stages(tracker).count("rollback") == 2  # what is refused leaves no run
+    json.dumps(undone.to_dict())
+
+
+def test_the_history_says_who_had_the_alias_when_and_why(tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tracker, "first", size=300)
+    mc.promote(model="llama")
+    mc.promote(model="llama")  # unchanged: no entry
+    mc.promote(model="llama", max_kl=0)  # nothing passes: no entry
+    finished(tracker, "second", size=200)
+    mc.promote(model="llama", max_kl=0.5)
+    mc.rollback(model="llama")
+    found = mc.history(model="llama")
+    assert [(t.variant, t.version, t.by) for t in found.tenures] == [
+        ("first", "1", "rollback"),
+        ("second", "2", "promote"),
+        ("first", "1", "promote"),
+    ]
+    assert [t.until for t in found.tenures] == [None, found.tenures[0].since, found.tenures[1].since]
+    assert found.tenures[0].policy_sha256 is None and found.tenures[2].policy_sha256 == Policy().sha256
+    assert found.tenures[1].policy_sha256 == Policy().overridden(max_kl=0.5).sha256
+    assert found.holder == "1" and found.remarks == ()
+    assert cli.main(["history", "--model", "llama"]) == 0
+    assert "moved 3 times; version 1 has it now" in capsys.readouterr().out
+    assert len(found.to_pandas()) == 3
+    tracker.client.set_registered_model_alias("compressed-llama", "champion", "2")
+    assert "moved by hand" in mc.history(model="llama").remarks[0]
+    assert "No version" in mc.history(model="llama", alias="canary").remarks[0]
+
+
+def test_too_few_items_are_named_with_the_number_that_would_do(tracker: Tracker) -> None:
+    """1 % of the answers flipped and the interval ends at 2 %: with a gate at 1.5 % about n items would show it."""
+    finished(tracker, "rtn-4bit")
+    found = mc.promote(model="llama", max_flips_pct=1.5)
+    assert found.outcome == "nothing"
+    assert any("About" in remark and "items would do" in remark for remark in found.remarks)
