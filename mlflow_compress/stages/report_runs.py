@@ -24,7 +24,7 @@ from mlflow_compress.report.scoreboard_text import scoreboard_csv
 from mlflow_compress.results import VariantsReport
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import results_from_json
-from mlflow_compress.stages.score_runs import score_runs
+from mlflow_compress.stages.sweep.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS

@@ -18,7 +18,7 @@ from mlflow_compress.report.scoreboard_text import (
 )
 from mlflow_compress.results import Sweep, SweepPlan
 from mlflow_compress.stages.report_runs import SCOREBOARD, page_content
-from mlflow_compress.stages.score_runs import score_runs
+from mlflow_compress.stages.sweep.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
