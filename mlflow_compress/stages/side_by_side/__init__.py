@@ -1,1 +1,1 @@
-"""Many variants of one evaluation side by side: their scoreboard, and the page that shows it."""
+"""The page over many variants of one evaluation: what it reads from their runs, and where it is written."""
