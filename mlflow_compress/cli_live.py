@@ -27,8 +27,12 @@ def shown(say: Callable[[str], None]) -> Iterator[Callable[[SweepProgress], None
     if not sys.stderr.isatty():
         yield lambda progress: say(progress.line)
         return
+    import logging
+
     from rich.console import Console
     from rich.live import Live
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # its lines would stand between the rows
 
     with Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False) as live:
 
@@ -46,9 +50,10 @@ def table(variants: tuple[VariantProgress, ...]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=None, pad_edge=False)
-    for name in ("variant", "state", ""):
-        found.add_column(name, no_wrap=name != "", overflow="ellipsis")
+    found = Table(box=None, pad_edge=False, expand=True)
+    for name in ("variant", "state"):
+        found.add_column(name, no_wrap=True)
+    found.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for variant in variants:
         state = Text(variant.state, style=_COLOURS.get(variant.state, "dim"))
         found.add_row(Text(variant.name), state, Text(variant.doing))

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from mlflow_compress.records import MetricResult
 
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "br", "input"}
 
 
 class Page(HTMLParser):
@@ -31,7 +31,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self._open:
+        if not {"style", "script"} & set(self._open):
             self.text += data + "\n"
 
 

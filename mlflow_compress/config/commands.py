@@ -119,6 +119,9 @@ class ReportConfig(Command):
 
     runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
     output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    policy: OptionalText = option(
+        None, "YAML file that says which variant to ship; none: the default policy of promote", path="file"
+    )
     format: Literal["auto", "html", "md", "csv", "json"] = option(
         "auto", "what is written; 'auto' goes by the file name"
     )

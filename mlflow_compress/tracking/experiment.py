@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from filelock import FileLock
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
+
+from mlflow_compress.home import home
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
@@ -31,10 +34,17 @@ def create_database(uri: str) -> None:
     folder of that moment.
     """
     database = _database(uri)
-    if database is not None and not database.exists():
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    if database is None:
+        return
+    lock = home(uri) / "database.lock"
+    if database.exists() and not lock.exists():
+        return
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):  # the file is there before its tables are: another process may be making them
+        if not database.exists():
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        SqlAlchemyStore(uri, str(database.parent / _ARTIFACTS))
+            SqlAlchemyStore(uri, str(database.parent / _ARTIFACTS))
 
 
 def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mlflow_compress.compression.reload_helper import reload_helper
-from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig
+from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig, as_text
 from mlflow_compress.errors import MlflowCompressError, StageError, SweepError
 from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
@@ -52,7 +52,16 @@ def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun
     try:
         return run_stage_here(tracker, stage, work, parent=parent)
     finally:
-        gc.collect()  # modules have reference cycles: without this, the model stays in memory
+        _free_memory()
+
+
+def _free_memory() -> None:
+    """Free the models of what has ended; on a GPU too, where the next reload check needs room."""
+    import torch
+
+    gc.collect()  # modules have reference cycles
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
@@ -88,7 +97,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
         key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
         with parent_run(tracker, name, key, tags) as run, reload_helper():
-            run.log_params(config.values())
+            run.log_params(as_text(config))
             runs = _Variants(tracker, run, prepared, tell).make()
             sweep = publish_sweep(tracker, run, plan, runs)
             if sweep.failed:
@@ -151,8 +160,8 @@ class _Variants:
             else:
                 assert made.run is not None
                 self._runs[variant.name] = made.run.run_id
-                self._note(variant, "finished", made.verdict)
-        gc.collect()
+                self._note(variant, "finished", made.verdict.removeprefix(f"{made.name}: "))
+        _free_memory()  # once more: while an error is handled, its frames hold the model
         return True
 
     def _note(self, variant: PreparedVariant, state: str, doing: str) -> None:

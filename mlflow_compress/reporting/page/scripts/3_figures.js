@@ -1,0 +1,200 @@
+// The figures, drawn with Observable Plot as SVG. Colours are the page's variables, so that they follow dark mode and print.
+const Figures = (data) => {
+  const MOST_NAMES = 16; // more names would cover each other
+  const MOST_ROWS = 40;
+  const columns = new Map(data.columns.map((column) => [column.key, column]));
+  const label = (column) => column.label + (column.suffix ? ` (${column.suffix})` : "");
+
+  /** Return the rows that the scoreboard shows and that have both values, scaled to the column's unit. */
+  function points(x, y) {
+    const shown = new Set(Scores.visible());
+    const scaled = (row, key) => {
+      const cell = row.cells[key];
+      return cell && cell.map((value) => (value === null ? null : value * columns.get(key).factor));
+    };
+    return data.rows
+      .filter((row) => shown.has(row.name) && row.cells[x] && row.cells[y])
+      .map((row) => ({ name: row.name, x: scaled(row, x), y: scaled(row, y) }));
+  }
+
+  /** Return the points that no other one beats in both values; none where a value has no better side. */
+  function front(found, x, y) {
+    const sign = (key) => ({ lower: 1, higher: -1 })[columns.get(key).direction] ?? null;
+    const [sx, sy] = [sign(x), sign(y)];
+    if (sx === null || sy === null) return [];
+    const beats = (a, b) =>
+      sx * a.x[0] <= sx * b.x[0] && sy * a.y[0] <= sy * b.y[0] && (a.x[0] !== b.x[0] || a.y[0] !== b.y[0]);
+    return found.filter((b) => !found.some((a) => beats(a, b))).sort((a, b) => a.x[0] - b.x[0]);
+  }
+
+  /** Return the scale of an axis: its ends hold the intervals; a logarithm needs values above 0. */
+  function scale(values, logarithmic) {
+    const all = values.flat().filter((value) => value !== null && (!logarithmic || value > 0));
+    const [low, high] = [Math.min(...all), Math.max(...all)];
+    if (logarithmic) return { type: "log", domain: [low / 1.3, high * 1.3], low: low / 1.3 };
+    const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+    return { type: "linear", domain: [low - room, high + room], low: low - room };
+  }
+
+  /** Return whether a logarithm shows more: over 4 decades, equal models would leave no room for the others. */
+  function spread(values) {
+    const all = values.map((value) => value[0]);
+    const ratio = Math.max(...all) / Math.min(...all);
+    return Math.min(...all) > 0 && ratio > 20 && ratio < 1e4;
+  }
+
+  /** Return how far to shift each name, in pixels, so that names do not cover each other. */
+  function shifts(names) {
+    const placed = [];
+    return names.map((name) => {
+      let y = name.y;
+      const covers = (other) => Math.abs(other.y - y) < 14 && name.left < other.right && other.left < name.right;
+      for (let other; (other = placed.find(covers)); ) y = other.y + 15; // more than `covers` asks for, so that this ends
+      placed.push({ ...name, y });
+      return y - name.y;
+    });
+  }
+
+  function place(id, svg, described) {
+    svg.querySelector("style")?.remove(); // the policy forbids it; page.css has its rules
+    svg.querySelectorAll("[aria-label]").forEach((part) => part.removeAttribute("aria-label")); // one image, one label
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", described);
+    byId(id).replaceChildren(svg);
+  }
+
+  const ticks = (axis) => (axis.type === "log" ? { tickFormat: "~g", ticks: 5 } : { ticks: 6 });
+
+  function scatter() {
+    const [x, y] = ["x", "y"].map((side) => byId(`scatter-${side}`).value);
+    const found = points(x, y);
+    const caption = byId("scatter-caption");
+    if (!found.length) {
+      byId("scatter").replaceChildren();
+      caption.textContent = "No variant of the scoreboard's selection has both numbers.";
+      return;
+    }
+    const ends = (side) => scale(found.map((p) => p[side]), byId(`scatter-log-${side}`).checked);
+    const [across, up] = [ends("x"), ends("y")];
+    const possible = found.filter((p) => (across.type !== "log" || p.x[0] > 0) && (up.type !== "log" || p.y[0] > 0));
+    const best = front(possible, x, y);
+    const width = Math.max(300, byId("scatter").clientWidth);
+    const named = [possible, best].find((some) => some.length <= MOST_NAMES) ?? [];
+    const bounded = (side) => possible.filter((p) => p[side][1] !== null && p[side][2] !== null);
+    const [cx, cy] = [columns.get(x), columns.get(y)];
+    const title = (p) => `${p.name}\n${label(cx)}: ${p.x[0].toPrecision(4)}\n${label(cy)}: ${p.y[0].toPrecision(4)}`;
+    const height = Math.max(300, Math.min(460, width * 0.6));
+    const [left_, right_, top, bottom] = [60, 20, 30, 42];
+    const part = (axis, value) => {
+      const [low, high, it] = [...axis.domain, value].map((number) => (axis.type === "log" ? Math.log(number) : number));
+      return (it - low) / (high - low);
+    };
+    const labels = named.map((p) => {
+      const x = left_ + part(across, p.x[0]) * (width - left_ - right_);
+      const size = 6.6 * p.name.length;
+      const toLeft = x + 8 + size > width;
+      return { p, toLeft, y: height - bottom - part(up, p.y[0]) * (height - top - bottom) - 9,
+        left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
+    }).sort((a, b) => a.y - b.y);
+    const shifted = shifts(labels);
+    const names = labels.map(({ p, toLeft }, i) => Libraries.text([p],
+      { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
+        fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
+    place("scatter", Libraries.plot({
+      width, height, marginLeft: left_, marginRight: right_, marginTop: top, marginBottom: bottom,
+      className: "figure", style: { fontSize: "12px" },
+      x: { type: across.type, domain: across.domain, label: label(cx) + " →", labelAnchor: "right", ...ticks(across) },
+      y: { type: up.type, domain: up.domain, label: "↑ " + label(cy), grid: true, ...ticks(up) },
+      marks: [
+        Libraries.line(best, { x: (p) => p.x[0], y: (p) => p.y[0], stroke: "var(--accent)", strokeDasharray: "4 4" }),
+        Libraries.ruleX(bounded("y"), { x: (p) => p.x[0], y1: (p) => Math.max(p.y[1], up.low), y2: (p) => p.y[2], stroke: "var(--muted)" }),
+        Libraries.ruleY(bounded("x"), { y: (p) => p.y[0], x1: (p) => Math.max(p.x[1], across.low), x2: (p) => p.x[2], stroke: "var(--muted)" }),
+        Libraries.dot(possible, { x: (p) => p.x[0], y: (p) => p.y[0], r: 5, stroke: "var(--accent)", strokeWidth: 1.5,
+          fill: (p) => (best.includes(p) ? "var(--accent)" : "var(--page)") }),
+        ...names,
+        Libraries.tip(possible, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
+      ],
+    }), `${cx.label} against ${cy.label} of ${counted(possible.length, "variant", "variants")}; the scoreboard has the numbers.`);
+    const left = found.length - possible.length;
+    caption.textContent = [
+      best.length ? "Filled and joined: the Pareto front, which no other variant beats in both." : "These numbers have no better side, so there is no Pareto front.",
+      `Lines are ${100 * data.level} % intervals.`,
+      left ? `${counted(left, "variant has", "variants have")} a value of 0 or below, which a logarithmic axis cannot show.` : "",
+      named.length < possible.length ? "Not all are named; point at them." : "",
+    ].filter(Boolean).join(" ");
+  }
+
+  function apart() {
+    const metric = byId("apart-metric").value;
+    const column = columns.get(metric);
+    const all = points(metric, metric).sort((a, b) => a.x[0] - b.x[0]);
+    const found = all.slice(0, MOST_ROWS);
+    if (!found.length) return byId("apart-plot").replaceChildren();
+    const rank = new Map(found.map((p, i) => [p.name, i]));
+    const groups = data.groups[metric].map((group) => group.filter((name) => rank.has(name))).filter((group) => group.length > 1);
+    const logarithmic = spread(found.map((p) => p.x));
+    const across = scale(found.map((p) => p.x), logarithmic);
+    const width = Math.max(300, byId("apart-plot").clientWidth);
+    const longest = Math.max(...found.map((p) => p.name.length));
+    const narrow = width < 560; // names stand above their lines
+    const lanes = lanesOf(groups.map((group) => group.map((name) => rank.get(name))));
+    const place_ = (p) => p.name;
+    const text = (p) => `${p.x[0].toPrecision(3)}${p.x[1] === null ? "" : ` [${p.x[1].toPrecision(3)}, ${p.x[2].toPrecision(3)}]`}`;
+    place("apart-plot", Libraries.plot({
+      width, height: 58 + found.length * (narrow ? 40 : 26), marginTop: 8, marginBottom: 42, className: "figure", style: { fontSize: "12px" },
+      marginLeft: narrow ? 12 : Math.min(300, 14 + 7 * longest), marginRight: 24 + 14 * Math.max(1, ...lanes.map((lane) => lane + 1)),
+      x: { type: across.type, domain: across.domain, label: label(column) + " →", labelAnchor: "right", grid: true, ...ticks(across) },
+      y: { domain: found.map(place_), label: null, type: "point", padding: 0.6, axis: narrow ? null : "left", tickSize: 0 },
+      marks: [
+        Libraries.ruleY(found.filter((p) => p.x[1] !== null), { y: place_, x1: (p) => Math.max(p.x[1], across.low), x2: (p) => p.x[2], stroke: "var(--ink)", strokeWidth: 2 }),
+        Libraries.dot(found, { y: place_, x: (p) => p.x[0], r: 4.5, fill: "var(--accent)" }),
+        narrow ? Libraries.text(found, { y: place_, text: (p) => `${p.name}  ${text(p)}`, frameAnchor: "left", dy: -14, fill: "var(--ink)" }) : null,
+        ...groups.map((group, i) => Libraries.link([group], { x1: across.domain[1], x2: across.domain[1], y1: (g) => g[0],
+          y2: (g) => g.at(-1), stroke: "var(--accent)", strokeWidth: 5, strokeLinecap: "round", dx: 14 + 14 * lanes[i] })),
+        narrow ? null : Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: place_, title: (p) => `${p.name}\n${text(p)}`, fill: "var(--page)", stroke: "var(--line)" })),
+      ],
+    }), `${column.label} of ${counted(found.length, "variant", "variants")} with intervals; ${counted(groups.length, "group", "groups")} cannot be told apart, as the table above lists.`
+      + (all.length > found.length ? ` The first ${found.length} of ${all.length} are drawn.` : ""));
+  }
+
+  /** Return a lane per bar so that bars which overlap stand beside each other. */
+  function lanesOf(bars) {
+    const ends = [];
+    return bars.map((ranks) => {
+      const [low, high] = [Math.min(...ranks), Math.max(...ranks)];
+      let lane = ends.findIndex((end) => end < low);
+      if (lane < 0) lane = ends.length;
+      ends[lane] = high;
+      return lane;
+    });
+  }
+
+  const named = data.columns.map((column) => [column.key, column.label]);
+  fill(byId("scatter-x"), named, "size/bytes");
+  fill(byId("scatter-y"), named, "distance/kl_mean");
+  fill(byId("apart-metric"), Object.keys(data.groups).filter((key) => columns.has(key)).map((key) => [key, columns.get(key).label]));
+  const suggest = (side) => {
+    const key = byId(`scatter-${side}`).value;
+    const values = data.rows.filter((row) => row.cells[key]).map((row) => row.cells[key]);
+    byId(`scatter-log-${side}`).checked = side === "y" && values.length > 0 && spread(values);
+  };
+  for (const side of ["x", "y"]) {
+    byId(`scatter-${side}`).addEventListener("change", () => (suggest(side), scatter()));
+    byId(`scatter-log-${side}`).addEventListener("change", scatter);
+  }
+  suggest("x");
+  suggest("y");
+  const metricChosen = byId("apart-metric").options.length > 0;
+  const draw = () => (scatter(), metricChosen && apart());
+  byId("apart-metric").addEventListener("change", apart);
+  Scores.whenFiltered(draw);
+  let width = 0;
+  new ResizeObserver(settled(() => {
+    if (width !== byId("scatter").clientWidth) {
+      width = byId("scatter").clientWidth;
+      draw();
+    }
+  }, 60)).observe(byId("scatter"));
+  draw();
+  width = byId("scatter").clientWidth;
+};

@@ -1,0 +1,162 @@
+"""The page over variants in a headless Chromium: what it shows, that nothing of a model's text runs, accessibility."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_compress.reporting.page.variants_page import render_page
+from tests.browser import AXE, Browser, browser, chromium
+from tests.page_contents import HOSTILE, page_content
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ci,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium on the path"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render_page(page_content(HOSTILE)), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+def texts(tab: Browser, selector: str) -> list[str]:
+    return list(tab.run(f"[...document.querySelectorAll({selector!r})].map((found) => found.textContent)"))
+
+
+def test_what_models_wrote_does_not_run_and_the_policy_is_kept(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    assert tab.run("window.alarm === undefined")
+    assert tab.run("document.querySelectorAll('img').length") == 0
+    assert any(HOSTILE in text for text in texts(tab, "#flip-list article"))
+    assert any(HOSTILE in text for text in texts(tab, "#answer-list article"))
+    assert tab.errors == []  # a refused style or script would stand here
+    # The policy refuses what would come into the page by another way.
+    tab.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.alarm = 3'}))")
+    assert tab.run("window.alarm === undefined") and len(tab.errors) == 1
+    tab.errors.clear()
+
+
+def test_figures_are_drawn_as_vectors_with_a_text_for_readers(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    assert tab.run("document.querySelectorAll('.plot svg circle').length") == 4  # two variants in two figures
+    labels = tab.run("[...document.querySelectorAll('.plot svg')].map((svg) => svg.getAttribute('aria-label'))")
+    assert labels[0] == "Size against KL, items (nats) of 2 variants; the scoreboard has the numbers."
+    assert tab.run("document.querySelectorAll('canvas').length") == 0
+    light = tab.run("getComputedStyle(document.querySelector('.plot svg circle')).stroke")
+    tab.show(page, dark=True)
+    tab.ready()
+    assert tab.run("getComputedStyle(document.querySelector('.plot svg circle')).stroke") != light
+
+
+def test_the_scoreboard_sorts_and_filters_and_the_figures_follow(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    names = "[...document.querySelectorAll('.scores tbody tr:not([hidden])')].map((row) => row.dataset.name)"
+    assert tab.run(names) == ["near", "far"]
+    tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"] button').click()")
+    assert tab.run(names) == ["far", "near"]  # 3 MB before 4 MB
+    assert tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"]').ariaSort") == "ascending"
+    tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"] button').click()")
+    assert tab.run(names) == ["near", "far"]
+    tab.run(
+        "(box => { box.value = 'NEAR'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))"
+    )
+    tab.until("document.querySelector('#score-count').textContent === '1 of 2 variants'")
+    assert tab.run(names) == ["near"] and tab.run("document.querySelectorAll('#scatter circle').length") == 1
+
+
+def test_a_fragment_restores_a_selection(tab: Browser, page: str) -> None:
+    tab.show(f"{page}#flips?variant=far&change=c2w&margin=60")
+    tab.ready()
+    [card] = texts(tab, "#flip-list article")
+    assert card.startswith("far right → wrong") and "baseline's margin 80.0 %" in card
+    assert "1 changed answer in this selection." in texts(tab, "#flip-count")
+    # Each option with both models' probabilities: odds of 9 to 1, and of 1 to 3.
+    assert [part in card for part in ("90.0 %", "25.0 %", "10.0 %", "75.0 %")] == [True] * 4
+    choose = "(form => { form.elements.margin.value = '0'; form.elements.task.value = 'free';"
+    tab.run(f"{choose} form.dispatchEvent(new Event('input')); }})(document.querySelector('#flip-filter'))")
+    wanted = "#flips?variant=far&task=free&change=c2w"
+    tab.until(f"location.hash === {wanted!r}")
+    assert texts(tab, "#flip-link") == [wanted] and "Accepted: 4" in texts(tab, "#flip-list article")[0]
+
+
+def test_answers_have_their_differences_marked_and_their_grades(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    assert texts(tab, "#answer-list del") == ["two"] and "script" in "".join(texts(tab, "#answer-list ins"))
+    assert texts(tab, "#answer-list h4") == ["Baseline · grade 9.0 of 10", "near · grade 4.0 of 10"]
+
+
+def test_on_a_phone_nothing_sticks_out_and_intervals_are_seen(tab: Browser, page: str) -> None:
+    tab.show(page, width=400)
+    tab.ready()
+    assert tab.run("document.documentElement.scrollWidth") <= 400
+    places = tab.run("""[...document.querySelectorAll('.scores .interval')].map((found) => {
+      const { left, right, height } = found.getBoundingClientRect();
+      return [left, right, height];
+    })""")
+    assert len(places) == 4 and all(0 <= left < right <= 400 and height > 0 for left, right, height in places)
+    assert all(
+        width <= 400 for width in tab.run("[...document.querySelectorAll('.plot svg')].map((svg) => svg.clientWidth)")
+    )
+
+
+def test_without_scripts_the_page_is_tables(tab: Browser, page: str) -> None:
+    tab.show(page, scripts=False)
+    seen = "[...document.querySelectorAll(%r)].map((found) => found.checkVisibility())"
+    tab.until("document.readyState === 'complete' && document.querySelector('.scores') !== null")
+    assert tab.run(seen % ".scores, .heat, .static table, .pairs") == [True] * 7
+    assert set(tab.run(seen % ".needs-script")) == {False}
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe is not there: run `npm ci` in tools/page_libraries")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1600, 400])
+def test_axe_finds_no_violation(tab: Browser, page: str, width: int, dark: bool) -> None:
+    tab.show(page, width=width, dark=dark)
+    tab.ready()
+    tab.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    tab.run(AXE.read_text(encoding="utf-8") + ";0")
+    found: list[dict[str, Any]] = tab.run("axe.run(document).then((done) => done.violations)")
+    assert [(rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found] == []
+    assert tab.run("axe.run(document).then((done) => done.passes.length)") > 20
+    tab.errors.clear()
+
+
+def test_a_sandboxed_frame_shows_the_page_as_mlflow_does(tab: Browser, page: str, tmp_path: Path) -> None:
+    # MLflow's artifact view makes a blob of the file, and shows it in a frame that may run scripts and nothing else.
+    outer = tmp_path / "outer.html"
+    frame = "<iframe sandbox='allow-scripts' width=900 height=900></iframe>"
+    outer.write_text(f"<title>outer</title>{frame}", encoding="utf-8")
+    # A frame of another origin cannot be looked into. So this copy tells what it shows; its policy allows that script too.
+    told = "[document.documentElement.dataset.ready, document.body.innerText]"
+    script = f"setInterval(() => parent.postMessage({told}, '*'), 50)"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = Path(page.removeprefix("file://")).read_text(encoding="utf-8")
+    html = html.replace("script-src ", f"script-src 'sha256-{digest}' ", 1) + f"<script>{script}</script>"
+    tab.show(outer.as_uri())
+    tab.until("document.querySelector('iframe') !== null")
+    tab.run("window.heard = null; addEventListener('message', (event) => { window.heard = event.data; }); 0")
+    blob = f"new Blob([{json.dumps(html)}], {{type: 'text/html'}})"
+    tab.run(f"document.querySelector('iframe').src = URL.createObjectURL({blob})")
+    ready, text = tab.until("window.heard && window.heard[0] && window.heard")
+    assert int(ready) > 0 and "MLflow shows this page in a frame that opens no links" in text
+    assert "5 changed answers in this selection." in text

@@ -1,0 +1,119 @@
+"""The content of a page over variants, from a few records by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
+from mlflow_compress.records import (
+    Generations,
+    Items,
+    Judgments,
+    MetricResult,
+    OptionDistances,
+    OptionScores,
+    RunRecords,
+)
+from mlflow_compress.reporting.page.choice import gate_texts
+from mlflow_compress.reporting.page.explorer import changes_of
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
+
+HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
+EXAMPLES = "Two examples\n\nQ: x\nA: y\n\n"
+
+# The odds of the two options of each question. The first is right in all of them.
+ODDS = {"baseline": ((3, 1), (1, 1.5), (9, 1)), "near": ((3, 1), (1, 1), (9, 1)), "far": ((1, 4), (3, 1), (1, 3))}
+
+
+def items(text: str = "why") -> Items:
+    """Return three questions with two options, and one that is answered freely."""
+    common = {"task": "choice", "family": "lettered", "rule": "loglik", "category": "animals", "answers": None}
+    rows = [
+        {**common, "item_id": f"c{i}", "question": text, "prompt": f"{EXAMPLES}Q: {i} {text}", "options": [text, "no"]}
+        for i in range(3)
+    ]
+    free = {"task": "free", "family": "exact", "rule": "exact_match", "category": None, "options": None, "gold": None}
+    return Items.from_rows(
+        [
+            *({**row, "gold": 0} for row in rows),
+            {**free, "item_id": "f0", "question": "2 + 2", "prompt": "2 + 2", "answers": ["4"]},
+        ]
+    )
+
+
+def records(model: str, answer: str, text: str = "why") -> RunRecords:
+    """Return what a model scored on `items`."""
+    rows = [
+        {"task": "choice", "item_id": f"c{i}", "permutation": 0, "option": option, "content": option}
+        | {"loglik": math.log(odds), "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False}
+        for i, pair in enumerate(ODDS[model])
+        for option, odds in enumerate(pair)
+    ]
+    key = ("task", "item_id", "permutation", "option")
+    kl = dict.fromkeys(("kl", "kl_reverse", "js", "tv", "same_top", "top10", "rbo10"), 0.125)
+    return RunRecords(
+        items=items(text),
+        option_scores=OptionScores.from_rows(rows),
+        option_distances=OptionDistances.from_rows([{**{name: row[name] for name in key}, **kl} for row in rows]),
+        generations=answers("free", ["f0"], [answer]),
+    )
+
+
+def answers(task: str, ids: Sequence[str], texts: Sequence[str]) -> Generations:
+    """Return one generated answer per id."""
+    rest = {"task": task, "turn": 0, "sample": 0, "prompt": "asked", "n_tokens": 1, "correct": None}
+    return Generations.from_rows([{**rest, "item_id": i, "text": text} for i, text in zip(ids, texts, strict=True)])
+
+
+def grades(score: float) -> Judgments:
+    """Return one grade."""
+    row = {"task": "mt_bench", "item_id": "i1", "turn": 0, "repeat": 0, "category": "math"}
+    return Judgments.from_rows([{**row, "score": score, "judgment": "fine", "judge": "test"}])
+
+
+def page_content(text: str = "why") -> PageContent:
+    """Return a page of two variants: one changed an answer, the other one three."""
+    baseline = records("baseline", "4", text)
+    made = {name: records(name, "4" if name == "near" else text, text) for name in ("near", "far")}
+    scored, shown, candidates = [], [], []
+    for number, (name, own) in enumerate(made.items()):
+        kl, flips = 0.01 + 0.2 * number, 1.0 + 20 * number
+        results = [
+            MetricResult("distance/kl_mean", kl, kl / 2, 2 * kl, n=3),
+            MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=4),
+            MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=3, task="choice", category="animals"),
+        ]
+        sizes = {"size/bytes": 4e6 - 1e6 * number, "size/ratio": 2.0 + number}
+        gates = {"gate/kl_items": 3, "gate/kl_upper": 2 * kl, "gate/flips_pct_upper": 2 * flips}
+        gates["gate/accuracy_drop_pct_upper"] = 1.0
+        pooled = {r.name: r for r in results if r.task is None}
+        scored.append(ScoredVariant(name=name, method="rtn", run_id=name * 8, results=pooled, sizes=sizes))
+        shown.append(
+            PageVariant(
+                name=name,
+                verdict=f"{name}: {text}",
+                run_id=name * 8,
+                address=f"http://127.0.0.1:5000/#/{name}",
+                results=results,
+                settings={"method": "rtn", "bits": str(8 - 4 * number)},
+                changes=changes_of(baseline, own),
+                answers=answers("instructions", ["i1"], [f"one {text} three"]),
+                grades=grades(4.0 + number),
+            )
+        )
+        metrics = {**{name: r.value for name, r in pooled.items()}, **sizes, **gates}
+        candidates.append(Candidate(name=name, run_id="", version=None, method="rtn", metrics=metrics))
+    return PageContent(
+        board=scoreboard(scored, baseline="base", evaluation="e" * 16),
+        decision=decide(candidates, standard_gates()),
+        policy="the default policy",
+        objective="size",
+        gates=gate_texts(standard_gates()),
+        variants=shown,
+        items=baseline.items,
+        answers=answers("instructions", ["i1"], ["one two three"]),
+        grades=grades(9.0),
+        setup={"seed": 42, "hash of task": {"choice": text}},
+    )

@@ -1,0 +1,162 @@
+"""The parts of a sweep: stages in this process, runs that a killed process left, values that are kept, the live table."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mlflow_compress import cli_live
+from mlflow_compress.compression import compress_model
+from mlflow_compress.compression.pipeline import reload_in_fresh_process
+from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.errors import CheckpointError, ConfigError, StageError
+from mlflow_compress.kept import keeping, keeps, kept
+from mlflow_compress.results import SweepProgress, VariantProgress
+from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.projects import run_stage_here
+from mlflow_compress.tracking.tracker import Tracker
+from tests.compress_models import make_llama
+
+
+def status(tracker: Tracker, run_id: str) -> str:
+    return str(tracker.client.get_run(run_id).info.status)
+
+
+def test_what_is_kept_is_made_once_and_freed_at_the_end() -> None:
+    made: list[int] = []
+
+    def make() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert kept("a", make) != kept("a", make) and not keeps()  # nothing is kept outside of a sweep
+    with keeping():
+        assert keeps() and kept("a", make) is kept("a", make) and kept("b", make) != kept("a", make)
+        assert len(made) == 4
+    assert not keeps() and kept("a", make) == [5]
+
+
+def test_a_stage_in_this_process_is_a_child_like_one_in_a_process_of_its_own(tracker: Tracker) -> None:
+    def work() -> None:
+        with tracker.run("a name", "evaluate", {run_names.VARIANT: "x"}) as run:
+            with tracker.run("baseline", "baseline", {}, own=False) as other:
+                pass
+            run.set_tags({"other": other.run_id})
+
+    with tracker.run("main", "main", {}) as parent:
+        child = run_stage_here(tracker, "evaluate", work, parent=parent)
+    assert tracker.child_ids(parent.run_id) == {"evaluate": child}
+    run = tracker.client.get_run(child)
+    assert run.info.status == "FINISHED" and run.info.run_name == "a name" and run.data.tags[run_names.VARIANT] == "x"
+    baseline = tracker.client.get_run(run.data.tags["other"])
+    assert run_names.PARENT not in baseline.data.tags
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_stage_in_this_process_that_fails_says_so(
+    opened: bool, tracker: Tracker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work() -> None:
+        if opened:
+            with tracker.run("a name", "evaluate", {}):
+                raise ConfigError("It is wrong")
+        raise RuntimeError("out of memory")
+
+    with tracker.run("main", "main", {}) as parent, pytest.raises(StageError) as failed:
+        run_stage_here(tracker, "evaluate", work, parent=parent)
+    reason = "It is wrong." if opened else "out of memory"
+    assert failed.value.what == f"Stage evaluate failed: {reason}" and failed.value.stage == "evaluate"
+    [child] = tracker.children(parent.run_id).values()
+    assert child.info.status == "FAILED" and reason in child.data.tags[run_names.ERROR]
+    assert ("RuntimeError" in caplog.text) == (not opened)  # the traceback of what nobody expected
+
+
+def test_an_interrupted_stage_is_killed(tracker: Tracker) -> None:
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), tracker.run("main", "main", {}) as parent:
+        run_stage_here(tracker, "judge", work, parent=parent)
+    [child] = tracker.children(parent.run_id).values()
+    assert (status(tracker, parent.run_id), child.info.status) == ("KILLED", "KILLED")
+
+
+def left_running(tracker: Tracker, stage: str, **tags: str) -> str:
+    """Return a run that a killed process has left behind."""
+    return str(tracker.client.create_run(tracker.experiment_id, tags={"stage": stage, **tags}).info.run_id)
+
+
+def test_the_same_sweep_opens_its_unfinished_run_again_and_ends_what_was_left(tracker: Tracker) -> None:
+    parent = left_running(tracker, "sweep", **{run_names.SWEEP_KEY: "k"})
+    main = left_running(tracker, "main", **{run_names.PARENT: parent})
+    stage = left_running(tracker, "evaluate", **{run_names.PARENT: main})
+    done = left_running(tracker, "main", **{run_names.PARENT: parent})
+    tracker.client.set_terminated(done, "FINISHED")
+    other = left_running(tracker, "sweep", **{run_names.SWEEP_KEY: "other"})
+    assert tracker.find_unfinished("sweep", sweep_key="k") == [parent]
+
+    with parent_run(tracker, "again", "k", {}) as run:
+        assert run.run_id == parent
+        assert [status(tracker, r) for r in (main, stage, done, other)] == ["KILLED", "KILLED", "FINISHED", "RUNNING"]
+        with parent_run(tracker, "at the same time", "k", {}) as second:
+            assert second.run_id != parent  # another process runs the same sweep
+    assert status(tracker, parent) == "FINISHED"
+    with parent_run(tracker, "later", "k", {}) as run:
+        assert run.run_id not in (parent, second.run_id)  # a finished sweep is not opened again
+
+
+def test_one_process_at_a_time_has_a_key(tracker: Tracker) -> None:
+    with one_process(tracker, "a" * 20, wait=False) as first, one_process(tracker, "a" * 20, wait=False) as second:
+        assert first and not second
+    with one_process(tracker, "a" * 20, wait=False) as again, one_process(tracker, "b" * 20, wait=False) as other:
+        assert again and other
+
+
+def test_a_table_is_replaced(tracker: Tracker) -> None:
+    with tracker.run("x", "sweep", {}) as run:
+        for values in ([1, 2], [3]):
+            run.log_table({"variant": values}, "table.json")
+        assert tracker.fetch_json(run.run_id, "table.json") == {"columns": ["variant"], "data": [[3]]}
+
+
+def test_without_a_terminal_there_are_quiet_lines() -> None:
+    heard: list[str] = []
+    assert not sys.stderr.isatty()
+    with cli_live.shown(heard.append) as progress:
+        progress(SweepProgress(line="[1/2] rtn: starts", variants=(VariantProgress(name="rtn"),)))
+    assert heard == ["[1/2] rtn: starts"]
+
+
+def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    variants = (
+        VariantProgress(name="rtn [bold]x[/bold]", state="finished", doing="KL 0.02"),
+        VariantProgress(name="awq", state="runs", doing="[2/3] evaluate: scores both models on the same items " * 3),
+        VariantProgress(name="gptq"),
+    )
+    console.print(cli_live.table(variants))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 4 and all(len(line) <= 60 for line in lines)
+    assert "rtn [bold]x[/bold]" in lines[1] and "KL 0.02" in lines[1]
+    assert "[2/3] evaluate" in lines[2] and "waits" in lines[3]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -> None:
+    base = make_llama(tmp_path / "base")
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    compress_model(str(base), "none", None, [], good)
+    compress_model(str(base), "none", None, [], bad)
+    (bad / "model.safetensors").write_bytes(b"broken")
+    alone = reload_in_fresh_process(good)
+    with reload_helper():
+        assert reload_in_fresh_process(good) == alone
+        with pytest.raises(CheckpointError, match="does not load in a new process"):
+            reload_in_fresh_process(bad)
+        assert reload_in_fresh_process(good) == alone  # a check that failed does not end the helper
