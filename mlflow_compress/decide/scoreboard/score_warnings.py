@@ -44,13 +44,13 @@ def _without_results(variants: Sequence[ScoredVariant]) -> list[ScoreWarning]:
     return [
         ScoreWarning(
             kind="failed" if v.status == "failed" else "unsupported",
-            text=f"{v.name} {verbs[v.status]}: {v.reason}",
+            text=f"{v.name} {verbs[v.status]}: {v.reason.removesuffix('.')}",
             variants=(v.name,),
         )
         for v in variants
         if v.status != "finished"
     ] + [
-        ScoreWarning(kind="failed", text=f"{v.name} is not complete: {v.reason}", variants=(v.name,))
+        ScoreWarning(kind="failed", text=f"{v.name} is not complete: {v.reason.removesuffix('.')}", variants=(v.name,))
         for v in variants
         if v.status == "finished" and v.reason
     ]
