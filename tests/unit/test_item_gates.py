@@ -96,13 +96,13 @@ FLIPS = BoundedCheck(name="flips", limit=0.05)
 
 
 def test_zeros_pass_after_as_many_items_as_the_arithmetic_says() -> None:
-    """One check, error 5 %: passes have 4 %, so that the capital must reach 25.
+    """One check, error 5 %: passes have 4.5 %, so that the capital must reach 22.2.
 
-    The bold bettor's share of 0.8 grows by 1 + 0.97 (0.05)/0.95 = 1.05105 an item: 0.8 x 1.05105^n >= 25 gives n >= 69.1
-    without the careful one, who has less than 0.2 x 1.0263^n and takes one item off at most.
+    The bold bettor has 0.95 of it. He stakes between 0.9 and 0.99 of 1/0.95, so that it grows by 1.0474 to 1.0521 an item:
+    0.95 x 1.0521^n >= 22.2 takes 63 items, and 0.95 x 1.0474^n 69. The careful one takes off an item at most.
     """
     n = next(n for n in range(1, 100) if decide_checks([FLIPS], {"flips": [0.0] * n})["flips"] == "pass")
-    assert n in (69, 70)
+    assert 62 <= n <= 69
     assert decide_checks([FLIPS], {"flips": [0.0] * (n - 1)})["flips"] == "undecided"
 
 
@@ -110,9 +110,10 @@ def test_a_lower_limit_is_the_mirror_of_an_upper_one() -> None:
     rng = np.random.default_rng(0)
     x = (rng.random(300) < 0.2).astype(float)
     up, down = BoundedCheck(name="a", limit=0.3), BoundedCheck(name="a", limit=0.7, at_least=True)
-    np.testing.assert_allclose(
-        p_values(up, x, error=0.05, n_checks=1)[0][-1], p_values(down, 1 - x, error=0.05, n_checks=1)[0][-1], rtol=0.5
-    )
+    for path, mirrored in zip(
+        p_values(up, x, error=0.05, n_checks=1), p_values(down, 1 - x, error=0.05, n_checks=1), strict=True
+    ):
+        np.testing.assert_allclose(path, mirrored, rtol=1e-9)
     assert decide_checks([up], {"a": x}) == decide_checks([down], {"a": 1 - x}) == {"a": "pass"}
     scaled = BoundedCheck(name="a", limit=-0.4, low=-1.0, high=1.0)  # 2 x 0.3 - 1
     assert decide_checks([scaled], {"a": 2 * x - 1}) == {"a": "pass"}
@@ -129,11 +130,11 @@ def test_p_values_never_rise_and_look_at_the_past_only() -> None:
 
 
 def test_passes_are_corrected_by_holm_and_fails_by_bonferroni() -> None:
-    """Error 5 %: passes have 4 %, fails 1 %. Two checks: the smaller p must be at most 2 %, the other then 4 %."""
-    assert verdicts([0.02, 0.04], [1, 1], error=0.05) == ["pass", "pass"]
-    assert verdicts([0.021, 0.04], [1, 1], error=0.05) == ["undecided", "undecided"]
-    assert verdicts([0.02, 0.041], [1, 1], error=0.05) == ["pass", "undecided"]
-    assert verdicts([1, 1], [0.0049, 0.0051], error=0.05) == ["fail", "undecided"]
+    """Error 5 %: passes have 4.5 %, fails 0.5 %. Two checks: the smaller p must be at most 2.25 %, the other then 4.5 %."""
+    assert verdicts([0.022, 0.044], [1, 1], error=0.05) == ["pass", "pass"]
+    assert verdicts([0.023, 0.044], [1, 1], error=0.05) == ["undecided", "undecided"]
+    assert verdicts([0.022, 0.046], [1, 1], error=0.05) == ["pass", "undecided"]
+    assert verdicts([1, 1], [0.0024, 0.0026], error=0.05) == ["fail", "undecided"]
     assert verdicts([0.001, 1], [0.001, 1], error=0.05) == ["undecided", "undecided"]
 
 
@@ -149,16 +150,16 @@ def test_values_and_levels_are_checked() -> None:
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6), st.sampled_from([0.05, 0.3, 0.9]))
 def test_holm_s_steps_are_those_of_statsmodels(p: list[float], error: float) -> None:
     adjusted = holm(p)
-    assume((np.abs(adjusted - 0.8 * error) > 1e-9).all())  # a product and a quotient round differently
+    assume((np.abs(adjusted - 0.9 * error) > 1e-9).all())  # a product and a quotient round differently
     ours = np.array(verdicts(p, np.ones(len(p)), error=error)) == "pass"
-    np.testing.assert_array_equal(ours, adjusted <= 0.8 * error)
+    np.testing.assert_array_equal(ours, adjusted <= 0.9 * error)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_error_level_holds_at_the_limit(seed: int) -> None:
-    """400 gates of three checks whose means are exactly their limits: a pass of any is wrong, in at most 4 % of them.
+    """400 gates of three checks whose means are exactly their limits: a pass of any is wrong, in at most 4.5 % of them.
 
-    Three standard errors of 400 runs at 4 % are 2.9 %; of fails, at 1 %, 1.5 %.
+    Three standard errors of 400 runs at 4.5 % are 3.1 %; of fails, at 0.5 %, 1.1 %.
     """
     rng = np.random.default_rng(seed)
     checks = [
@@ -177,8 +178,8 @@ def test_the_error_level_holds_at_the_limit(seed: int) -> None:
         found = [verdicts([w[t] for w, _ in paths], [r[t] for _, r in paths], error=0.05) for t in range(49, 800, 50)]
         passes += any("pass" in now for now in found)
         fails += any("fail" in now for now in found)
-    assert passes / 400 <= 0.04 + 0.029
-    assert fails / 400 <= 0.01 + 0.015
+    assert passes / 400 <= 0.045 + 0.031
+    assert fails / 400 <= 0.005 + 0.011
 
 
 def test_the_order_of_items_is_a_random_one_of_their_ids() -> None:
