@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import mlflow
-from mlflow.entities import LoggedModelOutput, Metric, RunTag
+from synthetic_store import make_variant
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--variants", type=int, default=200)
@@ -31,47 +31,6 @@ require: {stages: [evaluate]}
 """
 
 
-def results() -> list[dict[str, object]]:
-    """Return the results of one evaluation: 60 metrics, pooled and by task."""
-    names = ["distance/flips_pct", "distance/all_flips_pct", *(f"quality/metric{i}" for i in range(58))]
-    places = [None, *(f"task{i}" for i in range(asked.tasks))]
-    common = {"value": 1.0, "low": 0.5, "high": 2.0, "level": 0.95, "n": 1000, "n_unscored": 0, "category": None}
-    return [{"name": name, "task": task, **common} for name in names for task in places]
-
-
-def make(tracker: object, number: int) -> None:
-    """Make the finished main run of one variant, with its evaluate run."""
-    client, experiment, now = tracker.client, tracker.experiment_id, int(time.time() * 1000)  # type: ignore[attr-defined]
-    tags = {
-        "base_model": "llama",
-        "variant": f"rtn-{number:03d}",
-        "method": "rtn",
-        "evaluation": "a" * 16,
-        "base_weights": "1" * 64,
-        "checkpoint_sha256": f"{number:064x}",
-    }
-    kl, size = 0.001 + number * 1e-5, 1e6 + 1000 * ((number * 37) % asked.variants)
-    values = {
-        "size/bytes": size, "size/ratio": 1e7 / size, "distance/kl_mean": kl, "distance/flips_pct": 1.0,
-        "gate/kl_items": 1000, "gate/kl_upper": kl * 1.1, "gate/flips_pct_upper": 2.0,
-        "gate/accuracy_drop_pct_upper": 1.0, "items/n": 1000,
-        **{f"quality/metric{i}": float(i) for i in range(80)},
-    }  # fmt: skip
-    run = client.create_run(experiment, run_name=tags["variant"])
-    client.log_batch(
-        run.info.run_id,
-        metrics=[Metric(name, value, now, 0) for name, value in values.items()],
-        tags=[RunTag(name, value) for name, value in {**tags, "stage": "main"}.items()],
-    )
-    model = client.create_logged_model(experiment, name=tags["variant"], source_run_id=run.info.run_id, tags=tags)
-    client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step=0)])
-    client.set_terminated(run.info.run_id)
-    below = {**tags, "stage": "evaluate", "mlflow.parentRunId": run.info.run_id}
-    child = client.create_run(experiment, tags=below)
-    client.log_dict(child.info.run_id, results(), "metrics.json")
-    client.set_terminated(child.info.run_id)
-
-
 with tempfile.TemporaryDirectory() as folder:
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     import mlflow_compress as mc
@@ -80,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
     tracker = Tracker()
     began = time.monotonic()
     for number in range(asked.variants):
-        make(tracker, number)
+        make_variant(tracker, number, variants=asked.variants, tasks=asked.tasks)
     print(f"{asked.variants} variants made in {time.monotonic() - began:.1f} s")
     file = Path(folder) / "policy.yaml"
     file.write_text(POLICY)
