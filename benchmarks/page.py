@@ -32,10 +32,10 @@ from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreb
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
-from mlflow_compress.report.page.choice import gate_texts
-from mlflow_compress.report.page.explorer import changes_of, explorer_data
-from mlflow_compress.report.page.page_content import PageContent, PageVariant
-from mlflow_compress.report.page.variants_page import render_page
+from mlflow_compress.reporting.page.choice import gate_texts
+from mlflow_compress.reporting.page.explorer import changes_of, explorer_data
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
+from mlflow_compress.reporting.page.variants_page import render_page
 from tests.browser import browser
 
 _METRICS = ("flips", "accuracy_delta", "divergence", "kl_clipped", "kl_concentration", "kl_items")
@@ -64,7 +64,7 @@ def content(n_items: int, n_variants: int) -> tuple[PageContent, float]:
             PageVariant(name=name, verdict=name, run_id=own.run_id or "", address="", results=results, changes=changes)
         )
         metrics = gate_values(pooled) | {key: result.value for key, result in pooled.items()} | sizes
-        candidates.append(Candidate(name=name, run_id="", version="", method="rtn", metrics=metrics))
+        candidates.append(Candidate(name=name, run_id="", version=None, method="rtn", metrics=metrics))
     gates = standard_gates()
     board = scoreboard(scored, baseline="random", evaluation="0" * 16)
     by_name = {variant.name: variant for variant in shown}
@@ -72,6 +72,8 @@ def content(n_items: int, n_variants: int) -> tuple[PageContent, float]:
         PageContent(
             board=board,
             decision=decide(candidates, gates),
+            policy="the default policy",
+            objective="size",
             gates=gate_texts(gates),
             variants=[by_name[row.name] for row in board.finished],
             items=baseline.items,

@@ -52,7 +52,7 @@ def answers_text(found: AnswerEvaluation) -> str:
 
 def variant_text(found: VariantRun) -> str:
     """Return the verdict, the headline table, and where to look."""
-    from mlflow_compress.report.headline_text import headline_table
+    from mlflow_compress.reporting.headline_text import headline_table
 
     table = headline_table(
         found.pooled,
@@ -110,7 +110,7 @@ def policy_text(policy: Policy) -> str:
 
 def report_text(found: VariantsReport) -> str:
     """Return the scoreboard, and where the page lies."""
-    from mlflow_compress.report.scoreboard_text import scoreboard_text
+    from mlflow_compress.reporting.scoreboard_text import scoreboard_text
 
     return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
 

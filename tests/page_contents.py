@@ -16,9 +16,9 @@ from mlflow_compress.records import (
     OptionScores,
     RunRecords,
 )
-from mlflow_compress.report.page.choice import gate_texts
-from mlflow_compress.report.page.explorer import changes_of
-from mlflow_compress.report.page.page_content import PageContent, PageVariant
+from mlflow_compress.reporting.page.choice import gate_texts
+from mlflow_compress.reporting.page.explorer import changes_of
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
 EXAMPLES = "Two examples\n\nQ: x\nA: y\n\n"
@@ -104,10 +104,12 @@ def page_content(text: str = "why") -> PageContent:
             )
         )
         metrics = {**{name: r.value for name, r in pooled.items()}, **sizes, **gates}
-        candidates.append(Candidate(name=name, run_id="", version="", method="rtn", metrics=metrics))
+        candidates.append(Candidate(name=name, run_id="", version=None, method="rtn", metrics=metrics))
     return PageContent(
         board=scoreboard(scored, baseline="base", evaluation="e" * 16),
         decision=decide(candidates, standard_gates()),
+        policy="the default policy",
+        objective="size",
         gates=gate_texts(standard_gates()),
         variants=shown,
         items=baseline.items,

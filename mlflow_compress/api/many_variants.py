@@ -75,7 +75,7 @@ def report(*runs: str, **settings: Any) -> VariantsReport:
         ...
     mlflow_compress.errors.ConfigError: No run to report on. Allowed: ids of main runs of one evaluation, ...
     """
-    from mlflow_compress.stages.report_runs import run_report
+    from mlflow_compress.stages.side_by_side.report_runs import run_report
 
     given = {"runs": ",".join(runs), **settings} if runs else settings
     return run_report(configured(ReportConfig, given))

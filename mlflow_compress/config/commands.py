@@ -101,7 +101,7 @@ class GateConfig(Command):
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
     error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
-    block: int = option(50, "items per block: the gate looks after each", ge=1)
+    block: int = option(20, "items per block: the gate looks after each", ge=1)
     output: OptionalText = option(
         None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
     )
@@ -119,6 +119,9 @@ class ReportConfig(Command):
 
     runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
     output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    policy: OptionalText = option(
+        None, "YAML file that says which variant to ship; none: the default policy of promote", path="file"
+    )
     format: Literal["auto", "html", "md", "csv", "json"] = option(
         "auto", "what is written; 'auto' goes by the file name"
     )

@@ -37,7 +37,7 @@ class VariantsReport(Tabular):
     @property
     def summary(self) -> str:
         """What was found, in one sentence."""
-        from mlflow_compress.report.scoreboard_text import finding
+        from mlflow_compress.reporting.scoreboard_text import finding
 
         return f"{finding(self.board)}."
 

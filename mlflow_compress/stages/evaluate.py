@@ -16,9 +16,9 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.report.details import details
-from mlflow_compress.report.record_tables import flips_table
-from mlflow_compress.report.verdict import verdict
+from mlflow_compress.reporting.details import details
+from mlflow_compress.reporting.record_tables import flips_table
+from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.results import Evaluation
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig

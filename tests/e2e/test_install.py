@@ -74,7 +74,7 @@ def test_a_wheel_holds_the_stages_and_the_templates_of_the_report(built: Path) -
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
-        templates = {f"mlflow_compress/report/templates/{file.name}" for file in TEMPLATES.iterdir()}
+        templates = {f"mlflow_compress/reporting/templates/{file.name}" for file in TEMPLATES.iterdir()}
         assert templates and templates <= names
         for stage in STAGES:
             folder = f"mlflow_compress/_projects/projects/{stage}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.report.page.variants_page import render_page
+from mlflow_compress.reporting.page.variants_page import render_page
 from tests.browser import AXE, Browser, browser, chromium
 from tests.page_contents import HOSTILE, page_content
 

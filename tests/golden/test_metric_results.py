@@ -18,8 +18,8 @@ import pytest
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.records import MetricResult, OptionDistances, OptionScores, RunRecords
-from mlflow_compress.report.headline_text import headline_table
-from mlflow_compress.report.rows import headline_rows
+from mlflow_compress.reporting.headline_text import headline_table
+from mlflow_compress.reporting.rows import headline_rows
 from tests.metric_records import identical, inputs
 
 STORED = Path(__file__).with_name("metric_results.json")

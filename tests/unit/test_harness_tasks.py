@@ -26,7 +26,7 @@ from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
-from mlflow_compress.report.record_tables import change_by_margin, flips_table, kl_values
+from mlflow_compress.reporting.record_tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.run_model import run_model

@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "mlflow_compress"
 LINES, MODULES = 300, 14
 
-PLUGINS = ("compression/methods", "items/families", "items/named", "items/prompts", "metrics", "report/plots")
+PLUGINS = ("compression/methods", "items/families", "items/named", "items/prompts", "metrics", "reporting/plots")
 """Folders with one file per method, family, task, prompt style, metric or figure."""
 
 

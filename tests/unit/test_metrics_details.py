@@ -15,7 +15,7 @@ from mlflow_compress.metrics.stats.bootstrap import bootstrap, stratified_bootst
 from mlflow_compress.metrics.stats.conformal import conformal, split
 from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
-from mlflow_compress.report.details import conformal_table, corpus_table, details, divergence_table
+from mlflow_compress.reporting.details import conformal_table, corpus_table, details, divergence_table
 from tests import metric_records
 
 FULL = metric_records.inputs(60)

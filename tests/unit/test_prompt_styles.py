@@ -24,7 +24,7 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.models.loading import LoadConfig, load_model
-from mlflow_compress.report.details import conformal_table
+from mlflow_compress.reporting.details import conformal_table
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluate import with_chat_template
 from mlflow_compress.stages.evaluation.run_model import run_model

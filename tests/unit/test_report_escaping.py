@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-import mlflow_compress.report
-from mlflow_compress.report.figures import Figure
-from mlflow_compress.report.html import render_report
+import mlflow_compress.reporting
+from mlflow_compress.reporting.figures import Figure
+from mlflow_compress.reporting.html import render_report
 from tests.report_results import Page, result
 
-TEMPLATES = Path(mlflow_compress.report.__file__).parent / "templates"
+TEMPLATES = Path(mlflow_compress.reporting.__file__).parent / "templates"
 
 
 def hostile(place: str) -> str:

@@ -12,12 +12,12 @@ import pytest
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items
-from mlflow_compress.report.figures import draw_all
-from mlflow_compress.report.plots.categories import MOST, CategoryFlips, draw_categories
-from mlflow_compress.report.plots.divergence import draw_divergence
-from mlflow_compress.report.plots.margin import draw_margin
-from mlflow_compress.report.plots.style import RC
-from mlflow_compress.report.plots.variants import draw_variants
+from mlflow_compress.reporting.figures import draw_all
+from mlflow_compress.reporting.plots.categories import MOST, CategoryFlips, draw_categories
+from mlflow_compress.reporting.plots.divergence import draw_divergence
+from mlflow_compress.reporting.plots.margin import draw_margin
+from mlflow_compress.reporting.plots.style import RC
+from mlflow_compress.reporting.plots.variants import draw_variants
 from tests import metric_records
 
 ALL = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]

@@ -6,7 +6,7 @@ import pytest
 
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
-from mlflow_compress.report.numbers import (
+from mlflow_compress.reporting.numbers import (
     NATS,
     PERCENT,
     SHARE,
@@ -16,7 +16,7 @@ from mlflow_compress.report.numbers import (
     ratio_text,
     value_text,
 )
-from mlflow_compress.report.verdict import verdict
+from mlflow_compress.reporting.verdict import verdict
 
 NAMES = {
     "delta": "quality/accuracy_delta",

@@ -20,7 +20,7 @@ from mlflow_compress.metrics.core.compute import compute_all, headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
-from mlflow_compress.report.scoreboard_text import (
+from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
     scoreboard_csv,

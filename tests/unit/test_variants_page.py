@@ -14,12 +14,12 @@ import pytest
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
-from mlflow_compress.report.page.choice import choice_reason, choice_sentence, gate_texts
-from mlflow_compress.report.page.embedded_data import packed, page_data
-from mlflow_compress.report.page.explorer import explorer_data, shared_changes
-from mlflow_compress.report.page.page_text import content_values, page_markdown
-from mlflow_compress.report.page.shared_tables import LEVELS, heat_map, shared_table
-from mlflow_compress.report.page.variants_page import render_page
+from mlflow_compress.reporting.page.choice import choice_reason, choice_sentence, gate_texts
+from mlflow_compress.reporting.page.embedded_data import packed, page_data
+from mlflow_compress.reporting.page.explorer import explorer_data, shared_changes
+from mlflow_compress.reporting.page.page_text import content_values, page_markdown
+from mlflow_compress.reporting.page.shared_tables import LEVELS, heat_map, shared_table
+from mlflow_compress.reporting.page.variants_page import render_page
 from tests.page_contents import EXAMPLES, HOSTILE, page_content
 from tests.report_results import Page
 
@@ -107,10 +107,10 @@ def test_the_first_sentence_says_what_the_gates_choose():
         choice_sentence(content)
         == "Ship near: 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
     )
-    assert choice_reason(content) == "It is the only one of 2 variants that passes the default gates."
+    assert choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
     outcomes = content.decision.outcomes
     none = replace(content, decision=Decision(champion=None, outcomes=tuple(o for o in outcomes if not o.passed)))
-    assert choice_sentence(none) == "Ship none of them yet: no variant passes the default gates."
+    assert choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
     assert choice_reason(none) == (
         "The closest to the baseline, far, fails: KL (upper end): 0.42 > 0.05; flips in % (upper end): 42 > 5."
     )
@@ -153,7 +153,9 @@ def test_every_label_and_every_link_leads_somewhere():
     assert len(ids) == len(set(ids))
     targets = re.findall(r'aria-labelledby="([^"]+)"', page) + re.findall(r'href="#([^"]+)"', page)
     assert targets and set(targets) <= set(ids)
-    wanted = {name for path in (files("mlflow_compress.report.page") / "scripts").iterdir() for name in _ids_of(path)}
+    wanted = {
+        name for path in (files("mlflow_compress.reporting.page") / "scripts").iterdir() for name in _ids_of(path)
+    }
     assert wanted and wanted <= set(ids)
 
 
@@ -172,7 +174,7 @@ def test_a_page_without_items_has_neither_explorer_nor_heat_map():
 
 
 def test_the_libraries_have_their_licences():
-    folder = files("mlflow_compress.report.page") / "vendor"
+    folder = files("mlflow_compress.reporting.page") / "vendor"
     licences = (folder / "LICENSES.txt").read_text(encoding="utf-8")
     first = (folder / "libraries.min.js").read_text(encoding="utf-8").splitlines()[0]
     packages = {"Plot": "@observablehq/plot", "jsdiff": "diff"}

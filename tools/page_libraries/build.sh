@@ -2,7 +2,7 @@
 # Bundles the libraries of the page over variants into the package, with their licences. Needs npm.
 set -euo pipefail
 cd "$(dirname "$0")"
-target=../../mlflow_compress/report/page/vendor
+target=../../mlflow_compress/reporting/page/vendor
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp package.json package-lock.json libraries.js "$work"

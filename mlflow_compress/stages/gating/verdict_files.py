@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from mlflow_compress import atomic
-from mlflow_compress.report.headline_text import escape_markdown
+from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.results import GateRow, GateVerdict
 
 JSON, MARKDOWN = "verdict.json", "verdict.md"

@@ -15,12 +15,12 @@ from mlflow_compress.decide.promotion import KL
 from mlflow_compress.metrics.core.compute import unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.report.figures import draw_all
-from mlflow_compress.report.headline_text import note_markdown
-from mlflow_compress.report.html import render_report
-from mlflow_compress.report.not_computed import not_computed
-from mlflow_compress.report.record_tables import flips_table
-from mlflow_compress.report.verdict import verdict
+from mlflow_compress.reporting.figures import draw_all
+from mlflow_compress.reporting.headline_text import note_markdown
+from mlflow_compress.reporting.html import render_report
+from mlflow_compress.reporting.not_computed import not_computed
+from mlflow_compress.reporting.record_tables import flips_table
+from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names

@@ -10,7 +10,7 @@ from mlflow_compress.decide.champion import Incumbent, Settlement
 from mlflow_compress.decide.policy_gates import PolicyGates
 from mlflow_compress.decide.promotion import FLIPS, GATE_FLIPS, Decision, Gate
 from mlflow_compress.metrics.stats.sample_size import items_for_flips_gate
-from mlflow_compress.report.headline_text import escape_markdown
+from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.stages.promotion.competition import Competition
 
 

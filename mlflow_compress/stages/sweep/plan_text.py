@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.report.numbers import bytes_text
+from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.results import PlannedVariant, SweepPlan
 from mlflow_compress.stages.main_run.progress import duration
 

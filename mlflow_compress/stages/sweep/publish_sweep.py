@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
-from mlflow_compress.report.figures import draw_scoreboard
-from mlflow_compress.report.page.variants_page import render_page
-from mlflow_compress.report.scoreboard_text import (
+from mlflow_compress.reporting.figures import draw_scoreboard
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
     scoreboard_csv,
@@ -17,7 +17,8 @@ from mlflow_compress.report.scoreboard_text import (
     scoreboard_text,
 )
 from mlflow_compress.results import Sweep, SweepPlan
-from mlflow_compress.stages.report_runs import SCOREBOARD, page_content
+from mlflow_compress.stages.side_by_side.page_reading import page_content
+from mlflow_compress.stages.side_by_side.report_runs import SCOREBOARD
 from mlflow_compress.stages.sweep.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun

@@ -1,0 +1,161 @@
+"""Draws all figures of a report as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from mlflow_compress.decide.promotion import KL, SIZE
+from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.metrics.core.compute import headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
+from mlflow_compress.reporting.plots.correlations import draw_correlations
+from mlflow_compress.reporting.plots.divergence import draw_divergence
+from mlflow_compress.reporting.plots.margin import draw_margin
+from mlflow_compress.reporting.plots.pairs import draw_pairs
+from mlflow_compress.reporting.plots.style import RC, Drawing
+from mlflow_compress.reporting.plots.variants import draw_variants
+from mlflow_compress.reporting.record_tables import (
+    change_by_margin,
+    flips_by_category,
+    incorrect_by_margin,
+    kl_values,
+    token_kl_values,
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: its PNG file, a title with the finding, and a caption that explains how to read it."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+def _predictions(inputs: MetricInputs) -> bool:
+    return inputs.variant is not None and all(
+        inputs.missing(requirement) is None for requirement in ("items", "predictions")
+    )
+
+
+def _margin(inputs: MetricInputs) -> Drawing | None:
+    if not _predictions(inputs):
+        return None
+    changed, wrong = change_by_margin(inputs), incorrect_by_margin(inputs)
+    return None if changed is None or wrong is None else draw_margin(changed, wrong, level=inputs.settings.level)
+
+
+def _divergence(inputs: MetricInputs) -> Drawing | None:
+    if inputs.missing("items") is None and inputs.missing("option_distances") is None:
+        kl = kl_values(inputs)
+        if len(kl):
+            return draw_divergence(kl, unit="item")
+    kl = token_kl_values(inputs)
+    return draw_divergence(kl, unit="corpus token") if len(kl) else None
+
+
+def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[CategoryFlips]:
+    """Return the flips per category; of a task without categories, those of the task."""
+    if not _predictions(inputs):
+        return []
+    by_category = flips_by_category(inputs)
+    several = len({task for task, _ in by_category}) > 1
+    groups = [
+        CategoryFlips(
+            name=f"{task}: {category}" if several else category,
+            n=f.n,
+            c2w=100 * f.c2w / f.n,
+            w2c=100 * f.w2c / f.n,
+            w2w=100 * (f.w2w or 0) / f.n,
+        )
+        for (task, category), f in by_category.items()
+    ]
+    whole: dict[str, dict[str, MetricResult]] = {}
+    for result in results:
+        if result.task is not None and result.category is None and result.name.startswith("distance/"):
+            whole.setdefault(result.task, {})[result.name.removeprefix("distance/")] = result
+    for task, found in whole.items():
+        if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
+            w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
+            c2w, w2c = found["c2w_pct"], found["w2c_pct"]
+            groups.append(CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
+    return groups
+
+
+def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
+    groups = _groups(inputs, results)
+    return draw_categories(groups) if groups else None
+
+
+def draw_all(
+    inputs: MetricInputs,
+    results: Sequence[MetricResult],
+    variants: Sequence[Mapping[str, Any]],
+    current: str,
+    folder: Path,
+) -> list[Figure]:
+    """Draw every figure that has data, and write it as a PNG file 1110 pixels wide.
+
+    Parameters
+    ----------
+    inputs : MetricInputs
+        Records of baseline and variant.
+    results : sequence of MetricResult
+        `metrics.compute_all(inputs)`.
+    variants : sequence of mapping
+        All variants of the evaluation so far, including this one: `name`, `bits_per_weight` or `bytes`, `kl`,
+        optionally `kl_low`, `kl_high`.
+    current : str
+        Name of this variant in `variants`.
+    folder : Path
+        Folder of the files; created if it does not exist.
+
+    Returns
+    -------
+    list of Figure
+        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant. A
+        figure without data is left out.
+    """
+    with matplotlib.rc_context(RC):
+        drawings = {
+            "size_against_kl": draw_variants(variants, current),
+            "kl_by_item": _divergence(inputs),
+            "change_by_margin": _margin(inputs),
+            "flips_by_category": _categories(inputs, results),
+            "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
+        }
+        return _saved(drawings, folder)
+
+
+def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
+    """Draw the figures of a scoreboard that have data: the Pareto front, and the correlations between metrics."""
+    points: list[dict[str, Any]] = []
+    for row in board.finished:
+        kl, size = row.cells.get(KL), row.cells.get(SIZE)
+        if kl is not None and size is not None:
+            points.append({"name": row.name, "bytes": size.value, "kl": kl.value, "kl_low": kl.low, "kl_high": kl.high})
+    with matplotlib.rc_context(RC):
+        drawings = {
+            "pareto_front": draw_variants(points, None, front=board.pareto),
+            "correlations": draw_correlations(board),
+        }
+        return _saved(drawings, folder)
+
+
+def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:
+    """Write every drawing as a PNG file into a folder, which is created if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = []
+    for name, drawing in drawings.items():
+        if drawing is not None:
+            path = folder / f"{name}.png"
+            drawing.canvas.savefig(path)
+            figures.append(Figure(path, drawing.title, drawing.caption))
+    return figures

@@ -1,0 +1,195 @@
+"""The scoreboard as text: for a terminal, as Markdown for notes and pull requests, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+
+from mlflow_compress.decide.promotion import FLIPS, KL
+from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
+from mlflow_compress.decide.scoreboard.score_columns import DELTA, JUDGE, SIMILARITY
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.reporting.numbers import bytes_text, interval_text, plain, scale_of
+
+MISSING = "-"
+_NARROWEST = 9  # characters of a column's label on one line
+_WITH_INTERVAL = (DELTA, KL)  # in the narrow tables; the others show their value alone
+_PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
+_FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet computes a text that begins with one of these
+
+
+def cell_text(cell: Cell | None, column: ScoreColumn, *, interval: bool) -> str:
+    """Return one value as text, with its interval if wanted; "-" where there is none."""
+    if cell is None:
+        return MISSING
+    own = {
+        "bytes": lambda: bytes_text(int(cell.value)),
+        "times": lambda: f"{cell.value:.2f}x",
+        "bits": lambda: f"{cell.value:.2f}",
+        "seconds": lambda: f"{cell.value:.1f} s",
+    }
+    if column.unit in own:
+        return own[column.unit]()
+    low, high = (cell.low, cell.high) if interval else (None, None)
+    shown = MetricResult(column.key, cell.value, low, high)
+    if interval or column.unit == "nats":
+        return interval_text(shown, scale_of(column.unit), difference=column.key == DELTA)
+    scale = scale_of(column.unit)
+    return plain(scale.factor * cell.value, max(scale.decimals, 1)) + scale.suffix
+
+
+def _cells(board: Scoreboard, row: ScoreRow) -> list[str]:
+    """Return a row of the narrow table. The Pareto front is marked with a star, a significant accuracy change too."""
+    found = [f"{row.name}{' *' if row.on_front else ''}"]
+    for column in _narrow(board):
+        text = cell_text(row.cells.get(column.key), column, interval=column.key in _WITH_INTERVAL)
+        found.append(text + (" !" if column.key == DELTA and row.accuracy_moved else ""))
+    return [*found, "" if row.status == "finished" else row.status]
+
+
+def _narrow(board: Scoreboard) -> list[ScoreColumn]:
+    return [column for column in board.columns if column.main]
+
+
+def _header(board: Scoreboard) -> list[str]:
+    labels = [
+        f"{column.label} [{100 * board.level:g}\u00a0%]" if column.key in _WITH_INTERVAL else column.label
+        for column in _narrow(board)
+    ]
+    return ["variant", *labels, "status"]
+
+
+def _table(board: Scoreboard) -> list[list[str]]:
+    """Return header and rows of the variants that were made; the status only where one has no results.
+
+    What was not started is among the warnings.
+    """
+    made = [row for row in board.rows if row.status != "unsupported"]
+    table = [_header(board), *(_cells(board, row) for row in made)]
+    return table if len(board.finished) < len(made) else [line[:-1] for line in table]
+
+
+def finding(board: Scoreboard) -> str:
+    """Return what was found, in one sentence: how many variants, which is closest, and which are on the front."""
+    n, done = sum(1 for row in board.rows if row.status != "unsupported"), board.finished
+    if not done:
+        return f"None of {n} variants has results"
+    counted = f"{len(done)} of {n} variants" if len(done) < n else f"{n} {'variant' if n == 1 else 'variants'}"
+    parts = [f"{counted} against {board.baseline}" + (f" on {board.n_items:,} items" if board.n_items else "")]
+    column = next((found for found in board.columns if found.key == KL), None)
+    if column is not None and KL in done[0].cells:
+        closest = cell_text(done[0].cells[KL], column, interval=True)
+        parts.append(f"closest is {done[0].name} with a KL of {closest}")
+    if board.pareto:
+        parts.append(f"on the Pareto front of size and KL: {', '.join(board.pareto)}")
+    return "; ".join(parts)
+
+
+def legend(board: Scoreboard) -> list[str]:
+    """Return what the signs of the table mean."""
+    lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
+    if any(row.accuracy_moved for row in board.rows):
+        lines.append("! accuracy differs from the baseline's (McNemar's exact test, Holm's correction over variants)")
+    return lines
+
+
+def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:
+    """Return one correlation as a sentence."""
+    labels = {column.key: column.label for column in board.columns}
+    what = f"{labels[found.first]} and {labels[found.second]}"
+    if found.value is None:
+        return f"{what}: no rank correlation, {found.reason}"
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{what}: rank correlation {found.value:+.2f}{interval}, p = {found.p:.2g}, {found.n} variants"
+
+
+def _correlations(board: Scoreboard) -> list[str]:
+    """Return the main correlations as sentences; one for all of them where there are too few variants."""
+    found = main_correlations(board)
+    reasons = {c.reason for c in found}
+    if len(reasons) == 1 and found[0].value is None:
+        return [f"No rank correlations between metrics: {found[0].reason}"]
+    return [correlation_text(board, c) for c in found]
+
+
+def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
+    """Return the correlations that the papers report: flips against KL, and both against the judges."""
+    by_pair = {frozenset((c.first, c.second)): c for c in board.correlations}
+    return [by_pair[frozenset(pair)] for pair in _PAPERS if frozenset(pair) in by_pair]
+
+
+def scoreboard_text(board: Scoreboard) -> str:
+    """Return the narrow table with aligned columns, its legend, the correlations and the warnings."""
+    table = _table(board)
+    head, *rows = table
+    wrapped = [_wrapped(label, [row[i] for row in rows]) for i, label in enumerate(head)]
+    height = max(map(len, wrapped))
+    top = [[""] * (height - len(parts)) + parts for parts in wrapped]
+    table = [*map(list, zip(*top, strict=True)), *rows]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]
+    return "\n".join([*lines[:height], "-" * max(map(len, lines)), *lines[height:], *_below(board)])
+
+
+def _wrapped(label: str, cells: Sequence[str]) -> list[str]:
+    """Return a column's label in lines that are as narrow as its cells, as far as its words allow."""
+    return textwrap.wrap(label, max([_NARROWEST, *map(len, cells)]), break_long_words=False)
+
+
+def _below(board: Scoreboard) -> list[str]:
+    warnings = [f"Warning: {found.text.rstrip('.')}." for found in board.warnings]
+    return [line for block in (legend(board), _correlations(board), warnings) if block for line in ("", *block)]
+
+
+def scoreboard_markdown(board: Scoreboard) -> str:
+    """Return the finding, the narrow table, its legend, the correlations and the warnings, as Markdown."""
+    head, *rows = _table(board)
+    star = chr(92) + "*"
+    lines = [escape_markdown(f"{finding(board)}."), "", _markdown_row(head), f"|---{'|--:' * (len(head) - 1)}|"]
+    lines += [_markdown_row(row) for row in rows]
+    below = [f"- {escape_markdown(line).replace('*', star)}" if line else "" for line in _below(board)]
+    return "\n".join([*lines, *below, ""])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escape_markdown(cell).replace('*', chr(92) + '*') for cell in cells)} |"
+
+
+def scoreboard_csv(board: Scoreboard) -> str:
+    """Return every value as CSV, one line per variant: each with the ends of its interval and its number of items."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    parts = ("", ":low", ":high", ":n")
+    own = ("variant", "method", "bits", "status", "reason", "run_id", "on_front", "accuracy_p", "accuracy_p_holm")
+    writer.writerow([*own, *(f"{column.key}{part}" for column in board.columns for part in parts)])
+    for row in board.rows:
+        told = [row.name, row.method, row.bits, row.status, row.reason, row.run_id]
+        values = [*map(_not_a_formula, told), row.on_front, row.accuracy_p, row.accuracy_p_holm]
+        for column in board.columns:
+            cell = row.cells.get(column.key)
+            values += [None] * 4 if cell is None else [cell.value, cell.low, cell.high, cell.n]
+        writer.writerow(values)
+    return out.getvalue()
+
+
+def _not_a_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def scoreboard_columns(board: Scoreboard) -> dict[str, list[object]]:
+    """Return the main columns with plain numbers, as MLflow shows a table."""
+    found: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
+    for column in _narrow(board):
+        cells = [row.cells.get(column.key) for row in board.rows]
+        found[column.label] = [None if cell is None else cell.value for cell in cells]
+        if column.key in _WITH_INTERVAL:
+            found[f"{column.label}, low"] = [None if cell is None else cell.low for cell in cells]
+            found[f"{column.label}, high"] = [None if cell is None else cell.high for cell in cells]
+    found["accuracy p (Holm)"] = [row.accuracy_p_holm for row in board.rows]
+    found["Pareto front"] = [row.on_front for row in board.rows]
+    found["status"] = [row.status if not row.reason else f"{row.status}: {row.reason}" for row in board.rows]
+    found["run_id"] = [row.run_id for row in board.rows]
+    return found

@@ -1,0 +1,112 @@
+"""The verdict: one sentence about a variant, from the numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
+from mlflow_compress.reporting.rows import KL, only_generated
+
+UNCOMPRESSED = "none"
+_SIGNIFICANCE = 0.05
+# Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
+_TIMES, _POINTS = 2.0, 1.0
+_MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that cannot show it is too small
+
+
+def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
+    """Return whether an accuracy change is significant by McNemar's p (0.05) or its interval; None without both."""
+    if p is not None:
+        return p.value < _SIGNIFICANCE
+    if delta.low is None or delta.high is None:
+        return None
+    return not delta.low <= 0 <= delta.high
+
+
+def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
+    if ratio is None:
+        return "size not known"
+    words = size_text(ratio, sparsity)
+    return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
+
+
+def _too_few(delta: MetricResult) -> str:
+    """Return a remark on the smallest change that the sample can show; empty if it is small enough."""
+    if delta.low is None or delta.high is None:
+        return ""
+    half_width = SHARE.factor * (delta.high - delta.low) / 2
+    if half_width <= _MATTERS:
+        return ""
+    items = "1 item" if delta.n == 1 else f"{delta.n:,} items"
+    return f": {items} cannot show less than {plain(half_width, 1)} pt"
+
+
+def _accuracy(delta: MetricResult | None, significant: bool | None) -> str:
+    if delta is None:
+        return "accuracy not measured"
+    words = {True: "significant", False: f"not significant{_too_few(delta)}", None: "significance unknown"}[significant]
+    return f"accuracy {interval_text(delta, SHARE, difference=True)} ({words})"
+
+
+def _flips(flips: MetricResult | None) -> str:
+    if flips is None:
+        return "flips not measured"
+    if flips.value == 0:
+        return "no answer flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
+    return f"{interval_text(flips, PERCENT, difference=False)} of answers flipped"
+
+
+def _kl(pooled: Mapping[str, MetricResult]) -> str:
+    for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
+        if key in pooled:
+            held = pooled.get("distance/kl_share_top_item_pct") if key == KL else None
+            one = (
+                f" ({held.value:.0f} % of it from one item)"
+                if held is not None and held.value >= TRUSTED_TOP_PCT
+                else ""
+            )
+            return f"{words} {interval_text(pooled[key], NATS, difference=False)}{one}"
+    return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
+
+
+def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
+    """Return whether many answers flipped without a significant change of accuracy."""
+    if delta is None or flips is None or significant is not False:
+        return False
+    points = abs(SHARE.factor * delta.value)
+    return flips.value >= max(_TIMES * points, points + _POINTS)
+
+
+def verdict(
+    label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float | None, sparsity: float | None = None
+) -> str:
+    """Return one sentence about a variant.
+
+    As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
+    flipped; KL 0.021 [0.019, 0.023]".
+
+    Parameters
+    ----------
+    label : str
+        Short name of the variant; "none" is the uncompressed control.
+    pooled : mapping of str to MetricResult
+        Pooled results by key: `metrics.headline(results)`. Read: `quality/accuracy_delta`, `quality/mcnemar_p`,
+        `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (otherwise
+        `distance/corpus_kl_mean`), `distance/kl_share_top_item_pct` and `distance/kl_items`. The sentence says what was
+        not measured.
+    size_ratio : float or None
+        Bytes of the baseline divided by bytes of the variant; None if unknown.
+    sparsity : float, optional
+        Share of zeros in the weights.
+    """
+    size = _size(label, size_ratio, sparsity)
+    delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")
+    kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
+    same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
+    if flips is not None and same_answers and kl is not None and kl.value == 0:
+        return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items"
+    significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
+    link = ", but " if _hidden(delta, flips, significant) else ", "
+    return f"{label}: {size}; {_accuracy(delta, significant)}{link}{_flips(flips)}; {_kl(pooled)}"

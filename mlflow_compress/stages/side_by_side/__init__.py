@@ -1,0 +1,1 @@
+"""The page over many variants of one evaluation: what it reads from their runs, and where it is written."""
