@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -188,7 +189,7 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
     base = make_llama(tmp_path / "base")
     good, bad = tmp_path / "good", tmp_path / "bad"
     compress_model(str(base), "none", None, [], good)
-    compress_model(str(base), "none", None, [], bad)
+    shutil.copytree(good, bad)
     (bad / "model.safetensors").write_bytes(b"broken")
     alone = reload_in_fresh_process(good)
     with reload_helper():
