@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from mlflow_compress import cli_live
 from mlflow_compress.compression import compress_model
 from mlflow_compress.compression.pipeline import reload_in_fresh_process
 from mlflow_compress.compression.reload_helper import reload_helper
-from mlflow_compress.errors import CheckpointError, ConfigError, StageError
+from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
 from mlflow_compress.kept import keeping, keeps, kept
 from mlflow_compress.results import SweepProgress, VariantProgress
+from mlflow_compress.stages.sweep.score_runs import score_runs
 from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
@@ -117,6 +119,41 @@ def test_one_process_at_a_time_has_a_key(tracker: Tracker) -> None:
         assert again and other
 
 
+def made(tracker: Tracker, variant: str, evaluation: str | None = None, *, stage: str = "main") -> str:
+    """Return a run that failed, as far as the scoreboard reads it; with an evaluation it looks like one with results."""
+    tags = {run_names.BASE_MODEL: "demo", run_names.VARIANT: variant, run_names.METHOD: "rtn"}
+    if evaluation is not None:
+        tags |= {run_names.EVALUATION: evaluation, run_names.CHECKPOINT_SHA256: variant}
+    with pytest.raises(ConfigError), tracker.run(variant, stage, tags, own=False) as run:
+        run.log_params({"bits": "auto", "resolved/bits": "3"})
+        raise ConfigError("It is wrong")
+    return str(run.run_id)
+
+
+def test_a_run_without_results_is_a_row_with_its_error(tracker: Tracker) -> None:
+    """Two failed tries of one variant get names that differ."""
+    one, two = made(tracker, "rtn-3bit"), made(tracker, "rtn-3bit")
+    board = score_runs(tracker, [one, two, one], names={two: "the second"})
+    assert [(row.name, row.status, row.reason, row.bits) for row in board.rows] == [
+        ("rtn-3bit", "failed", "It is wrong.", 3.0),
+        ("the second", "failed", "It is wrong.", 3.0),
+    ]
+    assert board.baseline == "demo" and board.evaluation is None and board.columns == ()
+    named = [row.name for row in score_runs(tracker, [one, two]).rows]
+    assert named == ["rtn-3bit", f"rtn-3bit ({two[:8]})"]
+
+
+def test_runs_that_cannot_be_compared_are_refused(tracker: Tracker) -> None:
+    with pytest.raises(ConfigError, match=r"several evaluations.*aaaa, bbbb"):
+        score_runs(tracker, [made(tracker, "rtn-4bit", "bbbb"), made(tracker, "rtn-3bit", "aaaa")])
+    with pytest.raises(ConfigError, match=r"Only main runs are compared.*stage promote"):
+        score_runs(tracker, [made(tracker, "rtn-4bit", stage="promote")])
+    with pytest.raises(ConfigError, match="no run to compare"):
+        score_runs(tracker, [])
+    with pytest.raises(TrackingError, match="no such run"):
+        score_runs(tracker, ["0" * 32])
+
+
 def test_a_table_is_replaced(tracker: Tracker) -> None:
     with tracker.run("x", "sweep", {}) as run:
         for values in ([1, 2], [3]):
@@ -152,7 +189,7 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
     base = make_llama(tmp_path / "base")
     good, bad = tmp_path / "good", tmp_path / "bad"
     compress_model(str(base), "none", None, [], good)
-    compress_model(str(base), "none", None, [], bad)
+    shutil.copytree(good, bad)
     (bad / "model.safetensors").write_bytes(b"broken")
     alone = reload_in_fresh_process(good)
     with reload_helper():
