@@ -28,11 +28,12 @@ _FLAGS = [
     "--remote-debugging-pipe",
 ]
 # Chromium reads its commands from file 3 and answers on file 4.
+# Chromium reads commands from 3 and answers on 4. Copies from 10 upwards first: a copy that is 3 or 4 would end at exec.
 _START = """
 import os, sys
-commands, answers = (os.dup(int(number)) for number in sys.argv[1:3])
-os.dup2(commands, 3), os.dup2(answers, 4)
-os.set_inheritable(3, True), os.set_inheritable(4, True)
+from fcntl import F_DUPFD, fcntl
+read, write = (fcntl(int(end), F_DUPFD, 10) for end in sys.argv[1:3])
+os.dup2(read, 3), os.dup2(write, 4)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 

@@ -101,7 +101,7 @@ class GateConfig(Command):
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
     error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
-    block: int = option(50, "items per block: the gate looks after each", ge=1)
+    block: int = option(20, "items per block: the gate looks after each", ge=1)
     output: OptionalText = option(
         None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
     )

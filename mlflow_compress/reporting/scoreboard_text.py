@@ -109,7 +109,8 @@ def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:
 def _correlations(board: Scoreboard) -> list[str]:
     """Return the main correlations as sentences; one for all of them where there are too few variants."""
     found = main_correlations(board)
-    if found and all(c.value is None for c in found):
+    reasons = {c.reason for c in found}
+    if len(reasons) == 1 and found[0].value is None:
         return [f"No rank correlations between metrics: {found[0].reason}"]
     return [correlation_text(board, c) for c in found]
 

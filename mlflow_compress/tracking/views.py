@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -17,8 +17,8 @@ from mlflow_compress.tracking.tracker import Tracker
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"
 
-_IN_SIGHT = (run_names.KL, "distance/flips_pct", "size/ratio")  # metrics beside the verdict, without scrolling
 _BITS = "size/bits_per_weight"
+_IN_SIGHT = ("size/ratio", run_names.KL, "distance/flips_pct", "quality/accuracy_delta", _BITS)
 _SCATTERS = {"KL by bits per weight": run_names.KL, "Flips by bits per weight": "distance/flips_pct"}
 _BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/ratio")
 
@@ -45,13 +45,19 @@ def _runs(evaluation: str) -> dict[str, object]:
     }
 
 
-def _table(columns: Iterable[str]) -> dict[str, object]:
-    """Return the state of the table: the description, which begins with the verdict, and metrics.
+def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
+    """Return the state of the table: the description, which begins with the verdict, then metrics, in this order.
 
-    MLflow sorts the metrics by name. A few fit beside the description.
+    `description` is the width of its column in pixels. Releases of MLflow that know no order sort columns by name.
     """
-    metrics = [f"metrics.`{name}`" for name in columns]
-    return {"selectedColumns": ["attributes.`Description`", *metrics], "compareRunsMode": "TABLE"}
+    columns = ["attributes.`Description`", *(f"metrics.`{name}`" for name in metrics)]
+    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, "runDateAndNestInfo": 120}
+    return {
+        "selectedColumns": columns,
+        "columnOrder": ["0", "attributes.`Run Name`", "runDateAndNestInfo", *columns, "duration"],
+        "columnWidths": {"0": 73, **widths, **{f"metrics.`{name}`": 125 for name in metrics}},
+        "compareRunsMode": "TABLE",
+    }
 
 
 def _charts() -> dict[str, object]:
@@ -90,8 +96,11 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
     if evaluation is None:
         return
     views = {
-        LEADERBOARD: ("Leaderboard", _table(_IN_SIGHT)),
-        f"{LEADERBOARD}-all": ("All headline metrics", _table([*run_names.leaderboard(), run_names.ITEMS])),
+        LEADERBOARD: ("Leaderboard", _table(_IN_SIGHT, description=280)),
+        f"{LEADERBOARD}-all": (
+            "All headline metrics",
+            _table([*run_names.leaderboard(), run_names.ITEMS], description=200),
+        ),
         CHARTS: ("Size against distance", _charts()),
     }
     for view, (name, state) in views.items():

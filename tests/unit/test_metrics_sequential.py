@@ -63,12 +63,11 @@ def test_contradicting_data_keep_the_last_interval(monkeypatch):
 
 
 def test_gate_by_hand():
-    # No flips at all against a limit of 50 %. The careful bettor always bets 0.5/0.5 = 1 (capped), and his fifth of the
-    # capital grows by 1 + 0.5 an item. The bold one believes in 20 earlier items with a mean of 0.25: after t items his
-    # mean is 5/(20 + t), the spread 0.25, and his four fifths grow by 1 + 0.5 (0.5 - 5/(20 + t))/0.25 = 2 - 10/(20 + t).
-    # 0.8 (1.5 1.524 1.545 1.565 1.583 1.6 1.615) + 0.2 1.5^7 = 0.8 22.6 + 0.2 17.1 = 21.5 >= 20 after 7 items, 14.6 after 6.
+    # No flips at all against a limit of 50 %. The bold bettor believes in ten items with a mean of 0.05, for which Kelly
+    # bets (0.5 - 0.05)/(0.5 0.5) = 1.8: he stakes 0.9 of his capital, or 0.99 at most, on every item, and wins as much.
+    # 0.95 x 1.9^5 = 23.5 >= 20 after 5 items, and 0.95 x 1.99^4 + 0.05 x 1.5^4 = 15.2 < 20 after 4.
     assert gate(np.zeros(50), 0.5) == gate([0] * 50, 0.5)
-    assert gate(np.zeros(50), 0.5).n_used == 7
+    assert gate(np.zeros(50), 0.5).n_used == 5
     assert gate(np.ones(50), 0.5).verdict == "fail"
     assert gate(np.zeros(3), 0.5).verdict == "undecided"
     assert gate(np.zeros(3), 0.5).n_used == 3

@@ -152,6 +152,15 @@ def test_equals_few_items_and_what_has_no_results_are_told() -> None:
     ]
 
 
+def test_a_mean_that_hangs_on_one_item_is_told() -> None:
+    """A gate trusts an interval only where the largest item holds less than 2.5 % of the mean."""
+    share = "distance/kl_share_top_item_pct"
+    found = board(variant("a", kl=1, more={share: 30.0}), variant("b", kl=2, more={share: 2.4}), variant("c", kl=3))
+    [warning] = found.warnings
+    assert warning.kind == "one_item" and warning.variants == ("a",)
+    assert warning.text == "one item holds up to 30 % of the mean KL of a: its interval can be too narrow"
+
+
 def test_two_variants_of_one_name_are_refused() -> None:
     with pytest.raises(DataError, match="Two variants have one name"):
         board(variant("a"), variant("a"))

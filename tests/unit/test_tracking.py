@@ -153,7 +153,8 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
-    assert state["selectedColumns"][:2] == ["attributes.`Description`", "metrics.`distance/kl_mean`"]  # type: ignore[index]
+    columns = ["attributes.`Description`", "metrics.`size/ratio`", "metrics.`distance/kl_mean`"]
+    assert state["selectedColumns"][:3] == columns == state["columnOrder"][3:6]  # type: ignore[index]
     charts = saved_view(tracker, "charts-aaaaaaaa")
     assert charts["searchFilter"] == state["searchFilter"]
     first = charts["compareRunCharts"][0]  # type: ignore[index]

@@ -10,9 +10,9 @@ from typing import Literal
 from mlflow_compress.decide.promotion import KL
 from mlflow_compress.decide.scoreboard.scored_variant import ScoredVariant
 from mlflow_compress.decide.scoreboard.separation import Separation
-from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS
+from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT
 
-Kind = Literal["failed", "unsupported", "few_items", "fewer_bits_beat_more", "not_told_apart"]
+Kind = Literal["failed", "unsupported", "few_items", "one_item", "fewer_bits_beat_more", "not_told_apart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ def score_warnings(
     return (
         *_without_results(variants),
         *_few_items(variants),
+        *_one_item(variants),
         *_fewer_bits(variants, separations),
         *_not_told_apart(groups),
     )
@@ -43,13 +44,13 @@ def _without_results(variants: Sequence[ScoredVariant]) -> list[ScoreWarning]:
     return [
         ScoreWarning(
             kind="failed" if v.status == "failed" else "unsupported",
-            text=f"{v.name} {verbs[v.status]}: {v.reason}",
+            text=f"{v.name} {verbs[v.status]}: {v.reason.removesuffix('.')}",
             variants=(v.name,),
         )
         for v in variants
         if v.status != "finished"
     ] + [
-        ScoreWarning(kind="failed", text=f"{v.name} is not complete: {v.reason}", variants=(v.name,))
+        ScoreWarning(kind="failed", text=f"{v.name} is not complete: {v.reason.removesuffix('.')}", variants=(v.name,))
         for v in variants
         if v.status == "finished" and v.reason
     ]
@@ -63,6 +64,17 @@ def _few_items(variants: Sequence[ScoredVariant]) -> list[ScoreWarning]:
     text = f"{n:,} {'item is' if n == 1 else 'items are'} too few for a decision: with fewer than {TRUSTED_ITEMS}, "
     text += "intervals of the KL can be too narrow"
     return [ScoreWarning(kind="few_items", text=text, variants=tuple(few))]
+
+
+def _one_item(variants: Sequence[ScoredVariant]) -> list[ScoreWarning]:
+    """Return a warning where one item holds so much of a mean KL that its interval cannot be trusted."""
+    held = {v.name: v.results[TOP_ITEM.name].value for v in variants if TOP_ITEM.name in v.results}
+    found = {name: share for name, share in held.items() if share >= TRUSTED_TOP_PCT}
+    if not found:
+        return []
+    text = f"one item holds up to {max(found.values()):.0f} % of the mean KL of {_and(tuple(found))}: "
+    text += "its interval can be too narrow"
+    return [ScoreWarning(kind="one_item", text=text, variants=tuple(found))]
 
 
 def _fewer_bits(variants: Sequence[ScoredVariant], separations: Sequence[Separation]) -> list[ScoreWarning]:
@@ -91,4 +103,4 @@ def _not_told_apart(groups: Mapping[str, Sequence[Sequence[str]]]) -> list[Score
 
 
 def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -14,9 +14,10 @@ import numpy as np
 from mlflow_compress.metrics.stats.arrays import Float
 
 MOST = 0.5  # share of the capital that a careful bet may lose
-_BOLDEST = 0.97  # the same of a bold one
-_BOLD_SHARE = 0.8  # of the capital at the start
-_PSEUDO_ITEMS = 20.0  # that a bold bettor believes to have seen
+_BOLD_SHARE = 0.95  # of the capital at the start
+_PSEUDO_ITEMS = 10.0  # that a bold bettor believes to have seen
+_SHARES = np.concatenate([[0.0], np.geomspace(0.01, 0.5, 14), np.linspace(0.55, 0.99, 12)])
+"""Shares of the capital that a bold bet may lose: nothing, or from 1 % to almost everything."""
 
 Side = Literal["below", "above"]
 
@@ -35,25 +36,30 @@ def careful_bets(x: Float, log_odds: float) -> Float:
     return np.asarray(np.sqrt(2.0 * log_odds / (before * t * np.log1p(t))), dtype=np.float64)
 
 
-def _bold_bets(x: Float, m: float, side: Side) -> Float:
-    """Return approximate Kelly bets ``|mean - m|/E(x - m)²`` from the items before, shape (n,).
+def _bold_path(x: Float, m: float, side: Side) -> Float:
+    """Return the log-capital of who stakes before each item what would have gained most until then, shape (n,).
 
-    Before any item they believe in a mean of half, or twice, `m`. Where nothing speaks against it they risk almost
-    everything, which shows a rare event to be rare with few items.
+    That is Kelly's bet for the items so far. Ten items with a mean of a tenth of `m` (or twice `m`, for "above") are
+    believed in beforehand, so that rare events are shown to be rare with few items.
     """
-    guess = m / 2.0 if side == "below" else min(2.0 * m, (1.0 + m) / 2.0)
-    n = _PSEUDO_ITEMS + np.arange(len(x))
-    mean = (_PSEUDO_ITEMS * guess + np.concatenate([[0.0], np.cumsum(x)[:-1]])) / n
-    square = (_PSEUDO_ITEMS * guess + np.concatenate([[0.0], np.cumsum(x * x)[:-1]])) / n
-    spread = np.maximum(square - 2.0 * m * mean + m * m, 1e-12)
-    edge = m - mean if side == "below" else mean - m
-    return np.asarray(np.maximum(edge, 0.0) / spread, dtype=np.float64)
+    sign, room = _direction(m, side)
+    bets = _SHARES / room
+    guess = 0.1 * m if side == "below" else min(2.0 * m, (1.0 + m) / 2.0)
+    believed = guess * np.log1p(sign * bets * (m - 1.0)) + (1.0 - guess) * np.log1p(sign * bets * m)
+    gains = np.log1p(sign * bets[None, :] * (m - x[:, None]))
+    before = np.cumsum(gains, axis=0) - gains + _PSEUDO_ITEMS * believed
+    return np.asarray(np.cumsum(gains[np.arange(len(x)), before.argmax(axis=1)]), dtype=np.float64)
+
+
+def _direction(m: float, side: Side) -> tuple[float, float]:
+    """Return the sign of a bet, and what it has room for: a bet of 1/room loses everything at the worst value."""
+    return (1.0, 1.0 - m) if side == "below" else (-1.0, m)
 
 
 def log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
     """Return the log-capital after each item of who bets that the mean is below, or above, `m`; shape (n,).
 
-    Four fifths of the capital are bet boldly, the rest carefully: the sum of two martingales is one.
+    Nearly all of the capital is bet boldly, the rest carefully: the sum of two martingales is one.
 
     Parameters
     ----------
@@ -66,10 +72,8 @@ def log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
     alpha : float
         Level that the careful bets aim at. The capital is a martingale whatever it is.
     """
-    sign = 1.0 if side == "below" else -1.0
-    room = 1.0 - m if side == "below" else m  # a bet of 1/room loses everything at the worst value
-    paths = []
-    for bets, most in ((_bold_bets(x, m, side), _BOLDEST), (careful_bets(x, math.log(1.0 / alpha)), MOST)):
-        paths.append(np.cumsum(np.log1p(sign * np.minimum(bets, most / room) * (m - x))))
-    bold, careful = paths
+    sign, room = _direction(m, side)
+    bets = np.minimum(careful_bets(x, math.log(1.0 / alpha)), MOST / room)
+    careful = np.cumsum(np.log1p(sign * bets * (m - x)))
+    bold = _bold_path(x, m, side)
     return np.asarray(np.logaddexp(math.log(_BOLD_SHARE) + bold, math.log1p(-_BOLD_SHARE) + careful), dtype=np.float64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,18 +139,30 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
         ),
         encoding="utf-8",
     )
-    mlflow.pyfunc.save_model(
-        str(folder / "model"),
-        python_model=str(_MODEL_FILE),
-        artifacts={"variant": str(description)},
-        mlflow_model=meta,
-        signature=SIGNATURE,
-        input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
-        code_paths=[str(copy_code(folder))],
-        # If they are not given, MLflow loads the model to find them.
-        pip_requirements=requirements(entry.checkpoint),
-    )
+    with _without_announcements():
+        mlflow.pyfunc.save_model(
+            str(folder / "model"),
+            python_model=str(_MODEL_FILE),
+            artifacts={"variant": str(description)},
+            mlflow_model=meta,
+            signature=SIGNATURE,
+            input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
+            code_paths=[str(copy_code(folder))],
+            # If they are not given, MLflow loads the model to find them.
+            pip_requirements=requirements(entry.checkpoint),
+        )
     return folder / "model"
+
+
+@contextmanager
+def _without_announcements() -> Iterator[None]:
+    """Within this block, log no INFO messages: MLflow announces that it validates the example."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,179 @@
+"""The gate on the demo: it stops early, goes on after a kill, decides as a promotion does after all items, and exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress import cli
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.stages.gating import item_blocks
+from mlflow_compress.tracking.folder_store import FolderStore
+
+FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
+OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate") / "results"
+
+
+@pytest.fixture(scope="module")
+def near(store: Path) -> Path:
+    """Return a checkpoint that hardly differs from the demo."""
+    return Path(mc.compress("demo", "rtn", bits=8, store=store).folder)
+
+
+@pytest.fixture(scope="module")
+def far(store: Path) -> Path:
+    """Return a checkpoint that differs a lot."""
+    return Path(mc.compress("demo", "rtn", bits=2, store=store).folder)
+
+
+def policy(folder: Path, text: str) -> str:
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+LOOSE = "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 50}]\n"
+
+
+def gate(checkpoint: Path, store: Path, **more: object) -> mc.GateVerdict:
+    return mc.gate(checkpoint, store=store, block=5, **FEW, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_near_variant_passes_early_and_a_far_one_fails_early(
+    near: Path, far: Path, store: Path, tmp_path: Path
+) -> None:
+    rules = policy(tmp_path, LOOSE)
+    passed = gate(near, store, policy=rules, output=str(tmp_path / "out"))
+    assert passed.passed and passed.exit_code == 0 and passed.items_used < passed.items_available
+    strict = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/top1_agreement, at_least: 0.99}]\n")
+    failed = gate(far, store, policy=strict)
+    assert not failed.passed and failed.exit_code == 3 and failed.items_used < failed.items_available
+    # The files say the same, and the run has them.
+    written = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert written["passed"] and written["items_used"] == passed.items_used and written["exit_code"] == 0
+    shown = (tmp_path / "out" / "verdict.md").read_text()
+    assert shown.startswith("## Passed: rtn-8bit") and "% saved" in shown
+    folder = store / passed.run.run_id
+    assert (folder / "verdict.md").read_text() == shown and (folder / "records" / "items.parquet").is_file()
+    # The baseline was evaluated once, and the second gate has found it.
+    assert "found in the store" in failed.remarks[0]
+    json.dumps(passed.to_dict(), allow_nan=False)
+    assert len(passed.to_pandas()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, store: Path, tmp_path: Path) -> None:
+    """With the whole evaluation, and a limit between the value and the upper end, items cannot decide early."""
+    whole = mc.evaluate(near, store=store, **FEW)  # type: ignore[arg-type]
+    flips = whole["distance/flips_pct"]
+    assert flips.high is not None
+    for bound, passes in ((flips.high * 1.0001, True), (flips.high * 0.9999, False)):
+        rules = policy(tmp_path, f"kl: none\nmargins: []\ngates: [{{metric: distance/flips_pct, at_most: {bound}}}]\n")
+        found = gate(near, store, policy=rules)
+        [row] = found.rows
+        assert found.items_used == found.items_available == flips.n
+        assert (row.by, row.verdict == "pass", found.passed) == ("all items", passes, passes), row
+        assert "by the fixed-n rule after all items" in found.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
+    near: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 20}]\n")
+    scored: list[int] = []
+    score = item_blocks.BlockScorer._score
+
+    def counted(self: item_blocks.BlockScorer, keys: item_blocks.Keys, resume: Path) -> object:
+        if len(scored) == 2:
+            scored.append(-1)
+            raise KeyboardInterrupt
+        scored.append(len(keys))
+        return score(self, keys, resume)
+
+    monkeypatch.setattr(item_blocks.BlockScorer, "_score", counted)
+    with pytest.raises(KeyboardInterrupt):
+        gate(near, store, policy=rules, seed=7)
+    newest = max(FolderStore(store).root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    assert json.loads(newest.read_text())["status"] == "KILLED"
+    found = gate(near, store, policy=rules, seed=7)
+    assert found.passed and scored[:3] == [5, 5, -1]
+    # The first two blocks were not scored again.
+    assert 5 * 2 + sum(scored[3:]) == found.items_used
+    assert found.rows == gate(near, store, policy=rules, seed=7).rows  # as without an interruption
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_its_blocks(near: Path, store: Path, tmp_path: Path) -> None:
+    rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 20}]\n")
+    code = (
+        "import sys, mlflow_compress as mc\n"
+        "mc.gate(sys.argv[1], policy=sys.argv[2], store=sys.argv[3], block=2, seed=11, progress=lambda line: print(line, flush=True), "
+        f"**{FEW!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(near), rules, str(store)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.kill()
+    process.wait()
+    lines: list[str] = []
+    began = time.monotonic()
+    mc.gate(near, policy=rules, store=store, block=2, seed=11, progress=lines.append, **FEW)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 600 and lines[0].startswith("2 of")
+    [folder] = [p for p in (store / ".mlflow_compress").glob("unfinished/*") if p.is_dir()] or [None]
+    assert folder is None  # what was finished is tidied up
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_gate_on_the_checkpoint_needs_no_item(near: Path, store: Path, tmp_path: Path) -> None:
+    rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: size/ratio, at_least: 3}]\n")
+    found = gate(near, store, policy=rules)
+    assert not found.passed and found.items_used == 0 and found.rows[0].by == "checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["gate", "--checkpoint", str(near), "--block", "5", *OPTIONS]
+    assert cli.main([*command, "--policy", policy(workdir, LOOSE), "--output", "verdict"]) == 0
+    shown = capsys.readouterr()
+    assert "passes, after" in shown.out and "gates decided" in shown.err
+    assert (workdir / "verdict" / "verdict.md").is_file()
+    never = policy(workdir, "kl: none\nmargins: []\ngates: [{metric: distance/rbo10, at_least: 0.9999}]\n")
+    assert cli.main([*command, "--policy", never]) == 3
+    assert cli.main([*command, "--policy", "nowhere.yaml"]) == 2
+    assert cli.main(["gate"]) == 2
+
+
+def test_what_is_wrong_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    for settings, message in (
+        ({}, "'checkpoint' must be given"),
+        ({"error": 0}, "'error' is too small"),
+        ({"policy": policy(tmp_path, "gates: [{metric: distance/kl_mean, at_most: 1}]\n")}, "KL has no upper bound"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            mc.gate(store=tmp_path / "none", **settings)  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists() or not list((tmp_path / "none").iterdir())

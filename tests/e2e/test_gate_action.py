@@ -1,0 +1,98 @@
+"""The GitHub workflow and action in `examples/`: they parse, and every command of theirs is executed on the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlflow_compress.cli import STAGES
+from mlflow_compress.config import parameters, read_policy
+from mlflow_compress.decide.item_checks import item_policy
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ACTION = yaml.safe_load((EXAMPLES / "gate-action" / "action.yml").read_text())
+WORKFLOW = yaml.safe_load((EXAMPLES / "workflows" / "gate.yml").read_text())
+STEPS = WORKFLOW["jobs"]["gate"]["steps"]
+[GATE] = [step for step in ACTION["runs"]["steps"] if "run" in step]
+
+
+def test_the_workflow_uses_the_action_as_it_is_declared() -> None:
+    assert ACTION["runs"]["using"] == "composite" and GATE["shell"] == "bash"
+    [use] = [step for step in STEPS if str(step.get("uses", "")).startswith("./")]
+    required = {name for name, given in ACTION["inputs"].items() if given.get("required")}
+    assert required <= set(use["with"]) <= set(ACTION["inputs"])
+    outputs = re.findall(r'echo "(\w+)=', GATE["run"])
+    assert {f"${{{{ steps.gate.outputs.{name} }}}}" for name in outputs} == {
+        o["value"] for o in ACTION["outputs"].values()
+    }
+    named = re.findall(r"steps\.(\w+)\.outputs\.(\w+)", str(use))
+    assert (
+        named == [("compress", "folder")]
+        and 'echo "folder=' in next(s for s in STEPS if s.get("id") == "compress")["run"]
+    )
+
+
+def test_inputs_reach_the_command_as_variables_alone() -> None:
+    """An expression inside of a script would run what an input holds."""
+    for step in (GATE, *STEPS):
+        assert "${{" not in step.get("run", "")
+    used = set(re.findall(r"\$(?:\{)?([A-Z_]+)", GATE["run"])) - {"PWD", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"}
+    assert used <= set(GATE["env"])
+
+
+def test_the_options_and_the_policy_exist() -> None:
+    [use] = [step["with"] for step in STEPS if str(step.get("uses", "")).startswith("./")]
+    known = set(parameters(STAGES["gate"]))
+    assert set(re.findall(r"--(\w+)", GATE["run"] + use["options"])) <= known
+    item_policy(read_policy(str(EXAMPLES.parent / use["policy"])))
+
+
+def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a step's script as GitHub does, and return what it did."""
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        (folder / name).write_text("")
+        variables[name] = str(folder / name)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {
+        **kept,
+        "PATH": path,
+        "PYTHONPATH": str(EXAMPLES.parent),
+        "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
+        **variables,
+    }
+    (folder / "step.sh").write_text(script)
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_every_command_runs_on_the_demo(tmp_path: Path) -> None:
+    commands = {step["name"]: step["run"] for step in STEPS if "run" in step}
+    assert set(commands) == {"Install", "Compress"}  # the first installs this package, as it is here
+    done = run(commands["Compress"], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = (tmp_path / "GITHUB_OUTPUT").read_text().strip().removeprefix("folder=")
+    assert (tmp_path / folder).is_dir()
+    few = "--limit 4 --num_shuffles 0 --num_fewshot 0 --noise_items 4"
+    given = {"MODEL": "demo", "CHECKPOINT": folder, "OPTIONS": few}
+    for limit, status in ((50, 0), (0.5, 3)):
+        (tmp_path / "policy.yaml").write_text(
+            f"kl: none\nmargins: []\ngates: [{{metric: distance/flips_pct, at_most: {limit}}}]\n"
+        )
+        done = run(GATE["run"], tmp_path, **given, POLICY="policy.yaml")
+        assert done.returncode == status, done.stdout + done.stderr[-3000:]
+        outputs = dict(line.split("=", 1) for line in (tmp_path / "GITHUB_OUTPUT").read_text().splitlines())
+        assert outputs["passed"] == ("true" if status == 0 else "false")
+        assert json.loads(Path(outputs["verdict"]).read_text())["exit_code"] == status
+        assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().startswith("## Passed" if status == 0 else "## Failed")
+    broken = run(GATE["run"], tmp_path, **{**given, "CHECKPOINT": "nowhere"}, POLICY="policy.yaml")
+    assert broken.returncode == 2 and not (tmp_path / "GITHUB_STEP_SUMMARY").read_text()

@@ -1,0 +1,187 @@
+"""The gate item by item: which policies it takes, whose values it reads, and its error level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Policy, Requirements
+from mlflow_compress.decide.item_checks import VALUES, check_places, item_policy
+from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
+from mlflow_compress.metrics import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.stats.sequential import random_order
+from mlflow_compress.metrics.stats.sequential_checks import BoundedCheck, decide_checks, p_values, verdicts
+from mlflow_compress.metrics.stats.significance import holm
+from tests.metric_records import inputs
+
+FULL = inputs(60)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[tuple[str, str | None, str | None], float]:
+    measured = MetricInputs(FULL.baseline, FULL.variant, settings=MetricSettings(resamples=100))
+    return {(r.name, r.task, r.category): r.value for r in compute_all(measured)}
+
+
+@pytest.mark.parametrize("metric", sorted(VALUES))
+@pytest.mark.parametrize(("task", "category"), [(None, None), ("mmlu", None), ("mmlu", "law")])
+def test_the_mean_of_the_items_is_the_metric(
+    metric: str, task: str | None, category: str | None, results: dict[tuple[str, str | None, str | None], float]
+) -> None:
+    """The values that the gate looks at have the mean that the whole evaluation reports, in the metric's unit."""
+    limit = 0.0 if metric == "quality/accuracy_delta" else 0.5
+    policy = Policy(
+        kl=None, margins=(), gates=(MetricGate(metric=metric, at_most=limit, task=task, category=category),)
+    )
+    [check] = item_policy(policy).checks
+    values = VALUES[metric].of(FULL)[check.rows(FULL.view, FULL.headline_families)]
+    values = values[np.isfinite(values)]
+    if (metric, task, category) not in results:  # the metric is not reported by category
+        assert category is not None and len(values)
+        return
+    assert VALUES[metric].factor * values.mean() == pytest.approx(results[metric, task, category])
+    assert VALUES[metric].low <= values.min() and values.max() <= VALUES[metric].high
+
+
+def test_the_default_policy_is_four_checks_of_three_gates() -> None:
+    found = item_policy(Policy())
+    claims = {c.metric: (c.gate, c.claim.limit, c.claim.at_least) for c in found.checks}
+    assert claims == {
+        "distance/kl_clipped_mean": (0, 0.05, False),
+        "distance/kl_above_clip_pct": (0, 0.01, False),
+        "distance/flips_pct": (1, 0.05, False),
+        "quality/accuracy_delta": (2, -0.02, True),
+    }
+    assert len(found.gates) == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Policy(gates=(MetricGate(metric="distance/kl_mean", at_most=1),)), "KL has no upper bound"),
+        (Policy(gates=(MetricGate(metric="perplexity/corpus", at_most=9),)), "Unknown metric key"),
+        (Policy(gates=(MetricGate(metric="judge/similarity", at_least=0.5),)), "no mean of one bounded value per item"),
+        (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, bound="value"),)), "another end"),
+        (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=0),)), "strictly between"),
+        (Policy(require=Requirements(stages=("judge",))), "cannot require another stage"),
+        (Policy(anomalies=AnomalyRule(max_accuracy_gain=0.1)), "not decided item by item"),
+    ],
+)
+def test_what_items_cannot_decide_is_refused_with_the_reason(policy: Policy, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        item_policy(policy)
+
+
+def test_a_gate_about_no_item_is_refused() -> None:
+    policy = Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, task="mmmlu"),))
+    with pytest.raises(ConfigError, match="is about no item"):
+        check_places(item_policy(policy).checks, FULL.view, FULL.headline_families)
+
+
+def test_a_margin_reads_the_same_as_a_promotion_s() -> None:
+    policy = Policy(kl=None, gates=(), margins=(MarginGate(metric="distance/top1_agreement", margin=0.1),))
+    [check] = item_policy(policy).checks
+    assert check.claim.at_least and check.claim.limit == pytest.approx(0.9)
+    with pytest.raises(UnsupportedError):
+        item_policy(Policy(margins=(MarginGate(metric="distance/kl_reverse_mean", margin=0.1),)))
+
+
+# --- several checks together
+
+
+FLIPS = BoundedCheck(name="flips", limit=0.05)
+
+
+def test_zeros_pass_after_as_many_items_as_the_arithmetic_says() -> None:
+    """One check, error 5 %: passes have 4.5 %, so that the capital must reach 22.2.
+
+    The bold bettor has 0.95 of it. He stakes between 0.9 and 0.99 of 1/0.95, so that it grows by 1.0474 to 1.0521 an item:
+    0.95 x 1.0521^n >= 22.2 takes 63 items, and 0.95 x 1.0474^n 69. The careful one takes off an item at most.
+    """
+    n = next(n for n in range(1, 100) if decide_checks([FLIPS], {"flips": [0.0] * n})["flips"] == "pass")
+    assert 62 <= n <= 69
+    assert decide_checks([FLIPS], {"flips": [0.0] * (n - 1)})["flips"] == "undecided"
+
+
+def test_a_lower_limit_is_the_mirror_of_an_upper_one() -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random(300) < 0.2).astype(float)
+    up, down = BoundedCheck(name="a", limit=0.3), BoundedCheck(name="a", limit=0.7, at_least=True)
+    for path, mirrored in zip(
+        p_values(up, x, error=0.05, n_checks=1), p_values(down, 1 - x, error=0.05, n_checks=1), strict=True
+    ):
+        np.testing.assert_allclose(path, mirrored, rtol=1e-9)
+    assert decide_checks([up], {"a": x}) == decide_checks([down], {"a": 1 - x}) == {"a": "pass"}
+    scaled = BoundedCheck(name="a", limit=-0.4, low=-1.0, high=1.0)  # 2 x 0.3 - 1
+    assert decide_checks([scaled], {"a": 2 * x - 1}) == {"a": "pass"}
+
+
+def test_p_values_never_rise_and_look_at_the_past_only() -> None:
+    x = (np.random.default_rng(3).random(400) < 0.04).astype(float)
+    whole = p_values(FLIPS, x, error=0.05, n_checks=2)
+    for path in whole:
+        assert (np.diff(path) <= 0).all() and (path > 0).all() and (path <= 1).all()
+    for n in (1, 10, 399):
+        for path, early in zip(whole, p_values(FLIPS, x[:n], error=0.05, n_checks=2), strict=True):
+            np.testing.assert_array_equal(path[:n], early)
+
+
+def test_passes_are_corrected_by_holm_and_fails_by_bonferroni() -> None:
+    """Error 5 %: passes have 4.5 %, fails 0.5 %. Two checks: the smaller p must be at most 2.25 %, the other then 4.5 %."""
+    assert verdicts([0.022, 0.044], [1, 1], error=0.05) == ["pass", "pass"]
+    assert verdicts([0.023, 0.044], [1, 1], error=0.05) == ["undecided", "undecided"]
+    assert verdicts([0.022, 0.046], [1, 1], error=0.05) == ["pass", "undecided"]
+    assert verdicts([1, 1], [0.0024, 0.0026], error=0.05) == ["fail", "undecided"]
+    assert verdicts([0.001, 1], [0.001, 1], error=0.05) == ["undecided", "undecided"]
+
+
+def test_values_and_levels_are_checked() -> None:
+    with pytest.raises(DataError, match="must lie in"):
+        decide_checks([FLIPS], {"flips": [2.0]})
+    with pytest.raises(ConfigError, match="error level"):
+        decide_checks([FLIPS], {"flips": [0.0]}, error=0.0)
+    assert decide_checks([], {}) == {} and decide_checks([FLIPS], {"flips": []}) == {"flips": "undecided"}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6), st.sampled_from([0.05, 0.3, 0.9]))
+def test_holm_s_steps_are_those_of_statsmodels(p: list[float], error: float) -> None:
+    adjusted = holm(p)
+    assume((np.abs(adjusted - 0.9 * error) > 1e-9).all())  # a product and a quotient round differently
+    ours = np.array(verdicts(p, np.ones(len(p)), error=error)) == "pass"
+    np.testing.assert_array_equal(ours, adjusted <= 0.9 * error)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_error_level_holds_at_the_limit(seed: int) -> None:
+    """400 gates of three checks whose means are exactly their limits: a pass of any is wrong, in at most 4.5 % of them.
+
+    Three standard errors of 400 runs at 4.5 % are 3.1 %; of fails, at 0.5 %, 1.1 %.
+    """
+    rng = np.random.default_rng(seed)
+    checks = [
+        FLIPS,
+        BoundedCheck(name="rare", limit=0.01),
+        BoundedCheck(name="accuracy", limit=-0.02, low=-1.0, at_least=True),
+    ]
+    passes = fails = 0
+    for _ in range(400):
+        draws = [
+            (rng.random(800) < 0.05).astype(float),
+            (rng.random(800) < 0.01).astype(float),
+            rng.choice([-1.0, 0.0, 1.0], size=800, p=[0.06, 0.90, 0.04]),
+        ]
+        paths = [p_values(c, x, error=0.05, n_checks=3) for c, x in zip(checks, draws, strict=True)]
+        found = [verdicts([w[t] for w, _ in paths], [r[t] for _, r in paths], error=0.05) for t in range(49, 800, 50)]
+        passes += any("pass" in now for now in found)
+        fails += any("fail" in now for now in found)
+    assert passes / 400 <= 0.045 + 0.031
+    assert fails / 400 <= 0.005 + 0.011
+
+
+def test_the_order_of_items_is_a_random_one_of_their_ids() -> None:
+    keys = [("mmlu", str(i)) for i in range(50)]
+    assert sorted(random_order(keys, seed=1)) == list(range(50)) and list(random_order(keys, seed=1)) != list(range(50))
