@@ -171,7 +171,9 @@ def test_logarithmic_axes_say_what_they_cannot_show(tab: Browser, page: str) -> 
     assert tab.run("document.querySelectorAll('#scatter circle').length") == 2
     assert "Filled and joined: the Pareto front" in texts(tab, "#scatter-caption")[0]
     # With a filter that leaves nothing, the figure says so.
-    tab.run("(box => { box.value = 'none'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))")
+    tab.run(
+        "(box => { box.value = 'none'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))"
+    )
     tab.until("document.querySelector('#score-count').textContent === '0 of 2 variants'")
     assert texts(tab, "#scatter-caption") == ["No variant of the scoreboard's selection has both numbers."]
     assert tab.errors == []
