@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, Names, OptionalText, OrNone, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames, OptionalText, OrNone, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -117,7 +117,7 @@ class GateConfig(Command):
 class ReportConfig(Command):
     """The report: one page over the variants of an evaluation, or its tables for a pull request."""
 
-    runs: Names | None = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
+    runs: OptionalNames = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
     output: str = option("report.html", "file to write: .html, .md, .csv or .json")
     policy: OptionalText = option(
         None, "YAML file that says which variant to ship; none: the default policy of promote", path="file"

@@ -76,6 +76,7 @@ Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 """Settings by name: a dictionary, or "name=value,name=value"."""
 
 OptionalText = Annotated[str | None, OrNone]
+OptionalNames = Annotated[str | None, OrNone, BeforeValidator(_joined)]
 
 
 class _Checked(BaseModel):

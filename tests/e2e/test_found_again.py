@@ -17,7 +17,7 @@ from mlflow_compress.compression import pipeline as compress_run
 from mlflow_compress.config import EvaluateConfig, InferenceConfig, JudgeConfig, SourceConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
-from mlflow_compress.records import RunRecords
+from mlflow_compress.records import Judgments, RunRecords
 from mlflow_compress.scoring import engine_identity
 from mlflow_compress.stages.evaluate import run_evaluate
 from mlflow_compress.stages.evaluation import open_models
@@ -223,6 +223,11 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     [first, second] = tracker.find_finished("judge")
     answers = only(tracker, "answers")
     assert first.data.tags[run_names.SKIPPED] == f"answers: found in run {answers.info.run_id}"
+    # The grades of both models are kept, so that a page can show them beside the answers.
+    folders = (run_names.RECORDS, run_names.BASELINE_GRADES)
+    own, baselines = (Judgments.read(tracker.fetch(first.info.run_id, folder)) for folder in folders)
+    assert own.key_rows() == baselines.key_rows() and len(own) >= paid / 2  # equal answers are graded once
+    assert {*own.column("score"), *baselines.column("score")} == {7.0}
     assert first.data.metrics == second.data.metrics and first.data.metrics["judge/mt_bench"] == 7
     failed = tracker.client.get_run(answers.data.tags[run_names.PARENT])
     assert failed.info.status == "FAILED"

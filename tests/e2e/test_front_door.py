@@ -21,6 +21,7 @@ ORDER = (
     "run",
     "sweep",
     "promote",
+    "report",
     "rollback",
     "history",
     "compress",

@@ -160,3 +160,20 @@ def test_a_sandboxed_frame_shows_the_page_as_mlflow_does(tab: Browser, page: str
     ready, text = tab.until("window.heard && window.heard[0] && window.heard")
     assert int(ready) > 0 and "MLflow shows this page in a frame that opens no links" in text
     assert "5 changed answers in this selection." in text
+
+
+def test_logarithmic_axes_say_what_they_cannot_show(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    # Sizes and KL are above 0: both variants stay.
+    for side in ("x", "y"):
+        tab.run(f"(box => {{ if (!box.checked) box.click(); }})(document.querySelector('#scatter-log-{side}'))")
+    assert tab.run("document.querySelectorAll('#scatter circle').length") == 2
+    assert "Filled and joined: the Pareto front" in texts(tab, "#scatter-caption")[0]
+    # With a filter that leaves nothing, the figure says so.
+    tab.run(
+        "(box => { box.value = 'none'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))"
+    )
+    tab.until("document.querySelector('#score-count').textContent === '0 of 2 variants'")
+    assert texts(tab, "#scatter-caption") == ["No variant of the scoreboard's selection has both numbers."]
+    assert tab.errors == []

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from mlflow_compress.decide.scoreboard import ScoreColumn
+from mlflow_compress.decide.scoreboard.score_columns import DELTA
 from mlflow_compress.reporting.numbers import scale_of
 from mlflow_compress.reporting.page.answer_pairs import answer_data
 from mlflow_compress.reporting.page.explorer import explorer_data
@@ -66,7 +67,8 @@ def _axis(column: ScoreColumn) -> dict[str, Any]:
     """Return a column as an axis: values times `factor` have the unit `suffix`."""
     own = {"bytes": (1e-6, "MB"), "times": (1.0, "times"), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
     scale = scale_of(column.unit)
-    factor, suffix = own.get(column.unit, (scale.factor, scale.suffix.strip()))
+    unit = scale.difference_suffix if column.key == DELTA else scale.suffix
+    factor, suffix = own.get(column.unit, (scale.factor, unit.strip()))
     return {
         "key": column.key,
         "label": column.label,

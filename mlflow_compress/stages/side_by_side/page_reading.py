@@ -95,7 +95,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         decision=decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by),
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
-        gates=gate_texts(gates.gates),
+        gates=[*gate_texts(gates.gates), *(["what its further rules require"] if gates.rules else [])],
         variants=variants,
         items=baseline.items,
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,

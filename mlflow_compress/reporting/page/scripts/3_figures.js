@@ -69,14 +69,16 @@ const Figures = (data) => {
     const [x, y] = ["x", "y"].map((side) => byId(`scatter-${side}`).value);
     const found = points(x, y);
     const caption = byId("scatter-caption");
-    if (!found.length) {
+    const logarithmic = (side) => byId(`scatter-log-${side}`).checked;
+    const possible = found.filter((p) => ["x", "y"].every((side) => !logarithmic(side) || p[side][0] > 0));
+    if (!possible.length) {
       byId("scatter").replaceChildren();
-      caption.textContent = "No variant of the scoreboard's selection has both numbers.";
+      caption.textContent = found.length
+        ? "No variant has two values above 0, which logarithmic axes need."
+        : "No variant of the scoreboard's selection has both numbers.";
       return;
     }
-    const ends = (side) => scale(found.map((p) => p[side]), byId(`scatter-log-${side}`).checked);
-    const [across, up] = [ends("x"), ends("y")];
-    const possible = found.filter((p) => (across.type !== "log" || p.x[0] > 0) && (up.type !== "log" || p.y[0] > 0));
+    const [across, up] = ["x", "y"].map((side) => scale(possible.map((p) => p[side]), logarithmic(side)));
     const best = front(possible, x, y);
     const width = Math.max(300, byId("scatter").clientWidth);
     const named = [possible, best].find((some) => some.length <= MOST_NAMES) ?? [];
@@ -129,6 +131,7 @@ const Figures = (data) => {
     const column = columns.get(metric);
     const all = points(metric, metric).sort((a, b) => a.x[0] - b.x[0]);
     const found = all.slice(0, MOST_ROWS);
+    byId("apart-left").textContent = all.length > found.length ? `The first ${found.length} of ${all.length} are drawn.` : "";
     if (!found.length) return byId("apart-plot").replaceChildren();
     const rank = new Map(found.map((p, i) => [p.name, i]));
     const groups = data.groups[metric].map((group) => group.filter((name) => rank.has(name))).filter((group) => group.length > 1);
@@ -153,8 +156,7 @@ const Figures = (data) => {
           y2: (g) => g.at(-1), stroke: "var(--accent)", strokeWidth: 5, strokeLinecap: "round", dx: 14 + 14 * lanes[i] })),
         narrow ? null : Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: place_, title: (p) => `${p.name}\n${text(p)}`, fill: "var(--page)", stroke: "var(--line)" })),
       ],
-    }), `${column.label} of ${counted(found.length, "variant", "variants")} with intervals; ${counted(groups.length, "group", "groups")} cannot be told apart, as the table above lists.`
-      + (all.length > found.length ? ` The first ${found.length} of ${all.length} are drawn.` : ""));
+    }), `${column.label} of ${counted(found.length, "variant", "variants")} with intervals; ${counted(groups.length, "group", "groups")} cannot be told apart, as the table above lists.`);
   }
 
   /** Return a lane per bar so that bars which overlap stand beside each other. */
