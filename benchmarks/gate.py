@@ -20,7 +20,7 @@ from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.decide.item_checks import VALUES, ItemPolicy, item_policy
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.stats.sequential_checks import PASS_SHARE, BoundedCheck, p_values, verdicts
+from mlflow_compress.metrics.stats.early.sequential_checks import PASS_SHARE, BoundedCheck, p_values, verdicts
 from mlflow_compress.records import RunRecords
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +36,7 @@ VARIANTS = (
     ("gptq", "3"), ("awq", "4"), ("awq", "3"), ("wanda", "auto"), ("magnitude", "auto"),
 )  # fmt: skip
 HELD_OUT = (("bnb-int8", "auto"), ("bnb-fp4", "auto"), ("hqq", "4"), ("w8a8", "auto"), ("sparsegpt", "auto"))
-"""Variants that had no part in the choice of the bets (`betting._SHARES` and the constants beside it)."""
+"""Variants that had no part in the choice of the bets (`early.betting`), error shares and block size."""
 
 POLICIES = {
     "default": Policy(),
@@ -164,6 +164,6 @@ def at_the_limit() -> None:
 
 print("The bets were chosen on these variants and policies:\n")
 real(VARIANTS, POLICIES)
-print("\nThese had no part in the choice:\n")
+print("\nThese variants had no part in the choice, nor had two of the policies:\n")
 real(HELD_OUT, HELD_OUT_POLICIES)
 at_the_limit()

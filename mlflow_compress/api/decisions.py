@@ -88,14 +88,14 @@ def history(**settings: Any) -> AliasHistory:
     Raises
     ------
     ConfigError
-        Nothing of this baseline was promoted, or several models have this name.
+        Nothing of this baseline was promoted, several models have this name, or the alias is not allowed.
 
     Examples
     --------
-    >>> mc.history(model="a-model-that-nobody-promoted")
+    >>> mc.history(alias="latest")
     Traceback (most recent call last):
         ...
-    mlflow_compress.errors.ConfigError: Nothing was promoted of this model.
+    mlflow_compress.errors.ConfigError: This alias is reserved.
     """
     from mlflow_compress.stages.history import read_history
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.betting import MOST, careful_bets, log_wealth
+from mlflow_compress.metrics.stats.early.betting import MOST, careful_bets, log_wealth
 
 _BLOCK = 2_000_000  # bets held at once
 

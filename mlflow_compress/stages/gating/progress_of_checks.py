@@ -9,8 +9,8 @@ import numpy as np
 
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.stats.early.sequential_checks import decide_checks
 from mlflow_compress.metrics.stats.sequential import Verdict
-from mlflow_compress.metrics.stats.sequential_checks import decide_checks
 from mlflow_compress.results import GateRow
 from mlflow_compress.stages.gating.item_blocks import Keys, in_order
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.betting import Side, log_wealth
+from mlflow_compress.metrics.stats.early.betting import Side, log_wealth
 from mlflow_compress.metrics.stats.sequential import Verdict
 
 PASS_SHARE = 0.9

@@ -1,0 +1,1 @@
+"""Deciding early: bets against claims, and several claims with one error level."""
