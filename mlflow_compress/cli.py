@@ -36,10 +36,11 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     """Run a stage by its function of the front door."""
     if command == "main":
         return api.run(progress=_say, **given)
+    if command == "judge":
+        return api.judge(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
-        "judge": api.judge,
         "promote": api.promote,
     }
     return functions[command](**given)

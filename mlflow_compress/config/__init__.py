@@ -7,6 +7,7 @@ from mlflow_compress.config.groups import (
     CompressionConfig,
     EvaluationConfig,
     InferenceConfig,
+    JudgeModelConfig,
     SourceConfig,
 )
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
@@ -21,6 +22,7 @@ __all__ = [
     "Group",
     "InferenceConfig",
     "JudgeConfig",
+    "JudgeModelConfig",
     "MainConfig",
     "PromoteConfig",
     "QuantizeConfig",

@@ -10,6 +10,7 @@ from mlflow_compress.config.groups import (
     CompressionConfig,
     EvaluationConfig,
     InferenceConfig,
+    JudgeModelConfig,
     SourceConfig,
 )
 
@@ -37,6 +38,7 @@ class JudgeConfig(Command):
 
     source: SourceConfig = SourceConfig()
     answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
@@ -67,6 +69,7 @@ class MainConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = option(True, "run the judge stage")
     log_weights: Literal["auto", "true", "false"] = option(
         "auto",
@@ -87,4 +90,10 @@ class MainConfig(Command):
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
         """Return the parameters of the third stage, for the checkpoint that the first one has written."""
-        return JudgeConfig(source=self.source, answers=self.answers, inference=self.inference, checkpoint=checkpoint)
+        return JudgeConfig(
+            source=self.source,
+            answers=self.answers,
+            judging=self.judging,
+            inference=self.inference,
+            checkpoint=checkpoint,
+        )

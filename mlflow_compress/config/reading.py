@@ -49,20 +49,25 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**given)
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Return the parameters of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`."""
+def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
+    """Return what a YAML file says, by name; one that cannot be read, or holds no names, is a `ConfigError`.
+
+    `parameter` is the one that names the file.
+    """
     import yaml  # type: ignore[import-untyped]
 
     try:
         content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"Parameter 'config' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(path)
+            f"Parameter '{parameter}' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(path)
         ) from error
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ConfigError("The file of parameters holds no names", allowed="lines of 'name: value'", got=str(path))
+        raise ConfigError(
+            f"The file that '{parameter}' names holds no names", allowed="lines of 'name: value'", got=str(path)
+        )
     return content
 
 

@@ -18,6 +18,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.judges.judge_registry import chosen_judges
+from mlflow_compress.judges.session import prices_of, without_password
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
@@ -53,6 +54,7 @@ def check(config: MainConfig) -> dict[str, object]:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         instructions_of(config.judge_config())
+        prices_of(config.judge_config())
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
     known = {
@@ -211,7 +213,10 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     if config.resume is not None:
         finished = finished_stages(tracker, config.resume)
         config = resumed_config(config, config.resume, tracker, finished)
-    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
+    url = without_password(config.judge_config()).judging.judge_base_url
+    config = config.with_values(
+        judge_base_url=url, output_dir=str(out_folder(config.compression.output_dir, tracker.uri))
+    )
     known, label, variant = check(config), model_label(config.source.model), variant_name(config.quantize_config)
     with _open(config, tracker, label, variant) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
