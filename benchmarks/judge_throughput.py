@@ -25,14 +25,8 @@ from mlflow_compress.judges.prompts import grading_prompt
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 
 _MESSAGE = {"message": {"role": "assistant", "content": "Good. Rating: [[7]]"}, "finish_reason": "stop", "index": 0}
-_BODY = json.dumps(
-    {
-        "object": "chat.completion",
-        "model": "local",
-        "choices": [_MESSAGE],
-        "usage": {"prompt_tokens": 400, "completion_tokens": 9},
-    }
-).encode()
+_USAGE = {"prompt_tokens": 400, "completion_tokens": 9}
+_BODY = json.dumps({"object": "chat.completion", "model": "local", "choices": [_MESSAGE], "usage": _USAGE}).encode()
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_BODY) + _BODY
 
 

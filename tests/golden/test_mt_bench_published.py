@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions

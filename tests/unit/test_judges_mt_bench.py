@@ -15,7 +15,7 @@ import pytest
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
-from mlflow_compress.judges import JUDGES
+from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.session import endpoint_from, without_password
@@ -356,7 +356,9 @@ def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
-    assert JUDGES.names() == ["mt_bench", "similarity"]
+    assert JUDGES.names() == ["mt_bench", "pairwise", "similarity"]
+    assert chosen_judges("all") == ["mt_bench", "similarity"]
+    assert chosen_judges("all,pairwise") == ["mt_bench", "similarity", "pairwise"]
     for _, judge in JUDGES.items():
         assert judge.requires.endswith(".")
         assert judge.source
