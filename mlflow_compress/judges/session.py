@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,28 +78,35 @@ def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> Endp
     )
 
 
-def without_password(settings: JudgeConfig) -> JudgeConfig:
-    """Return the parameters with an address that may be recorded: without user, password and query.
-
-    What was taken away is passed on in OPENAI_BASE_URL, to this process and its children.
-
-    Raises
-    ------
-    ConfigError
-        ``mlflow run`` was given a password: MLflow records parameters before this package sees them.
-    """
-    url = settings.judging.judge_base_url
-    shown = shown_url(url)
-    if url == "auto" or shown == url:
-        return settings
-    if "MLFLOW_RUN_ID" in os.environ:
+def check_address(settings: JudgeConfig) -> None:
+    """Refuse an address with user, password or query that ``mlflow run`` has recorded before this package saw it."""
+    shown = shown_url(settings.judging.judge_base_url)
+    if settings.judging.judge_base_url != shown and "MLFLOW_RUN_ID" in os.environ:
         raise ConfigError(
             "judge_base_url holds a user, a password or a query, and `mlflow run` has recorded it in this run",
             got=shown,
             fix=f"Put the whole address into the environment variable {URL_VARIABLE}, and delete this run",
         )
+
+
+@contextmanager
+def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
+    """Give the parameters with an address that may be recorded: without user, password and query.
+
+    Until the block ends, OPENAI_BASE_URL holds the whole address, for the processes of the stages. See `check_address`.
+    """
+    check_address(settings)
+    url, before = settings.judging.judge_base_url, os.environ.get(URL_VARIABLE)
+    if url == shown_url(url):
+        yield settings
+        return
     os.environ[URL_VARIABLE] = url
-    return settings.with_values(judge_base_url=shown)
+    try:
+        yield settings.with_values(judge_base_url=shown_url(url))
+    finally:
+        del os.environ[URL_VARIABLE]
+        if before is not None:
+            os.environ[URL_VARIABLE] = before
 
 
 @dataclass

@@ -14,7 +14,7 @@ from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
-from mlflow_compress.judges.session import prices_of, without_password
+from mlflow_compress.judges.session import check_address, prices_of
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -158,7 +158,7 @@ def run_judge(
         A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached. If too
         many judgments have no rating, or the money is spent, everything is logged first.
     """
-    config = without_password(config)
+    check_address(config)
     prices_of(config)
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     chosen_judges(config.answers.judges)

@@ -208,15 +208,17 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     StageError
         A stage failed.
     """
+    with without_password(config.judge_config()) as judging:
+        return _run_main(config.with_values(judge_base_url=judging.judging.judge_base_url), say)
+
+
+def _run_main(config: MainConfig, say: Callable[[str], None]) -> VariantRun:
     tracker = Tracker(config.experiment)
     finished: dict[str, str] = {}
     if config.resume is not None:
         finished = finished_stages(tracker, config.resume)
         config = resumed_config(config, config.resume, tracker, finished)
-    url = without_password(config.judge_config()).judging.judge_base_url
-    config = config.with_values(
-        judge_base_url=url, output_dir=str(out_folder(config.compression.output_dir, tracker.uri))
-    )
+    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
     known, label, variant = check(config), model_label(config.source.model), variant_name(config.quantize_config)
     with _open(config, tracker, label, variant) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)

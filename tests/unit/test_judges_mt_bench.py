@@ -18,7 +18,7 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError, Judge
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.session import endpoint_from, without_password
+from mlflow_compress.judges.session import check_address, endpoint_from, without_password
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
@@ -285,22 +285,30 @@ def test_the_environment_gives_key_and_address() -> None:
     assert url("auto", {"OPENAI_API_KEY": KEY}) == "https://api.openai.com/v1"
 
 
-def test_a_password_in_the_address_is_passed_on_in_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_BASE_URL", "MLFLOW_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize("before", [None, "https://other.example/v1"])
+def test_a_password_in_the_address_is_passed_on_in_the_environment_alone(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OPENAI_BASE_URL", before)
     asked = JudgeConfig(judge_base_url="https://me:secret@judge.example/v1?version=1")
-    kept = without_password(asked)
-    assert kept.judging.judge_base_url == "https://judge.example/v1"
-    assert os.environ["OPENAI_BASE_URL"] == asked.judging.judge_base_url
-    endpoint = endpoint_from({**os.environ, "OPENAI_API_KEY": KEY}, kept)
+    with without_password(asked) as kept:
+        assert kept.judging.judge_base_url == "https://judge.example/v1"
+        assert os.environ["OPENAI_BASE_URL"] == asked.judging.judge_base_url
+        endpoint = endpoint_from({**os.environ, "OPENAI_API_KEY": KEY}, kept)
+    assert os.environ.get("OPENAI_BASE_URL") == before
     assert isinstance(endpoint, EndpointConfig)
     assert endpoint.called_url == "https://judge.example/v1?version=1"
     assert "secret" not in repr(endpoint)
-    assert without_password(JudgeConfig()).judging.judge_base_url == "auto"
+    with without_password(JudgeConfig()) as kept:
+        assert kept.judging.judge_base_url == "auto"
     monkeypatch.setenv("MLFLOW_RUN_ID", "r")
     with pytest.raises(ConfigError, match=r"mlflow run.*OPENAI_BASE_URL") as error:
-        without_password(asked)
+        check_address(asked)
     assert "secret" not in str(error.value)
+    check_address(JudgeConfig())
 
 
 @pytest.mark.parametrize(
