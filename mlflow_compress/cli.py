@@ -49,10 +49,11 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     if command == "sweep":
         with cli_live.shown(_say) as progress:
             return api.sweep(progress=progress, **given)
+    if command == "judge":
+        return api.judge(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
-        "judge": api.judge,
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,

@@ -12,7 +12,7 @@ from mlflow_compress.errors import ConfigError
 
 C = TypeVar("C", bound=Command)
 
-_SUFFIXES = (".jsonl", ".txt", ".gguf")  # no known data set, task or hub id ends like this
+_SUFFIXES = (".jsonl", ".txt", ".gguf", ".yaml", ".yml")  # no known data set, task or hub id ends like this
 _ALWAYS = ("data_dir",)  # parameters that are always paths
 
 STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"
@@ -27,8 +27,8 @@ def absolute_paths(config: C) -> C:
     Raises
     ------
     ConfigError
-        A value can only be a path (it begins with `.`, `~` or `/`, ends in .jsonl, .txt or .gguf, or has more parts
-        than a hub id), but there is no such file or folder.
+        A value can only be a path (it begins with `.`, `~` or `/`, ends in .jsonl, .txt, .gguf or .yaml, or has more
+        parts than a hub id), but there is no such file or folder.
     """
     changed: dict[str, Any] = {}
     values = config.values()

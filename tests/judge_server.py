@@ -1,17 +1,34 @@
-"""A real local HTTP server that speaks the chat-completions protocol and answers by a script."""
+"""A real local HTTP server that speaks the chat-completions protocol and answers by a script, faults included."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Script = Callable[[int, dict[str, Any]], "str | tuple[int, dict[str, Any]]"]
-"""From the request's number (0, 1, ...) and body to the judge's text, or to a status with an error body."""
+
+@dataclass(frozen=True)
+class Raw:
+    """A response byte for byte. `cut` ends the connection that many bytes before the end; `wait` comes before it."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "application/json"
+    cut: int = 0
+    wait: float = 0.0
+
+
+Answer = str | tuple[int, dict[str, Any]] | Raw
+Script = Callable[[int, dict[str, Any]], Answer]
+"""From the request's number (0, 1, ...) and body to the judge's text, a status with a JSON body, or a raw response."""
 
 
 @dataclass
@@ -21,36 +38,65 @@ class JudgeServer:
     base_url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    most_at_once: int = 0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # a burst of connections is not turned away
+
+    def handle_error(self, *_: Any) -> None:
+        """Keep the output clean when a client has gone."""
 
 
 @contextmanager
-def judge_server(script: Script, *, model: str = "gpt-4-0613") -> Iterator[JudgeServer]:
+def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) -> Iterator[JudgeServer]:
     """Serve until the block ends. Errors ask for a retry after one millisecond, so that tests need not wait."""
     lock = threading.Lock()
     state = JudgeServer("")
+    running = 0
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            nonlocal running
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 number = len(state.bodies)
                 state.bodies.append({"path": self.path, **body})
                 state.keys.append(self.headers["Authorization"].removeprefix("Bearer "))
-            answer = script(number, body)
-            status, payload = answer if isinstance(answer, tuple) else (200, _completion(answer, model))
-            data = json.dumps(payload).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            if status != 200:
-                self.send_header("retry-after-ms", "1")
+                running += 1
+                state.most_at_once = max(state.most_at_once, running)
+            try:
+                self._send(self._raw(script(number, body)))
+            finally:
+                with lock:
+                    running -= 1
+
+        def _raw(self, answer: Answer) -> Raw:
+            if isinstance(answer, Raw):
+                return answer
+            if isinstance(answer, str):
+                return Raw(json.dumps(completion(answer, model)).encode())
+            status, payload = answer
+            return Raw(json.dumps(payload).encode(), status, {} if status == 200 else {"retry-after-ms": "1"})
+
+        def _send(self, raw: Raw) -> None:
+            time.sleep(raw.wait)
+            if raw.status == 0:  # the connection breaks before an answer
+                self.close_connection = True
+                return
+            self.send_response(raw.status)
+            self.send_header("Content-Type", raw.kind)
+            self.send_header("Content-Length", str(len(raw.body)))
+            for name, value in raw.headers.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(raw.body[: len(raw.body) - raw.cut])
 
         def log_message(self, *_: Any) -> None:
             """Keep the test's output clean."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", port), Handler)
     state.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -62,12 +108,84 @@ def judge_server(script: Script, *, model: str = "gpt-4-0613") -> Iterator[Judge
         server.server_close()
 
 
-def _completion(text: str, model: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
+def completion(
+    text: str | None, model: str = "gpt-4-0613", *, finish: str = "stop", usage: Any = None, **message: Any
+) -> dict[str, Any]:
+    """Return a chat completion as OpenAI writes it."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
+        ],
+        **({"usage": usage} if usage is not None else {}),
     }
+
+
+def question_of(body: Mapping[str, Any]) -> str:
+    """Return what is asked, as a short hash of the messages."""
+    return hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()[:16]
+
+
+PASSING = ("rate_limit", "server_error", "timeout", "dropped", "truncated", "html")
+"""Faults that cost nothing, and pass."""
+PAID = ("refusal", "empty", "off_format")
+"""Replies that cost money, and in which nothing can be read."""
+
+
+def fault(kind: str, text: str, *, wait: float = 1.0) -> Raw:
+    """Return a response with a fault; `wait` is how long one that times out keeps the client waiting."""
+    whole = json.dumps(completion(text)).encode()
+    return {
+        "rate_limit": Raw(b'{"error": {"message": "slow down"}}', 429, {"Retry-After": "0.01"}),
+        "server_error": Raw(b'{"error": {"message": "broken"}}', 500, {"retry-after-ms": "1"}),
+        "timeout": Raw(whole, wait=wait),
+        "dropped": Raw(status=0),
+        "truncated": Raw(whole[:-20]),
+        "html": Raw(b"<html><body>Bad gateway</body></html>", kind="text/html"),
+        "refusal": Raw(json.dumps(completion(None, refusal="I cannot judge this.")).encode()),
+        "empty": Raw(json.dumps(completion("")).encode()),
+        "off_format": Raw(json.dumps(completion("Rating: seven")).encode()),
+    }[kind]
+
+
+@dataclass
+class FaultyJudge:
+    """A script that injects every kind of fault in turn, at a share of the calls, and rates by the question.
+
+    Attributes
+    ----------
+    share : float
+        Share of the calls that fail.
+    paid : collections.Counter
+        Replies that cost money, by question.
+    """
+
+    share: float = 0.3
+    wait: float = 1.0
+    latency: float = 0.0
+    paid: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rating(self, question: str) -> int:
+        """Return the rating of a question: always the same."""
+        return int(question, 16) % 10 + 1
+
+    def __call__(self, number: int, body: Mapping[str, Any]) -> Answer:
+        """Answer one call."""
+        question = question_of(body)
+        text = f"Good. Rating: [[{self.rating(question)}]]"
+        kinds = (*PASSING, *PAID)
+        # Every tenth of the calls is even: at 30 %, calls 0, 1 and 2 of ten fail, with the next kind each.
+        fails = number % 10 < round(10 * self.share)
+        kind = kinds[(number // 10 * 3 + number % 10) % len(kinds)] if fails else ""
+        with self._lock:
+            if kind:
+                self.injected[kind] += 1
+            if kind not in PASSING:
+                self.paid[question] += 1
+        time.sleep(self.latency)
+        return fault(kind, text, wait=self.wait) if kind else text

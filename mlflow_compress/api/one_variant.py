@@ -86,7 +86,11 @@ def evaluate(
 
 @takes_parameters_of(JudgeConfig)
 def judge(
-    checkpoint: CompressedModel | str | PathLike[str] | None = None, *, store: StoreLike = None, **settings: Any
+    checkpoint: CompressedModel | str | PathLike[str] | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> AnswerEvaluation:
     """Return how similar, and how good, the answers of a checkpoint and its baseline to the same instructions are.
 
@@ -96,6 +100,8 @@ def judge(
         What `compress` returned, or its folder.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told, before the first call, how many calls a judge model will take, and what they may cost.
     **settings
         The other parameters of ``mlflow-compress judge``. MT-Bench grades need ``OPENAI_API_KEY``.
 
@@ -113,7 +119,7 @@ def judge(
     from mlflow_compress.stages.judge import run_judge
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_judge(config, opened_store(store))
+    return run_judge(config, opened_store(store), progress or (lambda line: None))
 
 
 @takes_parameters_of(MainConfig)

@@ -17,6 +17,7 @@ from mlflow_compress.config.groups import (
     CompressionConfig,
     EvaluationConfig,
     InferenceConfig,
+    JudgeModelConfig,
     SourceConfig,
 )
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
@@ -36,6 +37,7 @@ __all__ = [
     "HistoryConfig",
     "InferenceConfig",
     "JudgeConfig",
+    "JudgeModelConfig",
     "MainConfig",
     "Policy",
     "PromoteConfig",

@@ -12,6 +12,7 @@ from mlflow_compress.config.groups import (
     CompressionConfig,
     EvaluationConfig,
     InferenceConfig,
+    JudgeModelConfig,
     SourceConfig,
 )
 
@@ -40,6 +41,7 @@ class JudgeConfig(Command):
 
     source: SourceConfig = SourceConfig()
     answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
@@ -135,6 +137,7 @@ class MainConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = option(True, "run the judge stage")
     log_weights: LogWeights = option(
         "auto",
@@ -155,4 +158,10 @@ class MainConfig(Command):
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
         """Return the parameters of the third stage, for the checkpoint that the first one has written."""
-        return JudgeConfig(source=self.source, answers=self.answers, inference=self.inference, checkpoint=checkpoint)
+        return JudgeConfig(
+            source=self.source,
+            answers=self.answers,
+            judging=self.judging,
+            inference=self.inference,
+            checkpoint=checkpoint,
+        )

@@ -106,12 +106,39 @@ class AnswerConfig(Group):
         "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore",
         path="folder",
     )
-    judges: Names = option("all", "judges of the answers, comma-separated; 'all' asks every installed one")
-    judge_model: str = option("gpt-4", "model asked for MT-Bench grades (needs OPENAI_API_KEY)")
+    judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
+    judge_max_tokens: AutoOrCount = option(
+        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+    )
+
+
+class JudgeModelConfig(Group):
+    """Which models judge, how they are called, and what that may cost."""
+
+    judge_model: Names = option(
+        "gpt-4", "models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one"
+    )
     judge_base_url: str = option(
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"
     )
-    judge_repeats: int = option(1, "gradings per answer", ge=1)
-    judge_max_tokens: AutoOrCount = option(
-        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+    judge_repeats: int = option(1, "gradings per answer; from 2 on the judge's own noise is measured", ge=1)
+    judge_attempts: int = option(
+        3, "replies per judgment until one can be read; replies are kept, so a larger number goes on from there", ge=1
+    )
+    judge_max_unscored: float = option(
+        0.05, "largest share of judgments without a rating; above it the stage fails at its end, with all kept", ge=0
+    )
+    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1)
+    judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0)
+    judge_max_retries: int = option(5, "retries of a call that failed for a reason that may pass", ge=0)
+    judge_requests_per_minute: int = option(0, "calls to the judge in a minute; 0 is no limit", ge=0)
+    judge_tokens_per_minute: int = option(0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0)
+    judge_prices: OptionalText = option(
+        None, "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost", path="file"
+    )
+    judge_max_cost: float = option(
+        0.0, "most that one run may spend on the judge, by judge_prices; 0 is no limit", ge=0
+    )
+    judge_prompts: OptionalText = option(
+        None, "FastChat's judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )

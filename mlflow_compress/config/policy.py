@@ -207,7 +207,7 @@ def read_policy(path: str | None) -> Policy:
     """
     if path is None:
         return Policy()
-    content = read_file(Path(path), "policy")
+    content = read_file(Path(path), parameter="policy")
     try:
         return Policy(**content)
     except ConfigError as error:

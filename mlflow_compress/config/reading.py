@@ -49,7 +49,7 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**given)
 
 
-def read_file(path: Path, parameter: str = "config") -> dict[str, Any]:
+def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
     """Return the values of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`.
 
     `parameter` is the one that names the file.

@@ -1,7 +1,7 @@
-"""Judges of generated answers, one file per judge: `similarity` for ConSCompF, `mt_bench` for MT-Bench.
+"""Judges of generated answers, one file per judge: `similarity` (ConSCompF), `mt_bench` (MT-Bench), `pairwise`.
 
-`encoder` loads the sentence encoders of `similarity`. `grading`, `prompts`, `parsing`, `endpoint` and `judgment_cache`
-are parts of `mt_bench`.
+`encoder` loads the sentence encoders of `similarity`. The judges that ask a model share `session`, `asking`,
+`estimate`, `parsing`, `prompts`, `judgment_cache` and the package `transport`; `grading` is a part of `mt_bench`.
 """
 
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs, chosen_judges

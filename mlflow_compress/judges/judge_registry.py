@@ -47,11 +47,14 @@ class JudgeInputs:
     samples : mapping of str to Generations
         Several sampled answers to each first turn, of "baseline", "variant" and "again": a second, independent sample
         of the baseline.
+    say : callable (line)
+        Shows a line to the user, such as what the judgments will cost.
     """
 
     instructions: Sequence[AskedInstruction]
     graded: Mapping[str, Generations]
     samples: Mapping[str, Generations]
+    say: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +94,22 @@ class Judged:
         Reason why the judge could not judge, as a sentence.
     parameters : mapping of str to str
         Settings that reproduce the output; logged as the run's parameters.
+    values : mapping of str to float
+        What the judging took (calls, tokens, cost) and what has no rating; logged as metrics. Values that several
+        judges give under one name are added up.
+    remarks : sequence of str
+        Sentences for the run's note.
+    failed : str, optional
+        Why the stage fails after everything else has been logged, as sentences.
     """
 
     judgments: Mapping[str, Judgments] = field(default_factory=dict)
     vectors: AnswerVectors | None = None
     skipped: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+    failed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +125,14 @@ class Judge:
         What the judge needs to run, in one sentence.
     source : str
         The paper or program that defines it, and any deviation from it.
+    on_request : bool
+        Whether it judges only if it is named: "all" leaves it out.
     """
 
     open: Callable[[JudgeConfig, Path], Callable[[JudgeInputs], Judged]]
     requires: str
     source: str
+    on_request: bool = False
 
 
 JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")
@@ -128,9 +144,11 @@ def chosen_judges(asked: str) -> list[str]:
     Parameters
     ----------
     asked : str
-        Names separated by commas, or "all" for every installed judge.
+        Names separated by commas; "all" is every installed judge that is not `Judge.on_request`.
     """
-    names = JUDGES.names() if asked == "all" else [name.strip() for name in asked.split(",")]
+    names: list[str] = []
+    for name in (part.strip() for part in asked.split(",")):
+        names += [n for n, judge in JUDGES.items() if not judge.on_request] if name == "all" else [name]
     for name in names:
         JUDGES.get(name)
-    return names
+    return list(dict.fromkeys(names))

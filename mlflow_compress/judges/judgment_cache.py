@@ -67,6 +67,10 @@ class JudgmentCache:
                     os.fsync(sink.fileno())
             self._rows[key] = value
 
+    def values(self) -> list[dict[str, Any]]:
+        """Return every judgment."""
+        return list(self._rows.values())
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -1,19 +1,16 @@
-"""The MT-Bench judge: GPT-4 or another model behind an OpenAI-compatible endpoint grades answers."""
+"""The MT-Bench judge: GPT-4 or other models behind an OpenAI-compatible endpoint grade answers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.judges.endpoint import OPENAI_URL, EndpointConfig
-from mlflow_compress.judges.grading import MtBenchConfig, MtBenchJudge
+from mlflow_compress.judges.grading import gradings, records
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-URL_VARIABLE = "OPENAI_BASE_URL"
+from mlflow_compress.judges.parsing import read_rating
+from mlflow_compress.judges.session import KEY_VARIABLE, Session
+from mlflow_compress.records import Judgments
 
 TEMPERATURES: Mapping[str, float] = {
     "writing": 0.7,
@@ -28,73 +25,38 @@ TEMPERATURES: Mapping[str, float] = {
 """MT-Bench's generation temperature of graded answers, by category."""
 OTHER_TEMPERATURE = 0.7
 """Generation temperature of any other category (such as Vicuna-bench's), as in FastChat."""
-JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """Grading is skipped; `reason` is a sentence for tag and note."""
-
-    reason: str
-
-
-def judge_config_from_env(
-    environment: Mapping[str, str],
-    *,
-    model: str = "gpt-4",
-    base_url: str = "auto",
-    repeats: int = 1,
-    concurrency: int = 4,
-) -> MtBenchConfig | Skipped:
-    """Return the configuration of the judge, or the reason why grading is skipped.
-
-    Parameters
-    ----------
-    environment : mapping
-        Usually ``os.environ``. The key is read from OPENAI_API_KEY only.
-    model, repeats, concurrency : str, int, int
-        As in `MtBenchConfig`.
-    base_url : str
-        "auto" is OPENAI_BASE_URL if set, otherwise OpenAI's own address.
-    """
-    key = environment.get(KEY_VARIABLE, "").strip()
-    if not key:
-        return Skipped(f"No MT-Bench grades: {KEY_VARIABLE} is not set")
-    url = (environment.get(URL_VARIABLE, "").strip() or OPENAI_URL) if base_url == "auto" else base_url
-    endpoint = EndpointConfig(base_url=url, key=key)
-    return MtBenchConfig(endpoint=endpoint, model=model, repeats=repeats, concurrency=concurrency)
+TASK = "mt_bench"
 
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every judgment and gives the reason."""
-    config = judge_config_from_env(
-        os.environ,
-        model=settings.answers.judge_model,
-        base_url=settings.answers.judge_base_url,
-        repeats=settings.answers.judge_repeats,
-    )
-    if isinstance(config, Skipped):
-        skipped = Judged(skipped=config.reason, parameters={"judge_model": "none"})
+    session = Session.open(settings, folder)
+    if isinstance(session, str):
+        skipped = Judged(skipped=session, parameters={"judge_model": "none"})
         return lambda inputs: skipped
-    grader = MtBenchJudge(config, cache=folder / JUDGMENTS)
 
     def judge(inputs: JudgeInputs) -> Judged:
-        grades = {
-            who: grader.judge(inputs.instructions, answers, label=f"judge {who}")
-            for who, answers in inputs.graded.items()
-        }
-        return Judged(judgments=grades, parameters={"judge_model": settings.answers.judge_model})
+        repeats = settings.judging.judge_repeats
+        asked = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
+        found = session.ask([one.question for part in asked.values() for one in part], read_rating, say=inputs.say)
+        judgments: dict[str, list[Judgments]] = {who: [] for who in asked}
+        for model, given in found.items():
+            rest = iter(given)
+            for who, part in asked.items():
+                task = TASK if len(found) == 1 else f"{TASK}/{model}"
+                judgments[who].append(records(part, [next(rest) for _ in part], task=task))
+        return Judged(judgments={who: Judgments.concat(parts) for who, parts in judgments.items()}, **session.account())
 
     return judge
 
 
-JUDGES.register("mt_bench")(
+JUDGES.register(TASK)(
     Judge(
         open=_open,
         requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
         source=(
-            "FastChat llm_judge, single-answer grading with its prompts; ratings are read more strictly, and an "
-            "unreadable one is asked for again, then counted as unscored"
+            "FastChat llm_judge, single-answer grading with its prompts; ratings are read more strictly, an unreadable "
+            "or ambiguous one is asked for again, then counted as unscored"
         ),
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,22 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import is_of
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "mt_bench"
 TURNS = 2
+
+
+def by_judge_model(judgments: Judgments) -> dict[str, Judgments]:
+    """Return the MT-Bench ratings of each judge model, by model; "" is the only one, where no other was asked.
+
+    Several judge models write their ratings under "mt_bench/<model>", so that one is never taken for another.
+    """
+    tasks = sorted({task for task in judgments.table.column("task").to_pylist() if is_of(JUDGE, task)})
+    return {task.removeprefix(JUDGE).removeprefix("/"): judgments.where(task=task) for task in tasks}
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ def _pooled(means: Float) -> Float:
         return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any) -> MetricKey:
+def judge_key(name: str, direction: Direction, low: float, meaning: str, **more: Any) -> MetricKey:
+    """Return the key of a mean grade, or of a difference between two (`low` below 0)."""
     high = 9.0 if low < 0 else 10.0
     return MetricKey(
         name=f"judge/{name}",
@@ -110,7 +121,7 @@ def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any)
 @METRICS.register("judge_scores")
 @metric(
     keys=(
-        _key(
+        judge_key(
             "mt_bench",
             "higher",
             1.0,
@@ -119,12 +130,20 @@ def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any)
             headline=130,
             leaderboard=True,
             difference="judge/mt_bench_delta",
+            floor="judge/mt_bench_noise",
             unscored="the judge gave no grade that can be read",
+            by_task=True,
         ),
-        _key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
-        _key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
-        _key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
-        _key("mt_bench_delta", "higher", -9.0, "Variant minus baseline, on question turns that both have scores for."),
+        judge_key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
+        judge_key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
+        judge_key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
+        judge_key(
+            "mt_bench_delta",
+            "higher",
+            -9.0,
+            "Variant minus baseline, on question turns that both have scores for.",
+            by_task=True,
+        ),
     ),
     requires=(f"judgments:{JUDGE}",),
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
@@ -133,31 +152,42 @@ def _key(name: str, direction: Direction, low: float, meaning: str, **more: Any)
 def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
     """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
 
-    The difference is paired: over the answers that have a score of both models.
+    The difference is paired: over the answers that have a score of both models. Several judge models have results of
+    their own, with the model as `task`, and no pooled one: `judge_panel` has their mean, under a name of its own.
     """
     assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None  # required
-    subject = turn_scores(inputs.subject.judgments.where(task=JUDGE))
-    results = _mean_scores(inputs, subject, "")
-    if inputs.variant is None:
+    subject, baseline = by_judge_model(inputs.subject.judgments), by_judge_model(inputs.baseline.judgments)
+    results = []
+    for model, judgments in subject.items():
+        other = turn_scores(baseline[model]) if inputs.variant is not None else None
+        results += [replace(result, task=model or None) for result in compared(inputs, turn_scores(judgments), other)]
+    return results
+
+
+def compared(
+    inputs: MetricInputs, subject: TurnScores, baseline: TurnScores | None, *, name: str = JUDGE
+) -> list[MetricResult]:
+    """Return the mean scores of a model, and its baseline's and the difference where there is one, under `name`."""
+    results = _mean_scores(inputs, subject, name, with_turns=name == JUDGE)
+    if baseline is None:
         return results
-    baseline = turn_scores(inputs.baseline.judgments.where(task=JUDGE))
     if baseline.question != subject.question:
         raise AlignmentError(
             "Baseline and variant were judged on different questions",
             got=str(sorted(set(baseline.question) ^ set(subject.question))[:3]),
             fix="Judge both on the same questions",
         )
-    results += _mean_scores(inputs, baseline, "_baseline")
+    results += _mean_scores(inputs, baseline, f"{name}_baseline")
     shared = np.where(np.isfinite(baseline.score), subject.score - baseline.score, np.nan)
     delta = TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
-    return results + _mean_scores(inputs, delta, "_delta")
+    return results + _mean_scores(inputs, delta, f"{name}_delta")
 
 
-def _mean_scores(inputs: MetricInputs, scores: TurnScores, suffix: str) -> list[MetricResult]:
+def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:
     s = inputs.settings
     has_second = bool(np.isfinite(scores.score[:, 1]).any())
-    wanted: dict[str, tuple[Statistic, list[int]]] = {f"mt_bench{suffix}": (_pooled, [0, 1])}
-    if suffix == "":
+    wanted: dict[str, tuple[Statistic, list[int]]] = {key: (_pooled, [0, 1])}
+    if with_turns:
         wanted["mt_bench_turn1"] = (_turn(0), [0])
         if has_second:
             wanted["mt_bench_turn2"] = (_turn(1), [1])

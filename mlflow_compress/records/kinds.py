@@ -162,7 +162,14 @@ class Generations(Records):
 
 
 class Judgments(Records):
-    """A judge's rating of one answer: `score` from 1 to 10, or null where no rating could be read after the retries."""
+    """A judge's rating of one answer: `score` from 1 to 10, or null where there is none.
+
+    `reason` says in one word why there is no score ("ambiguous", "http_500", ...), and is null where there is one.
+    `judgment` is the judge's last reply, or what went wrong. `judge` is the model that answered, and its prompt's name.
+
+    Of a comparison, `score` is 1 if the variant's answer is better, 0 if the baseline's is, 0.5 for a tie. `repeat` is
+    then the order of the two: 0 with the baseline's answer first, 1 with the variant's.
+    """
 
     NAME = "judgments"
     KEY = ("task", "item_id", "turn", "repeat")
@@ -173,6 +180,7 @@ class Judgments(Records):
             pa.field("repeat", pa.int16()),
             pa.field("category", pa.string()),
             pa.field("score", pa.float64()),
+            pa.field("reason", pa.string()),
             pa.field("judgment", pa.string()),
             pa.field("judge", pa.string()),
         ]

@@ -64,8 +64,9 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
 
 
 def _measured_by(stage: str) -> str:
-    """Return the labels of the metrics that only this stage computes."""
-    labels = [key.label for key in all_keys().values() if key.label and key.name.startswith(f"{stage}/")]
+    """Return the labels of the metrics that only this stage computes, and computes unasked."""
+    keys = [key for key in all_keys().values() if key.name.startswith(f"{stage}/") and not key.on_request]
+    labels = [key.label for key in keys if key.label]
     return ", ".join(labels) or "what it measures"
 
 

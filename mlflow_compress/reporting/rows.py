@@ -124,7 +124,9 @@ def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
         n=_count(result, key.counted),
         difference=interval_text(result, scale, difference=False),
         noise=None if floor is None else interval_text(floor, scale, difference=False),
-        distinguishable=above_floor(result, floor, key.unchanged),
+        distinguishable=separates(result, key.unchanged)
+        if key.low < key.unchanged < key.high  # it may be moved either way, such as a win rate
+        else above_floor(result, floor, key.unchanged),
     )
 
 
@@ -136,6 +138,7 @@ def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey])
     if counted is None:
         return None
     scale, difference, unchanged = scale_of(key.unit), None, 0.0
+    floor = pooled.get(key.floor) if key.floor else None
     if change is not None:
         unchanged = keys[change.name].unchanged
         ratio = unchanged == 1.0
@@ -148,6 +151,7 @@ def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey])
         baseline=None if baseline is None else value_text(baseline, scale),
         variant=None if variant is None else value_text(variant, scale),
         difference=difference,
+        noise=None if floor is None else interval_text(floor, scale, difference=False),
         distinguishable=None if change is None else separates(change, unchanged),
     )
 

@@ -20,6 +20,7 @@ from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
+from mlflow_compress.judges.session import prices_of, without_password
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
@@ -64,6 +65,7 @@ def check(config: MainConfig) -> dict[str, object]:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         instructions_of(config.judge_config())
+        prices_of(config.judge_config())
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
     return resolved_parameters(config, calibration)
@@ -227,6 +229,11 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     StageError
         A stage failed.
     """
+    with without_password(config.judge_config()) as judging:
+        return _run_main(config.with_values(judge_base_url=judging.judging.judge_base_url), say)
+
+
+def _run_main(config: MainConfig, say: Callable[[str], None]) -> VariantRun:
     tracker = Tracker(config.experiment)
     finished: dict[str, str] = {}
     if config.resume is not None:

@@ -19,6 +19,7 @@ from tests.judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
+KEY, PASSWORD = "sk-none-needed-123", "pass-w0rd-1234"
 REFUSAL = 401, {"error": {"message": "no such key"}}
 # Runs the command and tells which libraries the main process itself has imported by then.
 COMMAND = """
@@ -33,7 +34,7 @@ raise SystemExit(code)
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the main job in `folder` with a key for the judge."""
     store = f"sqlite:///{folder / 'mlflow.db'}"
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "OPENAI_API_KEY": "none-needed", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND, "main", *options]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -62,7 +63,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, sub
     few = ["--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
     with judge_server(lambda number, body: REFUSAL) as server:
         asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]
-        done = run(folder, *asked, "--judge_base_url", server.base_url)
+        done = run(folder, *asked, "--judge_base_url", server.base_url.replace("//", f"//user:{PASSWORD}@"))
+        assert server.keys and all(key.startswith("Basic ") for key in server.keys)  # the stage got the password
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     yield folder, done
@@ -86,6 +88,16 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     assert main.data.metrics[run_names.ITEMS] == 6
     assert "auto" not in {value for name, value in main.data.params.items() if name != "judge_base_url"}
     assert main.data.params["device"] in ("cpu", "cuda")
+
+
+def test_neither_key_nor_password_is_written(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = failed
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert (folder / "mlflow.db") in written
+    for secret in (KEY, PASSWORD):
+        assert secret not in done.stdout + done.stderr
+        assert [path for path in written if secret.encode() in path.read_bytes()] == []
+    assert parent(Tracker()).data.params["judge_base_url"].startswith("http://127.0.0.1:")
 
 
 def test_resuming_runs_the_judge_alone_and_publishes_again(

@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import socket
 import subprocess
 import sys
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
-from mlflow_compress.judges import JUDGES
-from mlflow_compress.judges.endpoint import EndpointConfig
-from mlflow_compress.judges.grading import MtBenchConfig, MtBenchJudge
+from mlflow_compress.judges import JUDGES, chosen_judges
+from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.mt_bench import Skipped, judge_config_from_env
-from mlflow_compress.records import Generations
-from tests.judge_server import judge_server
+from mlflow_compress.judges.session import check_address, endpoint_from, without_password
+from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from tests.judge_server import Raw, completion, judge_server
+from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
 
-KEY = "sk-test-0123456789-secret"
-
-
-@dataclass(frozen=True)
-class Instruction:
-    item_id: str
-    category: str
-    turns: tuple[str, ...]
-    reference: tuple[str, ...] = ()
+ONE = {"judge_concurrency": 1}
 
 
-WRITING = Instruction("w", "writing", ("Write about a dog.", "Now about a cat."))
-MATH = Instruction("m", "math", ("What is 2 + 2?", "Add 3."), ("4", "7"))
+def scores(judged: Any) -> list[float | None]:
+    return judged.judgments["variant"].table.column("score").to_pylist()  # type: ignore[no-any-return]
 
 
-def answers(*items: Instruction) -> Generations:
-    rows = [
-        {"item_id": item.item_id, "turn": turn, "text": f"answer {turn} to {item.item_id}"}
-        for item in items
-        for turn in (0, 1)
-    ]
-    return Generations.from_rows([{"task": "t", "sample": 0, "prompt": "", "n_tokens": 4, **row} for row in rows])
+def reasons(judged: Any) -> list[str | None]:
+    return judged.judgments["variant"].table.column("reason").to_pylist()  # type: ignore[no-any-return]
 
 
-def config(base_url: str, *, max_retries: int = 3, timeout: float = 20.0, **settings: Any) -> MtBenchConfig:
-    endpoint = EndpointConfig(base_url=base_url, key=KEY, max_retries=max_retries, timeout=timeout)
-    return MtBenchConfig(endpoint=endpoint, **settings)
-
-
-def test_grades_both_turns_with_the_right_prompts() -> None:
+def test_grades_both_turns_with_the_right_prompts(tmp_path: Path) -> None:
     with judge_server(lambda _, body: f"Fine. Rating: [[{9 if 'Reference' in str(body) else 6}]]") as server:
-        found = MtBenchJudge(config(server.base_url)).judge([WRITING, MATH], answers(WRITING, MATH), task="mt")
-    assert found.key_rows() == [("mt", "w", 0, 0), ("mt", "w", 1, 0), ("mt", "m", 0, 0), ("mt", "m", 1, 0)]
-    assert found.column("score").tolist() == [6.0, 6.0, 9.0, 9.0]
+        judged = grade(server.base_url, tmp_path, WRITING, MATH)
+    found = judged.judgments["variant"]
+    assert found.key_rows() == [(("mt_bench", i, t, 0)) for i in "wm" for t in (0, 1)]
+    assert scores(judged) == [6.0, 6.0, 9.0, 9.0]
+    assert reasons(judged) == [None] * 4
     assert found.column("category").tolist() == ["writing", "writing", "math", "math"]
     assert found.column("judge").tolist()[-1] == "gpt-4-0613 single-math-v1-multi-turn"
     assert set(server.keys) == {KEY}
@@ -67,172 +52,287 @@ def test_grades_both_turns_with_the_right_prompts() -> None:
     assert "Write about a dog." in second
     assert "answer 0 to w" in second
     assert "answer 1 to w" in second
+    assert judged.parameters == {
+        "judge_model": "gpt-4",
+        "judge_answered_by": "gpt-4-0613",
+        "judge_sent": "temperature=0, max_tokens=2048",
+    }
 
 
-def test_repeats_are_separate_questions_to_the_judge() -> None:
+def test_repeats_are_separate_questions_to_the_judge(tmp_path: Path) -> None:
     with judge_server(lambda number, _: f"[[{number % 10 + 1}]]") as server:
-        found = MtBenchJudge(config(server.base_url, repeats=3, concurrency=1)).judge([WRITING], answers(WRITING))
+        judged = grade(server.base_url, tmp_path, WRITING, judge_repeats=3, **ONE)
     assert len(server.bodies) == 6
-    assert found.column("repeat").tolist() == [0, 1, 2, 0, 1, 2]
-    assert found.column("score").tolist() == [1, 2, 3, 4, 5, 6]
+    assert judged.judgments["variant"].column("repeat").tolist() == [0, 1, 2, 0, 1, 2]
+    assert scores(judged) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_passing_failure_is_tried_again(status: int) -> None:
+def test_equal_answers_of_both_models_are_graded_once(tmp_path: Path) -> None:
+    same = {"baseline": answers(WRITING), "variant": answers(WRITING)}
+    with judge_server(lambda number, _: f"[[{number + 1}]]") as server:
+        judged = grade(server.base_url, tmp_path, WRITING, given=same)
+    assert len(server.bodies) == 2
+    assert judged.judgments["baseline"].table.equals(judged.judgments["variant"].table)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
+def test_a_passing_failure_is_tried_again(status: int, tmp_path: Path) -> None:
     def script(number: int, _: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
         return (status, {"error": {"message": "later"}}) if number < 2 else "[[7]]"
 
     with judge_server(script) as server:
-        found = MtBenchJudge(config(server.base_url, concurrency=1)).judge([WRITING], answers(WRITING))
-    assert found.column("score").tolist() == [7.0, 7.0]
+        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    assert scores(judged) == [7.0, 7.0]
     assert len(server.bodies) == 4
 
 
-def test_a_lasting_failure_ends_in_one_clear_error() -> None:
-    with (
-        judge_server(lambda *_: (500, {"error": {"message": "broken"}})) as server,
-        pytest.raises(JudgeError, match=r"answered HTTP 500: .*broken.*Tried 3 times") as error,
-    ):
-        MtBenchJudge(config(server.base_url, max_retries=2, concurrency=1)).judge([WRITING], answers(WRITING))
-    assert server.base_url in str(error.value)
-    assert len(server.bodies) <= 6  # two grades were planned; none is tried more than three times
+def test_a_lasting_failure_leaves_a_judgment_unscored_with_its_reason(tmp_path: Path) -> None:
+    def script(_: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
+        return (500, {"error": {"message": "broken"}}) if "Now about" in str(body) else "[[4]]"
+
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, WRITING, judge_max_retries=2, **ONE)
+        assert len(server.bodies) == 4
+        assert scores(judged) == [4.0, None] and reasons(judged) == [None, "http_500"]
+        assert "Tried 3 times" in judged.judgments["variant"].column("judgment")[1]
+        assert judged.values["judge/unscored/http_500"] == judged.values["judge/unscored"] == 1
+        assert judged.failed is not None and "1 of 2 judgments have no rating: 1 http_500" in judged.failed
+        # A failure cost nothing and is not kept: the same command asks again. Half unscored is allowed here.
+        again = grade(server.base_url, tmp_path, WRITING, judge_max_retries=0, judge_max_unscored=0.5, **ONE)
+        assert len(server.bodies) == 5 and again.failed is None
 
 
-def test_an_unreadable_rating_is_asked_for_again() -> None:
-    with judge_server(lambda number, _: "I like it." if number == 0 else "[[4]]") as server:
-        found = MtBenchJudge(config(server.base_url, concurrency=1)).judge([WRITING], answers(WRITING))
-    assert found.column("score").tolist() == [4.0, 4.0]
+@pytest.mark.parametrize("answer", ["I like it.", "[[3]] for the style, [[9]] for the facts", ""])
+def test_a_reply_that_cannot_be_read_is_asked_for_again(answer: str, tmp_path: Path) -> None:
+    with judge_server(lambda number, _: answer if number == 0 else "[[4]]") as server:
+        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    assert scores(judged) == [4.0, 4.0]
     assert len(server.bodies) == 3
 
 
-def test_a_rating_that_stays_unreadable_is_null_and_not_kept(tmp_path: Path) -> None:
-    cache = tmp_path / "judgments.jsonl"
-    with judge_server(lambda _, body: "No." if "Now about" in str(body) else "[[4]]") as server:
-        judge = MtBenchJudge(config(server.base_url, attempts=2, concurrency=1), cache=cache)
-        found = judge.judge([WRITING], answers(WRITING))
-    assert found.table.column("score").to_pylist() == [4.0, None]
-    assert found.column("judgment").tolist() == ["[[4]]", "No."]
-    assert len(server.bodies) == 3
-    assert len(cache.read_text().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("reply", "reason", "calls"),
+    [
+        (completion("No."), "no_rating", 2),
+        (completion("[[3]] or [[4]]"), "ambiguous", 2),
+        (completion("[[11]]"), "out_of_range", 2),
+        (completion(" "), "empty", 2),
+        (completion(None), "empty", 2),
+        (completion(None, refusal="I cannot."), "refusal", 2),
+        (completion("[[5]]", refusal="I cannot."), "refusal", 2),
+        (completion("", finish="content_filter"), "content_filter", 1),
+        (completion("cut off", finish="length"), "length", 2),
+        ({"object": "chat.completion", "choices": []}, "no_choices", 2),
+    ],
+)
+def test_what_stays_unreadable_is_unscored_and_every_paid_reply_is_kept(
+    reply: dict[str, Any], reason: str, calls: int, tmp_path: Path
+) -> None:
+    def script(_: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
+        return (200, reply) if "Now about" in str(body) else "[[4]]"
+
+    with judge_server(script) as server:
+        for _ in range(2):  # the second time everything is kept
+            judged = grade(server.base_url, tmp_path, WRITING, judge_attempts=2, **ONE)
+            assert scores(judged) == [4.0, None] and reasons(judged) == [None, reason]
+            assert judged.values[f"judge/unscored/{reason}"] == 1
+            assert len(server.bodies) == 1 + calls
+        # More attempts go on from there.
+        grade(server.base_url, tmp_path, WRITING, judge_attempts=3, **ONE)
+        assert len(server.bodies) == (4 if calls == 2 else 2)
 
 
-def test_an_unreachable_endpoint_is_named() -> None:
+def test_a_content_filter_and_a_400_are_not_asked_again(tmp_path: Path) -> None:
+    def script(_: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        code = "content_filter" if "Now about" in str(body) else "other"
+        return 400, {"error": {"message": "no", "code": code}}
+
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, WRITING)
+    assert reasons(judged) == ["http_400", "content_filter"]
+    assert len(server.bodies) == 2
+
+
+def test_an_unreachable_endpoint_is_named(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://user:password@127.0.0.1:{port}/v1"
     with pytest.raises(JudgeError, match="cannot be reached") as error:
-        MtBenchJudge(config(url, max_retries=1)).judge([WRITING], answers(WRITING))
+        grade(url, tmp_path, WRITING, judge_max_retries=1)
     assert f"http://127.0.0.1:{port}/v1" in str(error.value)
     assert "password" not in str(error.value)
 
 
-def test_a_silent_endpoint_times_out() -> None:
-    released = threading.Event()
-    with (
-        judge_server(lambda *_: "[[5]]" if released.wait(10) else "late") as server,
-        pytest.raises(JudgeError, match=r"did not answer within 0.2 s. Tried 1 times"),
-    ):
-        try:
-            settings = config(server.base_url, max_retries=0, timeout=0.2)
-            MtBenchJudge(settings).judge([WRITING], answers(WRITING))
-        finally:
-            released.set()
+def test_a_silent_endpoint_times_out(tmp_path: Path) -> None:
+    with judge_server(lambda *_: Raw(b"{}", wait=0.4)) as server:
+        judged = grade(server.base_url, tmp_path, WRITING, judge_max_retries=0, judge_timeout=0.1)
+    assert reasons(judged) == ["timeout", "timeout"]
+    assert "did not answer within 0.1 s" in judged.judgments["variant"].column("judgment")[0]
 
 
-def test_something_else_than_a_completion_is_an_error() -> None:
+@pytest.mark.parametrize("body", [b'{"hello": "world"}', b"[]", b"<html>welcome</html>", b'{"choices": [{"mess'])
+def test_an_address_that_never_answers_as_an_endpoint_stops_at_once(body: bytes, tmp_path: Path) -> None:
     with (
-        judge_server(lambda *_: (200, {"hello": "world"})) as server,
-        pytest.raises(JudgeError, match="something else than a chat completion"),
+        judge_server(lambda *_: Raw(body)) as server,
+        pytest.raises(JudgeError, match=r"answered something else than .*Check judge_base_url: it often ends in /v1"),
     ):
-        MtBenchJudge(config(server.base_url)).judge([WRITING], answers(WRITING))
+        grade(server.base_url, tmp_path, *instructions(20), judge_max_retries=0)
+    assert len(server.bodies) <= 17  # those under way, and no more
+
+
+def test_an_unknown_model_and_spent_credit_stop_at_once(tmp_path: Path) -> None:
+    missing = 404, {"error": {"message": "The model `x` does not exist"}}
+    spent = 429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    for answer, message in ((missing, "has no model 'x'.*judge_model"), (spent, "no credit left")):
+        with (
+            judge_server(lambda *_, a=answer: a) as server,
+            pytest.raises(JudgeError, match=message),
+        ):
+            grade(server.base_url, tmp_path, *instructions(20), judge_model="x")
+        assert len(server.bodies) <= 17
 
 
 def test_the_key_never_shows(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.DEBUG)
-    cache = tmp_path / "judgments.jsonl"
-    errors = []
-    for status in (401, 403, 400, 500):
+    shown = []
+    for status in (401, 403, 404):
         echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
         with judge_server(lambda *_, s=status, e=echo: (s, e)) as server, pytest.raises(JudgeError) as error:
-            MtBenchJudge(config(server.base_url, max_retries=1)).judge([WRITING], answers(WRITING))
-        errors.append(error.getrepr(style="long", chain=True, showlocals=False).__str__())
+            grade(server.base_url, tmp_path, WRITING, judge_max_retries=1)
+        shown.append(error.getrepr(style="long", chain=True, showlocals=False).__str__())
         assert error.value.__cause__ is None
         assert error.value.__context__ is None
         if status in (401, 403):
             assert f"refused the key (HTTP {status}). Check OPENAI_API_KEY." in str(error.value)
-    with judge_server(lambda *_: f"Your key is {KEY}. [[5]]", model=KEY) as server:
-        settings = config(server.base_url)
-        found = MtBenchJudge(settings, cache=cache).judge([WRITING], answers(WRITING))
-    assert found.column("score").tolist() == [5.0, 5.0]
-    shown = [*errors, repr(settings), str(found.table.to_pylist()), cache.read_text(), caplog.text]
-    assert not [text for text in shown if KEY in text]
-    assert "Your key is [key]." in found.column("judgment")[0]
+    for status in (400, 500):
+        echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+        with judge_server(lambda *_, s=status, e=echo: (s, e)) as server:
+            judged = grade(server.base_url, tmp_path, WRITING, judge_max_retries=1)
+            assert reasons(judged) == [f"http_{status}"] * 2
+        shown.append(str(judged))
+        shown.append(str(judged.judgments["variant"].table.to_pylist()))
+    with judge_server(lambda *_: f"Your key is {KEY}, pass-w0rd. [[5]]", model=KEY) as server:
+        secret = server.base_url.replace("//", "//user:pass-w0rd@")
+        judged = grade(secret, tmp_path, WRITING)
+        assert {key.split()[0] for key in server.keys} == {"Basic"}
+    assert scores(judged) == [5.0, 5.0]
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    shown += [str(judged.judgments["variant"].table.to_pylist()), str(judged), caplog.text, *written]
+    assert caplog.text and any(written)
+    assert not [text for text in shown if KEY in text or "pass-w0rd" in text]
+    assert "Your key is [key], [password]." in judged.judgments["variant"].column("judgment")[0]
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    cache = tmp_path / "kept" / "judgments.jsonl"
-    items = [Instruction(f"w{i}", "writing", (f"Write {i}.", "Again.")) for i in range(4)]
-
+    cache = tmp_path / "judgments.jsonl"
+    items = instructions(4)
     healthy = False
 
     def script(number: int, _: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
-        return f"[[{min(number + 1, 10)}]]" if number < 3 or healthy else (400, {"error": {"message": "stop"}})
+        return f"[[{min(number + 1, 10)}]]" if number < 3 or healthy else (401, {"error": {"message": "stop"}})
 
     with judge_server(script) as server:
-        settings = config(server.base_url, concurrency=1)
-        with pytest.raises(JudgeError, match="HTTP 400"):
-            MtBenchJudge(settings, cache=cache).judge(items, answers(*items))
+        with pytest.raises(JudgeError, match="HTTP 401"):
+            grade(server.base_url, tmp_path, *items, **ONE)
         assert len(cache.read_text().splitlines()) == 3
         with cache.open("a") as sink:  # the process died while it wrote a line
             sink.write('{"key": "abc", "val')
         healthy, asked = True, len(server.bodies)
-        found = MtBenchJudge(settings, cache=cache).judge(items, answers(*items))
+        found = grade(server.base_url, tmp_path, *items, **ONE)
         assert len(server.bodies) - asked == 5
-        assert found.column("score").tolist() == [1, 2, 3, *(min(asked + n, 10) for n in range(1, 6))]
+        assert scores(found) == [1, 2, 3, *(min(asked + n, 10) for n in range(1, 6))]
         # Everything is kept now: the next judge asks nothing, another model's judge asks everything.
-        again = MtBenchJudge(settings, cache=cache).judge(items, answers(*items))
-        assert again.table.equals(found.table)
+        again = grade(server.base_url, tmp_path, *items, **ONE)
+        assert again.judgments["variant"].table.equals(found.judgments["variant"].table)
+        assert again.values["judge/calls"] == 0 and "judge/prompt_tokens" not in again.values
         assert len(server.bodies) - asked == 5
-        other = config(server.base_url, concurrency=1, model="other")
-        MtBenchJudge(other, cache=cache).judge([items[0]], answers(*items))
+        grade(server.base_url, tmp_path, items[0], judge_model="other", **ONE)
         assert len(server.bodies) - asked == 7
     assert len(cache.read_text().splitlines()) == 10
 
 
-def test_no_key_is_a_reason_not_an_error() -> None:
+def test_judgments_of_an_earlier_release_are_read_and_not_paid_again(tmp_path: Path) -> None:
+    with judge_server(lambda *_: "[[5]]") as server:
+        grade(server.base_url, tmp_path, WRITING)
+        cache = tmp_path / "judgments.jsonl"
+        rows = [json.loads(line) for line in cache.read_text().splitlines()]
+        for row in rows:  # what 0.1.0 kept of a judgment
+            row["value"] = {"score": 5.0, "judgment": "[[5]]", "judge": row["value"]["judge"]}
+        cache.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert scores(grade(server.base_url, tmp_path, WRITING)) == [5.0, 5.0]
+        assert len(server.bodies) == 2
+
+
+def test_no_key_is_a_reason_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for environment in ({}, {"OPENAI_API_KEY": "  "}):
-        found = judge_config_from_env(environment)
-        assert isinstance(found, Skipped)
-        assert "OPENAI_API_KEY" in found.reason
+        assert "OPENAI_API_KEY" in str(endpoint_from(environment, JudgeConfig()))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    judged = JUDGES.get("mt_bench").open(JudgeConfig(), tmp_path)(None)  # type: ignore[arg-type]
+    assert judged.skipped is not None and not judged.judgments
 
 
 def test_the_environment_gives_key_and_address() -> None:
-    environment = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": "http://localhost:8000/v1"}
-    found = judge_config_from_env(environment, model="m", repeats=2)
-    assert isinstance(found, MtBenchConfig)
-    assert (found.endpoint.base_url, found.model, found.repeats) == ("http://localhost:8000/v1", "m", 2)
-    named = judge_config_from_env(environment, base_url="https://judge.example/v1")
-    assert isinstance(named, MtBenchConfig)
-    assert named.endpoint.base_url == "https://judge.example/v1"
-    default = judge_config_from_env({"OPENAI_API_KEY": KEY})
-    assert isinstance(default, MtBenchConfig)
-    assert default.endpoint.base_url == "https://api.openai.com/v1"
+    environment = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": "http://a:b@localhost:8000/v1"}
+
+    def url(given: str, environment: dict[str, str] = environment) -> str:
+        found = endpoint_from(environment, JudgeConfig(judge_base_url=given))
+        assert isinstance(found, EndpointConfig)
+        return found.base_url
+
+    assert url("auto") == url("http://localhost:8000/v1") == "http://a:b@localhost:8000/v1"
+    assert url("https://judge.example/v1") == "https://judge.example/v1"
+    assert url("auto", {"OPENAI_API_KEY": KEY}) == "https://api.openai.com/v1"
+
+
+@pytest.mark.parametrize("before", [None, "https://other.example/v1"])
+def test_a_password_in_the_address_is_passed_on_in_the_environment_alone(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OPENAI_BASE_URL", before)
+    asked = JudgeConfig(judge_base_url="https://me:secret@judge.example/v1?version=1")
+    with without_password(asked) as kept:
+        assert kept.judging.judge_base_url == "https://judge.example/v1"
+        assert os.environ["OPENAI_BASE_URL"] == asked.judging.judge_base_url
+        endpoint = endpoint_from({**os.environ, "OPENAI_API_KEY": KEY}, kept)
+    assert os.environ.get("OPENAI_BASE_URL") == before
+    assert isinstance(endpoint, EndpointConfig)
+    assert endpoint.called_url == "https://judge.example/v1?version=1"
+    assert "secret" not in repr(endpoint)
+    with without_password(JudgeConfig()) as kept:
+        assert kept.judging.judge_base_url == "auto"
+    monkeypatch.setenv("MLFLOW_RUN_ID", "r")
+    with pytest.raises(ConfigError, match=r"mlflow run.*OPENAI_BASE_URL") as error:
+        check_address(asked)
+    assert "secret" not in str(error.value)
+    check_address(JudgeConfig())
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"repeats": 0}, {"attempts": 0}, {"concurrency": 0}, {"max_tokens": 0}, {"model": " "}, {"timeout": 0.0}],
+    [
+        {"judge_repeats": 0},
+        {"judge_attempts": 0},
+        {"judge_concurrency": 0},
+        {"judge_model": " "},
+        {"judge_model": "a,a"},
+        {"judge_timeout": 0.0},
+        {"judge_max_retries": -1},
+        {"judge_max_cost": 1.0},
+    ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        config("http://localhost/v1", **settings)
+        open_judge("http://localhost/v1", tmp_path, **settings)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", ""])
-def test_a_bad_address_is_refused(url: str) -> None:
+def test_a_bad_address_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        config(url)
+        open_judge(url, tmp_path)
 
 
 def test_a_key_that_no_header_can_carry_is_refused_without_showing_it() -> None:
@@ -241,31 +341,32 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it() -> None:
     assert "mlaut" not in str(error.value)
 
 
-def test_a_single_turn_is_graded_alone() -> None:
+def test_a_single_turn_is_graded_alone(tmp_path: Path) -> None:
     one = Instruction("v", "generic", ("Who?",))
     with judge_server(lambda number, body: "Rating: [[7]]") as server:
-        found = MtBenchJudge(config(server.base_url)).judge([one], answers(one).where(turn=0))
+        found = grade(server.base_url, tmp_path, one).judgments["variant"]
     assert [(row["turn"], row["score"]) for row in found.table.to_pylist()] == [(0, 7.0)]
 
 
 def test_missing_answers_and_references_are_named() -> None:
-    judge = MtBenchJudge(config("http://localhost/v1"))
     with pytest.raises(AlignmentError, match="m, turn 0"):
-        judge.judge([MATH], answers(WRITING))
+        gradings([MATH], answers(WRITING))
     bare = Instruction("m", "math", MATH.turns)
     with pytest.raises(DataError, match=r"Instruction m has no reference answers, and MT-Bench needs them for math"):
-        judge.judge([bare], answers(bare))
+        gradings([bare], answers(bare))
 
 
 def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "judgments.jsonl"
     path.write_text('{"key": "a", "value": {}}\nnot json\n{"key": "b", "value": {}}\n')
     with pytest.raises(DataError, match="Line 2"):
-        MtBenchJudge(config("http://localhost/v1"), cache=path)
+        open_judge("http://localhost/v1", tmp_path)
 
 
 def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
-    assert JUDGES.names() == ["mt_bench", "similarity"]
+    assert JUDGES.names() == ["mt_bench", "pairwise", "similarity"]
+    assert chosen_judges("all") == ["mt_bench", "similarity"]
+    assert chosen_judges("all,pairwise") == ["mt_bench", "similarity", "pairwise"]
     for _, judge in JUDGES.items():
         assert judge.requires.endswith(".")
         assert judge.source

@@ -88,6 +88,8 @@ class MetricKey:
         Why something may have no value; without it no footnote counts what has none.
     gate : GateValue, optional
         What a promotion gate reads of it.
+    on_request : bool
+        Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     """
 
     name: str
@@ -107,6 +109,7 @@ class MetricKey:
     counted: str = "items"
     unscored: str = ""
     gate: GateValue | None = None
+    on_request: bool = False
 
     def __post_init__(self) -> None:
         if self.headline is not None and not self.label:

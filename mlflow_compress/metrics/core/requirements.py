@@ -10,6 +10,7 @@ from mlflow_compress.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+    from mlflow_compress.records import RunRecords
 
 
 def missing(inputs: MetricInputs, requirement: str) -> str | None:
@@ -20,7 +21,8 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
     - "shuffles": every model was scored under shuffled answer orders. "positive_kl": the KL of some item is above 0.
     - "predictions", "option_scores", "token_scores", "judgments", "generations": records of the baseline and, where
       there is one, of the variant.
-    - "judgments:<judge>": ratings of that judge, of the same models.
+    - "judgments:<judge>": ratings of that judge, of the same models. "several_judges": grades of two judge models or
+      more. "judge_repeats": an answer was graded more than once. "comparisons": verdicts on pairs of answers.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
     """
@@ -45,9 +47,35 @@ def _judged(inputs: MetricInputs, judge: str) -> str | None:
     if reason is not None:
         return reason
     for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
-        if run is not None and run.judgments is not None and not (run.judgments.column("task") == judge).any():
+        if run is not None and not any(is_of(judge, task) for task in _judge_tasks(run)):
             return f"the {who} has no judgments records of {judge}"
     return None
+
+
+def is_of(judge: str, task: str) -> bool:
+    """Return whether ratings with this `task` are those of a judge: "<judge>", or "<judge>/<model>" of several."""
+    return task == judge or task.startswith(f"{judge}/")
+
+
+def _judge_tasks(run: RunRecords) -> set[str]:
+    return set() if run.judgments is None else set(run.judgments.table.column("task").to_pylist())
+
+
+def _several_judges(inputs: MetricInputs) -> str | None:
+    models = [task for task in _judge_tasks(inputs.subject) if task.startswith("mt_bench/")]
+    return None if len(models) > 1 else "fewer than two judge models graded the answers"
+
+
+def _judge_repeats(inputs: MetricInputs) -> str | None:
+    judgments = inputs.subject.judgments
+    rows = [] if judgments is None else judgments.table.select(["task", "repeat"]).to_pylist()
+    repeated = any(is_of("mt_bench", row["task"]) and row["repeat"] > 0 for row in rows)
+    return None if repeated else "no answer was graded more than once"
+
+
+def _comparisons(inputs: MetricInputs) -> str | None:
+    found = inputs.variant is not None and any(is_of("pairwise", task) for task in _judge_tasks(inputs.variant))
+    return None if found else "the answers were not compared in pairs (judges=pairwise)"
 
 
 def _has(attribute: str) -> Callable[[MetricInputs], str | None]:
@@ -112,6 +140,9 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "option_scores": _has("option_scores"),
     "token_scores": _has("token_scores"),
     "judgments": _has("judgments"),
+    "several_judges": _several_judges,
+    "judge_repeats": _judge_repeats,
+    "comparisons": _comparisons,
     "generations": _has("generations"),
     "option_distances": _distance("variant", "option_distances"),
     "token_distances": _distance("variant", "token_distances"),

@@ -1,0 +1,77 @@
+"""The pairwise judge: which of the baseline's and the variant's answer is better, asked in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.judges.asking import Judgment, Question
+from mlflow_compress.judges.grading import Asked, answers_to, first_samples, records, references
+from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
+from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
+from mlflow_compress.judges.parsing import read_verdict
+from mlflow_compress.judges.session import KEY_VARIABLE, Session
+from mlflow_compress.records import Judgments
+
+TASK = "pairwise"
+IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is a tie", "none")
+
+
+def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Asked, bool]]:
+    """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
+    templates = OURS if prompts is None else read_pair_prompts(Path(prompts))
+    texts = {who: first_samples(inputs.graded[who]) for who in ("baseline", "variant")}
+    found = []
+    for item in inputs.instructions:
+        base, variant = (answers_to(item, texts[who]) for who in ("baseline", "variant"))
+        for turn in range(len(item.turns)):
+            for order, (first, second) in enumerate(((base, variant), (variant, base))):
+                prompt = pair_prompt(templates, item.category, turn, item.turns, first, second, references(item))
+                same = base[: turn + 1] == variant[: turn + 1]
+                found.append((Asked(item, turn, Question(item.item_id, prompt, order)), same))
+    return found
+
+
+def _for_the_variant(judgment: Judgment, order: int) -> Judgment:
+    """Return the judgment with 1 where the variant's answer is better. In order 0 it is B, in order 1 it is A."""
+    if judgment.value is None or order == 1:
+        return judgment
+    return Judgment(1 - judgment.value, None, judgment.text, judgment.judge, judgment.sent)
+
+
+def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+    """Return the judge. Without a key, it skips every comparison and gives the reason."""
+    prompts = settings.judging.judge_prompts
+    if prompts is not None:
+        read_pair_prompts(Path(prompts))  # a broken file is refused before any answer is generated
+    session = Session.open(settings, folder)
+    if isinstance(session, str):
+        skipped = Judged(skipped=session, parameters={"judge_model": "none"})
+        return lambda inputs: skipped
+
+    def judge(inputs: JudgeInputs) -> Judged:
+        pairs = _comparisons(inputs, prompts)
+        found = session.ask([one.question for one, same in pairs if not same], read_verdict, say=inputs.say)
+        parts = []
+        for model, given in found.items():
+            rest = iter(given)
+            verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.question.repeat) for one, same in pairs]
+            task = TASK if len(found) == 1 else f"{TASK}/{model}"
+            parts.append(records([one for one, _ in pairs], verdicts, task=task))
+        return Judged(judgments={"variant": Judgments.concat(parts)}, **session.account())
+
+    return judge
+
+
+JUDGES.register(TASK)(
+    Judge(
+        open=_open,
+        requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
+        source=(
+            "FastChat llm_judge, pairwise comparison in both orders; its prompts where judge_prompts names them, our "
+            "own otherwise; identical answers are a tie without being asked"
+        ),
+        on_request=True,
+    )
+)

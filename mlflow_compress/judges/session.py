@@ -1,0 +1,203 @@
+"""The judge models of one run: asked one after the other, with one cache, one budget and one account."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, unscored_by_reason
+from mlflow_compress.judges.estimate import estimate
+from mlflow_compress.judges.judgment_cache import JudgmentCache
+from mlflow_compress.judges.parsing import Reading
+from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
+from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+URL_VARIABLE = "OPENAI_BASE_URL"
+JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
+
+
+def judge_models(settings: JudgeConfig) -> list[str]:
+    """Return the judge models that are asked for. A name that is there twice is a `ConfigError`."""
+    names = [name.strip() for name in settings.judging.judge_model.split(",")]
+    if len(set(names)) != len(names):
+        raise ConfigError("A judge model is named twice", got=settings.judging.judge_model)
+    return names
+
+
+def prices_of(settings: JudgeConfig) -> dict[str, Price]:
+    """Return the prices of the judge models; empty if none are given.
+
+    Raises
+    ------
+    ConfigError
+        The file of prices is broken or lacks a judge model, or there is a limit without prices.
+    """
+    given = settings.judging
+    if given.judge_prices is None:
+        if given.judge_max_cost:
+            fix = "Give judge_prices=FILE with a line 'model: {prompt: 2.5, completion: 10}', per million tokens"
+            raise ConfigError("judge_max_cost needs prices", got=given.judge_max_cost, fix=fix)
+        return {}
+    prices = read_prices(Path(given.judge_prices))
+    if missing := [model for model in judge_models(settings) if model not in prices]:
+        raise ConfigError(f"{given.judge_prices} has no price of a judge model", allowed=sorted(prices), got=missing[0])
+    return prices
+
+
+def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> EndpointConfig | str:
+    """Return address and key of the judge, or the reason why judging is skipped, as a sentence.
+
+    Parameters
+    ----------
+    environment : mapping
+        Usually ``os.environ``. The key is read from OPENAI_API_KEY only. OPENAI_BASE_URL is the address where
+        `judge_base_url` is "auto"; and where it is the same address, OPENAI_BASE_URL may add a user and a password.
+    settings : JudgeConfig
+        The parameters.
+    """
+    key = environment.get(KEY_VARIABLE, "").strip()
+    if not key:
+        return f"No grades by a judge model: {KEY_VARIABLE} is not set"
+    given, there = settings.judging, environment.get(URL_VARIABLE, "").strip()
+    same = given.judge_base_url == "auto" or (there and given.judge_base_url == shown_url(there))
+    return EndpointConfig(
+        base_url=(there or OPENAI_URL) if same else given.judge_base_url,
+        key=key,
+        timeout=given.judge_timeout,
+        max_retries=given.judge_max_retries,
+        concurrency=given.judge_concurrency,
+        requests_per_minute=given.judge_requests_per_minute,
+        tokens_per_minute=given.judge_tokens_per_minute,
+    )
+
+
+def check_address(settings: JudgeConfig) -> None:
+    """Refuse an address with user, password or query that ``mlflow run`` has recorded before this package saw it."""
+    shown = shown_url(settings.judging.judge_base_url)
+    if settings.judging.judge_base_url != shown and "MLFLOW_RUN_ID" in os.environ:
+        raise ConfigError(
+            "judge_base_url holds a user, a password or a query, and `mlflow run` has recorded it in this run",
+            got=shown,
+            fix=f"Put the whole address into the environment variable {URL_VARIABLE}, and delete this run",
+        )
+
+
+@contextmanager
+def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
+    """Give the parameters with an address that may be recorded: without user, password and query.
+
+    Until the block ends, OPENAI_BASE_URL holds the whole address, for the processes of the stages. See `check_address`.
+    """
+    check_address(settings)
+    url, before = settings.judging.judge_base_url, os.environ.get(URL_VARIABLE)
+    if url == shown_url(url):
+        yield settings
+        return
+    os.environ[URL_VARIABLE] = url
+    try:
+        yield settings.with_values(judge_base_url=shown_url(url))
+    finally:
+        del os.environ[URL_VARIABLE]
+        if before is not None:
+            os.environ[URL_VARIABLE] = before
+
+
+@dataclass
+class Session:
+    """The judge models of one run, and what became of their judgments.
+
+    Parameters
+    ----------
+    askers : sequence of Asker
+        One per judge model; they share cache and spending.
+    spending : Spending
+        Tokens and budget.
+    max_unscored : float
+        Share of judgments without a value above which the stage fails.
+    """
+
+    askers: Sequence[Asker]
+    spending: Spending
+    max_unscored: float
+    _judgments: list[Judgment] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, settings: JudgeConfig, folder: Path) -> Session | str:
+        """Return the session, or the reason why judging is skipped. A broken setting is a `ConfigError`."""
+        endpoint = endpoint_from(os.environ, settings)
+        if isinstance(endpoint, str):
+            return endpoint
+        given = settings.judging
+        cache = JudgmentCache(folder / JUDGMENTS)
+        spending = Spending(prices_of(settings), given.judge_max_cost)
+        asking = AskingConfig(endpoint=endpoint, attempts=given.judge_attempts)
+        askers = [
+            Asker(replace(asking, model=model), cache=cache, spending=spending) for model in judge_models(settings)
+        ]
+        return cls(askers, spending, given.judge_max_unscored)
+
+    def ask(
+        self,
+        questions: Sequence[Question],
+        read: Callable[[str], Reading],
+        *,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> dict[str, list[Judgment]]:
+        """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
+        for asker in self.askers:
+            say(estimate(asker, questions, read))
+        found = {}
+        for asker in self.askers:
+            found[asker.config.model] = asker.ask_all(questions, read, label=asker.config.model)
+            self._judgments += found[asker.config.model]
+        return found
+
+    def account(self) -> dict[str, Any]:
+        """Return the fields of `Judged` that tell what the judging took, and what has no value."""
+        reasons = unscored_by_reason(self._judgments)
+        n, unscored = len(self._judgments), reasons.total()
+        counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
+        listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+        remarks = [f"{unscored} of {n} judgments have no rating: {listed}"] if unscored else []
+        if self.spending.cost is not None:
+            remarks.append(f"The judge's {self.spending.calls} new calls cost {self.spending.cost:.4g}")
+        failed = None
+        if self.spending.stopped:
+            failed = (
+                f"Stopped at judge_max_cost={self.spending.max_cost:g}: {n - reasons['budget']} of {n} judgments are "
+                "there, and kept. The same command again goes on from there, and may spend as much again"
+            )
+        elif n and unscored > self.max_unscored * n:
+            failed = (
+                f"{remarks[0]}. That is more than judge_max_unscored={self.max_unscored:g}. All judgments are kept: "
+                "the same command again asks only for failed calls, and a larger judge_attempts for unreadable ones too"
+            )
+        return {
+            "values": {
+                "judge/judgments": float(n),
+                "judge/unscored": float(unscored),
+                **counts,
+                **self.spending.values(),
+            },
+            "remarks": remarks,
+            "failed": failed,
+            "parameters": self._parameters(),
+        }
+
+    def _parameters(self) -> dict[str, str]:
+        """Return which models were asked, which answered, and what was sent to them."""
+        answers = [j for j in self._judgments if j.value is not None or j.sent is not None]
+        sent = {", ".join(f"{k}={v}" for k, v in j.sent.items()) for j in answers if j.sent is not None}
+        found = {
+            "judge_model": ",".join(asker.config.model for asker in self.askers),
+            "judge_answered_by": ",".join(sorted({j.judge.rsplit(" ", 1)[0] for j in answers})),
+            "judge_sent": "; ".join(sorted(sent)),
+        }
+        return {name: value for name, value in found.items() if value}

@@ -1,0 +1,98 @@
+"""Address and key of an OpenAI-compatible endpoint, and how it may be called."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from mlflow_compress.errors import ConfigError
+
+OPENAI_URL = "https://api.openai.com/v1"
+_LONGEST_MESSAGE = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """Address and key of an endpoint, and how often and how fast it is called.
+
+    Attributes
+    ----------
+    base_url : str
+        Endpoint that speaks the chat-completions protocol, without ``/chat/completions``. User and password in it are
+        sent as basic authentication, and never shown.
+    key : str
+        API key, sent as a bearer token; never shown.
+    timeout : float
+        Seconds for one request.
+    max_retries : int
+        Retries of one call after a failure that may pass; see `retries.may_pass`.
+    concurrency : int
+        Number of calls at the same time.
+    requests_per_minute, tokens_per_minute : int
+        Limits of the account; 0 is no limit.
+    """
+
+    base_url: str = field(default=OPENAI_URL, repr=False)
+    key: str = field(repr=False)
+    timeout: float = 120.0
+    max_retries: int = 5
+    concurrency: int = 16
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                "The judge's base_url is not an address", allowed="http(s)://host[:port]/v1", got=self.shown_url
+            )
+        if not self.key or not self.key.isascii() or not self.key.isprintable():
+            raise ConfigError("The judge's key is empty or has characters that no header can carry")
+        if self.timeout <= 0:
+            raise ConfigError("timeout must be above 0 seconds", got=self.timeout)
+        if self.concurrency < 1:
+            raise ConfigError("concurrency must be at least 1", got=self.concurrency)
+        for name in ("max_retries", "requests_per_minute", "tokens_per_minute"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0", got=getattr(self, name))
+
+    @property
+    def shown_url(self) -> str:
+        """The address without user, password and query, for messages and logs."""
+        return shown_url(self.base_url)
+
+    @property
+    def called_url(self) -> str:
+        """The address without user and password. HTTP libraries log the addresses that they call."""
+        parts = urlsplit(self.base_url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Basic authentication, where the address has a user; it takes the place of the bearer token."""
+        parts = urlsplit(self.base_url)
+        if parts.username is None:
+            return {}
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text in which key and password are replaced, should a server have repeated them."""
+        password = urlsplit(self.base_url).password
+        secrets = {self.key: "[key]", password: "[password]", unquote(password or ""): "[password]"}
+        for secret, shown in secrets.items():
+            if secret:
+                text = text.replace(secret, shown)
+        return text
+
+    def clean(self, text: str) -> str:
+        """Return a server's message without secrets, on one line of at most 300 characters."""
+        return " ".join(self.without_secrets(text).split())[:_LONGEST_MESSAGE]
+
+
+def shown_url(url: str) -> str:
+    """Return an address without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

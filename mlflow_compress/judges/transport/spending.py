@@ -1,0 +1,172 @@
+"""Tokens and money of the calls of one run: counted from the answers, bounded before each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from mlflow_compress.config import read_file
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges.transport.replies import Usage
+
+_MILLION = 1e6
+BYTES_PER_TOKEN = 4
+"""Bytes of UTF-8 per token of English text, for estimates."""
+_FEWEST_BYTES_PER_TOKEN = 2  # for bounds: hardly any text has fewer
+
+
+class Price(BaseModel):
+    """Price per million tokens of a prompt and of a reply, in any currency. Reasoning tokens are part of the reply."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prompt: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    completion: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    def of(self, prompt: float, completion: float) -> float:
+        """Return the price of so many tokens."""
+        return (self.prompt * prompt + self.completion * completion) / _MILLION
+
+
+def read_prices(path: Path) -> dict[str, Price]:
+    """Return the prices of a YAML file, ``model: {prompt: 2.5, completion: 10}``, by model.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or an entry is not a price.
+    """
+    given = read_file(path, parameter="judge_prices")
+    try:
+        return TypeAdapter(dict[str, Price]).validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"A price in {path} cannot be used: {first['msg']}",
+            allowed="lines of 'model: {prompt: 2.5, completion: 10}', per million tokens",
+            got=".".join(map(str, first["loc"])),
+        ) from None
+
+
+def prompt_bytes(messages: Sequence[Mapping[str, str]]) -> int:
+    """Return the length of a prompt in bytes of UTF-8."""
+    return sum(len(message["content"].encode()) for message in messages)
+
+
+def longest_prompt(n_bytes: int) -> int:
+    """Return a number of tokens that a prompt of so many bytes does not exceed."""
+    return n_bytes // _FEWEST_BYTES_PER_TOKEN + 32
+
+
+@dataclass
+class Tokens:
+    """What the calls to one model took.
+
+    Attributes
+    ----------
+    calls, without_usage : int
+        Completions received; those whose endpoint did not say how many tokens they took, which no sum counts.
+    prompt, completion : int
+        Tokens.
+    reasoning : int or None
+        Those of the completion tokens that were reasoning; None if no reply tells.
+    """
+
+    calls: int = 0
+    without_usage: int = 0
+    prompt: int = 0
+    completion: int = 0
+    reasoning: int | None = None
+
+    def add(self, usage: Usage | None) -> None:
+        """Count one completion."""
+        self.calls += 1
+        if usage is None:
+            self.without_usage += 1
+            return
+        self.prompt += usage.prompt
+        self.completion += usage.completion
+        if usage.reasoning is not None:
+            self.reasoning = (self.reasoning or 0) + usage.reasoning
+
+
+@dataclass
+class Spending:
+    """Counts what the calls of one run take, and lets no call begin that may exceed the budget.
+
+    Attributes
+    ----------
+    prices : mapping of str to Price
+        By model; empty if costs are not asked for.
+    max_cost : float
+        Most that may be spent; 0 is no limit. The cost of a call that is under way, and of one without usage, is
+        counted as the most that it can be.
+    by_model : dict of str to Tokens
+        What was taken so far.
+    stopped : bool
+        Whether a call was not made for want of money.
+    """
+
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    max_cost: float = 0.0
+    by_model: dict[str, Tokens] = field(default_factory=dict)
+    stopped: bool = False
+    _spent: float = 0.0  # with the unknown at its most
+    _under_way: float = 0.0
+
+    def most(self, model: str, n_bytes: int, max_completion: int) -> float:
+        """Return the most that a call can cost; 0 without a budget."""
+        return self.prices[model].of(longest_prompt(n_bytes), max_completion) if self.max_cost else 0.0
+
+    def is_decided(self, most: float) -> bool:
+        """Return whether it is known if the budget allows a call, whatever the calls under way will cost."""
+        return self._spent + most > self.max_cost or self._spent + self._under_way + most <= self.max_cost
+
+    def begin(self, most: float) -> bool:
+        """Return whether the budget allows a call, and keep free what it can cost."""
+        if self.max_cost and self._spent + most > self.max_cost:
+            self.stopped = True
+            return False
+        self._under_way += most
+        return True
+
+    def end(self, model: str, most: float, usage: Usage | None, *, answered: bool) -> None:
+        """Count a call that `begin` has allowed: its tokens if it was answered, otherwise nothing."""
+        self._under_way -= most
+        if not answered:
+            return
+        self.by_model.setdefault(model, Tokens()).add(usage)
+        if self.max_cost:
+            self._spent += most if usage is None else self.prices[model].of(usage.prompt, usage.completion)
+
+    @property
+    def calls(self) -> int:
+        """Completions received."""
+        return sum(tokens.calls for tokens in self.by_model.values())
+
+    @property
+    def cost(self) -> float | None:
+        """What the counted tokens cost; None without prices."""
+        if not self.prices:
+            return None
+        return sum(self.prices[model].of(t.prompt, t.completion) for model, t in self.by_model.items())
+
+    def values(self) -> dict[str, float]:
+        """Return calls, tokens and cost as metrics; what no reply has told is missing."""
+        total = list(self.by_model.values())
+        found: dict[str, float] = {"judge/calls": self.calls}
+        if without := sum(t.without_usage for t in total):
+            found["judge/calls_without_usage"] = without
+        if found["judge/calls"] > without:
+            found["judge/prompt_tokens"] = sum(t.prompt for t in total)
+            found["judge/completion_tokens"] = sum(t.completion for t in total)
+            reasoning = [t.reasoning for t in total if t.reasoning is not None]
+            if reasoning:
+                found["judge/reasoning_tokens"] = sum(reasoning)
+            if self.cost is not None:
+                found["judge/cost"] = self.cost
+        return found

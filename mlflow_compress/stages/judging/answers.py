@@ -1,0 +1,157 @@
+"""Answers of both models to the same instructions: generated once, kept in runs of their own."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.items.sources.instructions import Instruction
+from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
+from mlflow_compress.kept import kept
+from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.records import Generations, RunRecords
+from mlflow_compress.scoring.generation.generate import generate_two_turns
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.stages.evaluation.baseline import identity
+from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.get_or_create import get_or_create_run
+from mlflow_compress.stages.model_names import model_label, read_manifest
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import OpenRun, Store
+
+SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
+MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """A model's answers: both turns of each instruction for MT-Bench, and k samples of the first turn for ConSCompF."""
+
+    graded: Generations
+    samples: Generations
+
+
+def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
+    """Return the longest graded answer in tokens: 1024 as in MT-Bench, at most a quarter of the model's context."""
+    if config.answers.judge_max_tokens == "auto":
+        return min(MT_BENCH_TOKENS, loaded.max_length // 4)
+    return int(config.answers.judge_max_tokens)
+
+
+def _sample(
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+) -> Generations:
+    """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
+    drawn = GenerationConfig(
+        max_new_tokens=config.answers.max_new_tokens, samples=config.answers.num_samples, seed=seed
+    )
+    return generate_two_turns(
+        loaded, instructions, drawn, turns=1, system=config.inference.system_prompt or "", resume=resume
+    )
+
+
+def _answers(
+    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+) -> Answers:
+    """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
+    graded = GenerationConfig(
+        max_new_tokens=graded_tokens(config, loaded),
+        temperature=OTHER_TEMPERATURE,
+        top_k=0,
+        top_p=1.0,
+        samples=1,
+        seed=config.source.seed,
+    )
+    return Answers(
+        graded=generate_two_turns(
+            loaded,
+            instructions,
+            graded,
+            temperatures=TEMPERATURES,
+            system=config.inference.system_prompt or "",
+            resume=resume / RECORDS,
+        ),
+        samples=_sample(loaded, instructions, config, seed, resume / SAMPLES),
+    )
+
+
+def _fingerprint(
+    model: IdentifiedModel, template: object, instructions: list[Instruction], config: JudgeConfig
+) -> dict[str, object]:
+    """Return everything that a model's answers depend on."""
+    return {
+        **identity(model),
+        "chat_template": template,
+        "num_samples": config.answers.num_samples,
+        "max_new_tokens": config.answers.max_new_tokens,
+        "judge_max_tokens": config.answers.judge_max_tokens,
+        "seed": config.source.seed,
+        "system_prompt": config.inference.system_prompt,
+        "instructions": [asdict(item) for item in instructions],
+    }
+
+
+def _read_answers(store: Store, run_id: str) -> Answers:
+    """Return the answers of a finished run."""
+    graded, samples = (Generations.read(store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
+    return Answers(graded=graded, samples=samples)
+
+
+def _write_answers(answers: Answers, folder: Path) -> None:
+    """Write answers into a folder, for `_read_answers`."""
+    RunRecords(generations=answers.graded).write(folder / RECORDS)
+    answers.samples.write(folder / SAMPLES)
+
+
+def baseline_answers(
+    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig
+) -> tuple[str, Answers, Generations]:
+    """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
+
+    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+        loaded = load(base)
+        _write_answers(_answers(loaded, instructions, config, config.source.seed, resume), folder)
+        again = _sample(loaded, instructions, config, config.source.seed + 1, resume / SAMPLES_AGAIN)
+        again.write(folder / SAMPLES_AGAIN)
+
+    fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
+    run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
+    if fresh:
+        gc.collect()  # otherwise the baseline is still in memory when the variant is loaded
+    answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
+    return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
+
+
+def variant_answers(
+    store: Store,
+    run: OpenRun,
+    models: tuple[LightModel, LightModel],
+    instructions: list[Instruction],
+    config: JudgeConfig,
+) -> tuple[str, bool, Answers]:
+    """Get-or-create: return the run with the variant's answers, whether it is new, and the answers.
+
+    The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are kept
+    when a judge fails, and the next judge run reuses them.
+
+    Both models use the baseline's chat template, because tools often save a checkpoint without it. The samples have the
+    seed of the baseline's second sample. With the seed of the first one, variant and baseline would share their random
+    numbers, and be more alike than two independent samples of one model. With this seed, an unchanged model has exactly
+    the similarity of the noise floor.
+    """
+    base, variant = models
+
+    def work(stored: OpenRun, folder: Path, resume: Path) -> None:
+        loaded = replace(load(variant), tokenizer=base.tokenizer)
+        _write_answers(_answers(loaded, instructions, config, config.source.seed + 1, resume), folder)
+
+    asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
+    label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
+    below = {run_names.PARENT: run.run_id}
+    run_id, fresh = get_or_create_run(store, "answers", label, {"stage": "judge", **asked}, work, below)
+    return run_id, fresh, _read_answers(store, run_id)

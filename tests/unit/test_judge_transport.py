@@ -1,0 +1,316 @@
+"""The transport: what endpoints accept, when calls are tried again, how fast they come, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges.transport import retries
+from mlflow_compress.judges.transport.client import Transport
+from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.judges.transport.pacing import PerMinute
+from mlflow_compress.judges.transport.replies import NoReply, Reply, Usage, read_completion
+from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
+from tests.judge_server import Raw, completion, judge_server
+from tests.judging import KEY, WRITING, grade, instructions
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
+ONE = {"judge_concurrency": 1}
+
+
+def refused(message: str, param: str | None = None) -> tuple[int, dict[str, Any]]:
+    return 400, {"error": {"message": message, "param": param, "code": "unsupported_parameter"}}
+
+
+def reasoning_model(number: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
+    """Refuse what OpenAI's reasoning models refuse, with their messages."""
+    if "max_tokens" in body:
+        return refused(
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
+    if "temperature" in body:
+        return refused("Unsupported value: 'temperature' does not support 0 with this model.", "temperature")
+    if body["messages"][0]["role"] == "system":
+        return refused("Unsupported value: 'messages[0].role' does not support 'system' with this model.")
+    return "[[8]]"
+
+
+def test_the_first_call_finds_out_what_the_model_accepts_and_the_record_says_it(tmp_path: Path) -> None:
+    with judge_server(reasoning_model) as server:
+        judged = grade(server.base_url, tmp_path, *instructions(10))
+    assert judged.values["judge/unscored"] == 0
+    assert len(server.bodies) == 3 + 20  # three refusals, once
+    assert server.bodies[-1]["max_completion_tokens"] == 8192
+    [message] = server.bodies[-1]["messages"]
+    assert message["role"] == "user" and "You evaluation should focus" in message["content"] + str(server.bodies)
+    assert judged.parameters["judge_sent"] == "max_completion_tokens=8192, system=in the user's message"
+
+
+def test_a_400_that_names_no_parameter_teaches_nothing(tmp_path: Path) -> None:
+    with judge_server(lambda *_: refused("This prompt is not allowed.")) as server:
+        grade(server.base_url, tmp_path, WRITING)
+    assert len(server.bodies) == 2
+
+
+def test_a_reply_that_is_cut_off_is_asked_again_with_more_room(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
+        return "[[6]]" if body["max_tokens"] >= 4096 else (200, completion("", finish="length"))
+
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    assert judged.judgments["variant"].column("score").tolist() == [6, 6]
+    assert [body["max_tokens"] for body in server.bodies] == [2048, 4096] * 2
+
+
+def test_where_more_room_is_refused_the_cut_reply_stands(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body["max_tokens"] > 2048:
+            return 400, {"error": {"message": "maximum context length is 4096 tokens"}}
+        return 200, completion("on and on", finish="length")
+
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    assert judged.judgments["variant"].column("reason").tolist() == ["length", "length"]
+    assert judged.judgments["variant"].column("judgment").tolist() == ["on and on", "on and on"]
+
+
+def test_retry_after_is_read_as_seconds_milliseconds_or_a_date() -> None:
+    assert retries.retry_after({"retry-after": "2.5"}) == 2.5
+    assert retries.retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    in_a_minute = retries.retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)})
+    assert in_a_minute is not None and 55 < in_a_minute <= 60
+    assert retries.retry_after({"retry-after": formatdate(time.time() - 60, usegmt=True)}) == 0
+    for nonsense in (
+        {},
+        {"retry-after": "soon"},
+        {"retry-after": "-1"},
+        {"retry-after": "inf"},
+        {"retry-after": "nan"},
+    ):
+        assert retries.retry_after(nonsense) is None
+
+
+@given(st.integers(0, 2000))
+def test_back_off_grows_to_a_limit_and_is_drawn_at_random(retry: int) -> None:
+    longest = min(0.5 * 2 ** min(retry, 10), 30.0)
+    drawn = {retries.back_off(retry) for _ in range(20)}
+    assert all(longest / 2 <= wait <= longest for wait in drawn) and len(drawn) > 1
+
+
+def test_retry_after_is_waited_for(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> str | Raw:
+        return Raw(b"{}", 429, {"Retry-After": "0.3"}) if number == 0 else "[[3]]"
+
+    begin = time.monotonic()
+    with judge_server(script) as server:
+        grade(server.base_url, tmp_path, WRITING)
+    assert 0.3 <= time.monotonic() - begin < 5
+
+
+def test_a_server_that_asks_for_an_hour_has_said_no(tmp_path: Path) -> None:
+    with judge_server(lambda *_: Raw(b"{}", 429, {"Retry-After": "3600"})) as server:
+        judged = grade(server.base_url, tmp_path, WRITING)
+    assert judged.values["judge/unscored/http_429"] == 2 and len(server.bodies) == 2
+
+
+def run_in_loop(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(work())  # type: ignore[arg-type]
+
+
+def test_no_minute_holds_more_than_the_limit() -> None:
+    times: list[tuple[float, int]] = []
+    minute = 0.2
+
+    async def work() -> None:
+        limit = PerMinute(10, minute=minute)
+
+        async def call(units: int) -> None:
+            await limit.take(units)
+            times.append((time.monotonic(), units))
+
+        await asyncio.gather(*(call(units) for units in (4, 4, 4, 1, 1, 1, 9, 30, 2)))
+
+    run_in_loop(work)
+    assert [units for _, units in times] == [4, 4, 4, 1, 1, 1, 9, 30, 2]  # first come, first served
+    for begin, _ in times:
+        inside = [units for when, units in times if begin <= when < begin + minute * 0.95]
+        assert sum(inside) <= 10 or inside == [30]
+
+
+def test_requests_per_minute_reach_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlflow_compress.judges.transport.client.PerMinute", lambda n: PerMinute(n, minute=0.5))
+    begin = time.monotonic()
+    with judge_server(lambda *_: "[[3]]") as server:
+        grade(server.base_url, tmp_path, *instructions(4), judge_requests_per_minute=4)
+    assert time.monotonic() - begin >= 0.5  # eight calls, four in half a second
+
+
+def test_concurrency_is_a_limit(tmp_path: Path) -> None:
+    with judge_server(lambda *_: Raw(json.dumps(completion("[[3]]")).encode(), wait=0.02)) as server:
+        grade(server.base_url, tmp_path, *instructions(12), judge_concurrency=3)
+    assert server.most_at_once == 3
+
+
+PRICES = "gpt-4: {prompt: 30, completion: 60}\n"
+
+
+def test_tokens_and_cost_are_summed_from_the_replies(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        more = {"completion_tokens_details": {"reasoning_tokens": 5}}
+        usage = [USAGE, {**USAGE, **more}, None, {"prompt_tokens": "many"}][number]
+        return 200, completion("[[5]]", usage=usage)
+
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, *instructions(2), judge_prices=str(tmp_path / "prices.yaml"), **ONE)
+    assert judged.values == {
+        "judge/judgments": 4,
+        "judge/unscored": 0,
+        "judge/calls": 4,
+        "judge/calls_without_usage": 2,
+        "judge/prompt_tokens": 200,
+        "judge/completion_tokens": 40,
+        "judge/reasoning_tokens": 5,  # part of the completion tokens: 200 x 30 + 40 x 60 per million
+        "judge/cost": pytest.approx(0.0084),
+    }
+
+
+def test_the_budget_stops_before_the_next_call_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    # The longest reply costs 2048 x 60 per million = 0.123, a prompt at most 0.03; a call that was answered 0.0042.
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    prices = {"judge_prices": str(tmp_path / "prices.yaml")}
+    with judge_server(lambda *_: (200, completion("[[5]]", usage=USAGE))) as server:
+        first = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=0.2, **prices)
+        n = len(server.bodies)
+        assert 0 < n < 40
+        assert first.values["judge/cost"] == pytest.approx(n * 0.0042) and first.values["judge/cost"] <= 0.2
+        assert first.values["judge/unscored/budget"] == 40 - n
+        assert first.failed is not None and "Stopped at judge_max_cost=0.2" in first.failed
+        assert f"{n} of 40 judgments are there, and kept" in first.failed
+        second = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=5.0, **prices)
+        assert len(server.bodies) == 40 and second.failed is None and second.values["judge/unscored"] == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 3000), st.floats(0, 1), st.booleans()), max_size=30),
+    st.floats(0.01, 1.0),
+)
+def test_what_is_spent_never_exceeds_the_budget(calls: list[tuple[int, int, float, bool]], budget: float) -> None:
+    spending = Spending({"m": Price(prompt=30.0, completion=60.0)}, budget)
+    for n_bytes, longest, used, counted in calls:
+        most = spending.most("m", n_bytes, longest)
+        if spending.is_decided(most) and spending.begin(most):
+            usage = Usage(n_bytes // 2, int(longest * used))
+            spending.end("m", most, usage if counted else None, answered=True)
+    assert spending.cost is not None and spending.cost <= budget
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gpt-4: 3", "gpt-4: {prompt: 1}", "gpt-4: {prompt: -1, completion: 1}", "- a", "a: {", "gpt-4: {prompt: x}"],
+)
+def test_broken_prices_are_one_clear_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="prices"):
+        read_prices(path)
+
+
+def test_a_judge_without_a_price_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    with pytest.raises(ConfigError, match=r"no price of a judge model.*other"):
+        grade("http://127.0.0.1/v1", tmp_path, judge_model="other", judge_prices=str(tmp_path / "prices.yaml"))
+
+
+@given(st.text())
+def test_any_body_is_a_reply_or_a_reason(text: str) -> None:
+    assert isinstance(read_completion(text, "m"), Reply | NoReply)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda part: (
+            st.lists(part)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["choices", "message", "content", "usage", "prompt_tokens", "completion_tokens", "object"]
+                ),
+                part,
+            )
+        ),
+    )
+)
+def test_any_json_is_a_reply_or_a_reason(value: Any) -> None:
+    found = read_completion(json.dumps(value), "m")
+    assert isinstance(found, NoReply) or found.problem is not None or found.text.strip()
+
+
+def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    enough = threading.Event()
+
+    def script(number: int, body: dict[str, Any]) -> str:
+        if number >= 5:
+            enough.set()
+            time.sleep(0.5)
+        return "[[3]]"
+
+    def press() -> None:
+        enough.wait()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with judge_server(script) as server:
+        with pytest.raises(KeyboardInterrupt):
+            grade(server.base_url, tmp_path, *instructions(30), judge_concurrency=4)
+        assert len(server.bodies) <= 10
+    assert len((tmp_path / "judgments.jsonl").read_text().splitlines()) == 5
+    assert not [t for t in threading.enumerate() if t.name == "judge"]
+
+
+def test_the_estimate_says_what_is_kept_and_learns_from_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    from mlflow_compress.judges import JudgeInputs
+    from tests.judging import answers, open_judge
+
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    settings = {"judge_prices": str(tmp_path / "prices.yaml")}
+    with judge_server(lambda *_: (200, completion("[[5]]", usage=USAGE))) as server:
+        for n in (1, 3, 3):
+            items = instructions(n)
+            inputs = JudgeInputs(instructions=items, graded={"variant": answers(*items)}, samples={}, say=said.append)
+            open_judge(server.base_url, tmp_path, **settings)(inputs)
+    assert said[0].startswith("[judge] gpt-4: 2 judgments, 0 of them kept; 2 calls: about ")
+    assert "4,096 tokens of replies" in said[0] and "with replies as long as they may be" in said[0]
+    # Two kept replies of 20 tokens: four more take 80, and each prompt of about the same length 100 tokens.
+    assert "6 judgments, 2 of them kept; 4 calls" in said[1] and "80 tokens of replies" in said[1]
+    assert "about 400 prompt tokens" in said[1] and "cost 0.0168 (as in 2 kept replies" in said[1]
+    assert said[2].endswith("6 judgments, 6 of them kept; no calls")
+
+
+def test_the_transport_works_inside_a_running_event_loop() -> None:
+    async def notebook() -> list[Any]:
+        with judge_server(lambda *_: "[[3]]") as server:
+            config = EndpointConfig(base_url=server.base_url, key=KEY)
+            with Transport(config) as transport:
+
+                async def ask(text: str) -> Any:
+                    return await transport.complete([{"role": "user", "content": text}], model="m", max_tokens=8)
+
+                return transport.for_all(ask, ["a", "b"])
+
+    assert [reply.text for reply in asyncio.run(notebook())] == ["[[3]]", "[[3]]"]

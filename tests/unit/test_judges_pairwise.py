@@ -1,0 +1,182 @@
+"""Pairs of answers in both orders: prompts, verdicts, win rate and position bias."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.records import Judgments, MetricResult, RunRecords
+from tests.judge_server import judge_server
+from tests.judging import MATH, answers, grade, instructions
+from tests.shared_data import SHARED, needs_shared
+
+Verdicts = list[list[tuple[float | None, float | None]]]
+"""Per question, per turn: the verdict in each order, 1 for the variant."""
+
+
+def compute(verdicts: Verdicts) -> dict[str, MetricResult]:
+    rows = [
+        {"task": "pairwise", "item_id": f"q{i}", "turn": turn, "repeat": order, "score": score, "judge": "j p"}
+        for i, turns in enumerate(verdicts)
+        for turn, orders in enumerate(turns)
+        for order, score in enumerate(orders)
+    ]
+    records = RunRecords(judgments=Judgments.from_rows(rows))
+    return {r.name: r for r in compute_all(MetricInputs(RunRecords(), records)) if r.category is None}
+
+
+def show_result(verdicts: Verdicts) -> dict[str, float]:
+    """FastChat's `show_result`, pairwise-baseline mode, for the model that is not the baseline.
+
+    `if row["g1_winner"] == "tie" or row["g1_winner"] != row["g2_winner"]`: both get a tie; otherwise the winner gets a
+    win. `win_rate_adjusted = (win + 0.5 * tie) / (win + loss + tie)`.
+    """
+    name = {1.0: "variant", 0.0: "baseline", 0.5: "tie"}
+    count: Counter[str] = Counter()
+    for first, second in (orders for turns in verdicts for orders in turns):
+        if first is None or second is None:
+            continue
+        g1, g2 = name[first], name[second]
+        count["tie" if g1 == "tie" or g1 != g2 else g1] += 1
+    total = count.total()
+    return {
+        "judge/wins": count["variant"] / total,
+        "judge/losses": count["baseline"] / total,
+        "judge/win_rate": (count["variant"] + 0.5 * count["tie"]) / total,
+    }
+
+
+def test_by_hand() -> None:
+    # A win, a tie by disagreement (the first place both times), a tie, a loss, and one without a verdict.
+    found = compute([[(1.0, 1.0), (0.0, 1.0)], [(0.5, 0.5), (0.0, 0.0)], [(1.0, None)]])
+    values = {name: result.value for name, result in found.items()}
+    assert values == {
+        "judge/win_rate": 0.5,  # (1 + 1/2 + 1/2 + 0) / 4
+        "judge/wins": 0.25,
+        "judge/losses": 0.25,
+        "judge/pairwise_consistency": 0.75,
+        "judge/pairwise_first": 0.25,
+        "judge/pairwise_second": 0.0,
+    }
+    assert (found["judge/win_rate"].n, found["judge/win_rate"].n_unscored) == (4, 1)
+
+
+VERDICT = st.sampled_from([0.0, 0.5, 1.0])
+
+
+@given(st.lists(st.lists(st.tuples(VERDICT, VERDICT), min_size=1, max_size=2), min_size=1, max_size=12))
+def test_win_rate_is_fastchats_and_mirrors_when_the_models_are_swapped(verdicts: Verdicts) -> None:
+    found = compute(verdicts)
+    for name, value in show_result(verdicts).items():
+        assert found[name].value == pytest.approx(value)
+    rate = found["judge/win_rate"]
+    assert rate.low is None or rate.high is None or rate.low <= rate.value <= rate.high
+    # Swapped, the first order is the second one, and every verdict is the other's.
+    swapped = compute([[(1 - b, 1 - a) for a, b in turns] for turns in verdicts])  # type: ignore[operator]
+    assert swapped["judge/win_rate"].value == pytest.approx(1 - rate.value)
+    assert swapped["judge/wins"].value == found["judge/losses"].value
+    for name in ("judge/pairwise_first", "judge/pairwise_second", "judge/pairwise_consistency"):
+        assert swapped[name].value == found[name].value
+
+
+def judged(folder: Path, script: Any, n: int = 3, **settings: Any) -> tuple[dict[str, float], Any, int]:
+    items = [*instructions(n), MATH]
+    given = {"baseline": answers(*items, by="plain"), "variant": answers(*items, by="BETTER")}
+    with judge_server(script) as server:
+        done = grade(server.base_url, folder, *items, given=given, name="pairwise", **settings)
+        calls = len(server.bodies)
+    found = compute_all(MetricInputs(RunRecords(), RunRecords(judgments=done.judgments["variant"])))
+    return {r.name: r.value for r in found if r.category is None}, done, calls
+
+
+def first_answer(body: dict[str, Any]) -> str:
+    """Return what stands first as assistant A's answer."""
+    text = body["messages"][1]["content"]
+    return str(text[text.index("Assistant A") : text.index("Assistant B")])
+
+
+def test_a_judge_that_prefers_the_variant_makes_it_win_in_both_orders(tmp_path: Path) -> None:
+    values, done, calls = judged(
+        tmp_path, lambda _, body: "Sure. [[A]]" if "BETTER" in first_answer(body) else "Sure. [[B]]"
+    )
+    assert values["judge/win_rate"] == values["judge/wins"] == values["judge/pairwise_consistency"] == 1.0
+    assert calls == 16 and done.values["judge/calls"] == 16  # four questions, two turns, two orders
+    assert done.judgments["variant"].column("judge")[0] == "gpt-4-0613 pair-own"
+
+
+def test_a_judge_that_prefers_the_first_place_decides_nothing(tmp_path: Path) -> None:
+    values, _, _ = judged(tmp_path, lambda *_: "[[A]]")
+    assert values["judge/win_rate"] == 0.5 and values["judge/pairwise_first"] == 1.0
+    assert values["judge/wins"] == values["judge/losses"] == values["judge/pairwise_consistency"] == 0
+
+
+def test_equal_models_tie_without_a_call(tmp_path: Path) -> None:
+    items = instructions(3)
+    with judge_server(lambda *_: "[[A]]") as server:
+        done = grade(
+            server.base_url,
+            tmp_path,
+            *items,
+            given={who: answers(*items) for who in ("baseline", "variant")},
+            name="pairwise",
+        )
+        assert server.bodies == []
+    found = compute_all(MetricInputs(RunRecords(), RunRecords(judgments=done.judgments["variant"])))
+    assert {r.name: r.value for r in found if r.category is None} == {
+        "judge/win_rate": 0.5,
+        "judge/wins": 0.0,
+        "judge/losses": 0.0,
+    }
+
+
+def test_a_verdict_that_stays_ambiguous_is_unscored(tmp_path: Path) -> None:
+    _, done, calls = judged(tmp_path, lambda *_: "[[A]] or [[B]]", n=0, judge_attempts=2)
+    assert calls == 8 and done.values["judge/unscored/ambiguous"] == 4
+    assert done.failed is not None
+
+
+@needs_shared
+def test_fastchats_own_prompts_are_used_where_the_user_has_them(tmp_path: Path) -> None:
+    path = SHARED / "data" / "mt_bench" / "judge_prompts.jsonl"
+    published = {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+    templates = read_pair_prompts(path)
+    questions, first, second, reference = ("Q1", "Q2"), ("a1", "a2"), ("b1", "b2"), ("r1", "r2")
+    for category, turn, name in (
+        ("writing", 0, "pair-v2"),
+        ("writing", 1, "pair-v2-multi-turn"),
+        ("math", 0, "pair-math-v1"),
+        ("math", 1, "pair-math-v1-multi-turn"),
+    ):
+        prompt = pair_prompt(templates, category, turn, questions, first, second, reference)
+        values = {"question": "Q1", "answer_a": "a1", "answer_b": "b1"}
+        for t in (1, 2):
+            values |= {f"question_{t}": f"Q{t}", f"answer_a_{t}": f"a{t}", f"answer_b_{t}": f"b{t}"}
+            values |= {f"ref_answer_{t}": f"r{t}"}
+        assert prompt.name == name and prompt.system == published[name]["system_prompt"]
+        assert prompt.user == published[name]["prompt_template"].format(**values)
+        # Ours show the same values in the same places.
+        assert OURS[name].user.format(**values) == prompt.user
+        assert OURS[name].system != prompt.system
+    _, done, _ = judged(tmp_path, lambda *_: "[[C]]", judge_prompts=str(path))
+    assert done.judgments["variant"].column("judge")[0] == "gpt-4-0613 pair-v2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "not json", '{"name": "pair-v2"}', '{"name": "pair-v2", "system_prompt": "", "prompt_template": "{x}"}', "[]"],
+)
+def test_broken_prompts_are_one_clear_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "judge_prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="judge_prompts"):
+        read_pair_prompts(path)

@@ -1,0 +1,138 @@
+"""Several judge models, repeated gradings, and comparisons in pairs: values derived by hand, and identities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import cohen_kappa_score
+
+from mlflow_compress.metrics.core.compute import compute_all, unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.judge_panel import cohen_kappa, krippendorff_alpha
+from mlflow_compress.records import Judgments, MetricResult, RunRecords
+
+Grades = Mapping[str, Sequence[Sequence[float | None]]]
+"""By task: per question, the grade of each repeat (turn 0)."""
+
+
+def judgments(grades: Grades) -> Judgments:
+    rows = [
+        {"task": task, "item_id": f"q{i}", "turn": 0, "repeat": r, "category": "c", "score": score, "judge": "j"}
+        for task, questions in grades.items()
+        for i, repeats in enumerate(questions)
+        for r, score in enumerate(repeats)
+    ]
+    return Judgments.from_rows(rows)
+
+
+def compute(baseline: Grades, variant: Grades) -> dict[tuple[str, str | None], MetricResult]:
+    inputs = MetricInputs(
+        baseline=RunRecords(judgments=judgments(baseline)), variant=RunRecords(judgments=judgments(variant))
+    )
+    return {(r.name, r.task): r for r in compute_all(inputs) if r.category is None}
+
+
+def test_several_judge_models_never_share_a_number() -> None:
+    base = {"mt_bench/a": [[4], [6]], "mt_bench/b": [[8], [2]]}
+    found = compute(base, {"mt_bench/a": [[5], [7]], "mt_bench/b": [[8], [None]]})
+    values = {key: result.value for key, result in found.items()}
+    assert values["judge/mt_bench", "a"] == 6 and values["judge/mt_bench", "b"] == 8
+    assert values["judge/mt_bench_delta", "a"] == 1 and values["judge/mt_bench_delta", "b"] == 0
+    assert ("judge/mt_bench", None) not in values
+    # Both have graded the variant's first answer only: (5 + 8) / 2. The baseline's: (6 + 4) / 2, and 6 for the first.
+    assert values["judge/mt_bench_panel", None] == 6.5
+    assert values["judge/mt_bench_panel_baseline", None] == 5.0
+    assert values["judge/mt_bench_panel_delta", None] == 0.5
+    assert found["judge/mt_bench_panel", None].n == 1
+    assert found["judge/agreement_kappa", "a and b"].n == 3 == found["judge/agreement_kappa", None].n
+
+
+def test_one_judge_model_has_the_plain_names_and_no_agreement() -> None:
+    found = compute({"mt_bench": [[4], [6]]}, {"mt_bench": [[5], [7]]})
+    assert found["judge/mt_bench", None].value == 6
+    assert not [name for name, _ in found if "agreement" in name or "panel" in name or "noise" in name]
+    same = MetricInputs(baseline=RunRecords(judgments=judgments({"mt_bench": [[4]]})))
+    assert {"judge_panel", "judge_noise"} <= set(unmet(same))
+
+
+def test_equal_models_have_no_difference_and_equal_judges_agree() -> None:
+    grades = {f"mt_bench/{judge}": [[1, 2], [3, 4], [9, 9]] for judge in "abc"}
+    values = {key: result.value for key, result in compute(grades, grades).items()}
+    assert values["judge/mt_bench_panel_delta", None] == 0
+    assert values["judge/mt_bench_panel", None] == values["judge/mt_bench_panel_baseline", None]
+    for name in ("judge/agreement_kappa", "judge/agreement_alpha"):
+        assert {values[name, task] for task in (None, "a and b", "a and c", "b and c")} == {1.0}
+
+
+def test_kappa_by_hand() -> None:
+    # Squared differences: observed mean 1/3; over all nine pairs of a grade of each, mean 1. So 1 - 1/3.
+    assert cohen_kappa([1, 2, 3], [1, 2, 2]) == pytest.approx(2 / 3)
+    assert cohen_kappa([5, 5], [5, 5]) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10)), min_size=2, max_size=40))
+def test_kappa_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    one, other = zip(*pairs, strict=True)
+    found = cohen_kappa(one, other)
+    if found is None:
+        assert len({*one, *other}) == 1
+        return
+    labels = list(range(1, 11))
+    assert found == pytest.approx(cohen_kappa_score(one, other, labels=labels, weights="quadratic"), abs=1e-9)
+
+
+def test_alpha_is_that_of_krippendorffs_example() -> None:
+    # K. Krippendorff, Computing Krippendorff's Alpha-Reliability (2011): three coders, 15 units; interval data 0.811.
+    coders = {
+        "A": "* * * * * 3 4 1 2 1 1 3 3 * 3",
+        "B": "1 * 2 1 3 3 4 3 * * * * * * *",
+        "C": "* * 2 1 3 4 4 * 2 1 1 3 3 * 4",
+    }
+    ratings: dict[str, dict[Any, float]] = {
+        coder: {unit: float(value) for unit, value in enumerate(text.split()) if value != "*"}
+        for coder, text in coders.items()
+    }
+    assert krippendorff_alpha(ratings) == pytest.approx(0.811, abs=5e-4)
+    assert krippendorff_alpha({"a": {1: 5.0}, "b": {1: 5.0}}) is None
+    assert krippendorff_alpha({"a": {1: 5.0}, "b": {2: 4.0}}) is None
+
+
+def test_the_judges_noise_by_hand() -> None:
+    # Within answers: (4, 6) has squares 1 + 1, (7, 7) none; one degree of freedom each in both models: s^2 = 4 / 4 = 1.
+    grades = {"mt_bench": [[4, 6], [7, 7]]}
+    found = compute(grades, grades)
+    assert found["judge/mt_bench_noise_sd", None].value == pytest.approx(1.0)
+    # Mean of two answers of two grades: 1 x (1/2 + 1/2) / 4; the difference of two such means has twice that.
+    assert found["judge/mt_bench_noise", None].value == pytest.approx(np.sqrt(0.5))
+    steady = {"mt_bench": [[4, 4], [7, 7, 7]]}
+    assert compute(steady, steady)["judge/mt_bench_noise", None].value == 0
+    unread = {"mt_bench": [[4, None], [7, None]]}
+    assert ("judge/mt_bench_noise", None) not in compute(unread, unread)
+
+
+def test_the_noise_floor_is_the_spread_of_repeated_differences() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.uniform(3, 8, size=40)
+
+    def graded() -> Grades:
+        return {"mt_bench": [list(np.clip(rng.normal(mean, 0.8, size=2), 1, 10)) for mean in truth]}
+
+    differences, floors = [], []
+    for _ in range(60):
+        found = compute_noise_only(graded(), graded())
+        differences.append(found["difference"])
+        floors.append(found["floor"])
+    assert np.std(differences) == pytest.approx(np.mean(floors), rel=0.3)
+
+
+def compute_noise_only(baseline: Grades, variant: Grades) -> dict[str, float]:
+    from mlflow_compress.metrics.judge_noise import _grades, _noise
+
+    groups = [_grades(judgments(grades)) for grades in (variant, baseline)]
+    means = [float(np.mean([np.mean(g) for g in part])) for part in groups]
+    return {"difference": means[0] - means[1], "floor": _noise(groups[0], groups[0] + groups[1])[1].value}
