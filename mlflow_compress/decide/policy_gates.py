@@ -28,7 +28,7 @@ _OWN = ("size/", "speed/", "gate/")  # metrics of the main run that no metric de
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Reading:
+class GateReading:
     """One number of an evaluation: an end of the interval of a metric, or its value.
 
     Attributes
@@ -57,7 +57,7 @@ class Reading:
         return ends[self.end]
 
 
-def read(results: Iterable[MetricResult], readings: Iterable[Reading]) -> dict[str, float]:
+def read(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
     """Return those of the wanted numbers that an evaluation has, by name."""
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     found: dict[str, float] = {}
@@ -77,13 +77,13 @@ class PolicyGates:
     ----------
     gates : tuple of Gate or DivergenceGate
     rules : tuple of Rule
-    readings : frozenset of Reading
+    readings : frozenset of GateReading
         Numbers that must be read from the evaluations' results; the main runs have the others.
     """
 
     gates: tuple[Gate | DivergenceGate, ...]
     rules: tuple[Rule, ...]
-    readings: frozenset[Reading]
+    readings: frozenset[GateReading]
 
 
 def _declared(metric: str) -> MetricKey | None:
@@ -91,7 +91,7 @@ def _declared(metric: str) -> MetricKey | None:
     return None if metric.startswith(_OWN) else key(metric)
 
 
-def _gate(entry: MetricGate) -> tuple[Gate, Reading | None]:
+def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
     """Return one bound as a gate, and what it reads where the main run does not show it."""
     at_least = entry.at_least is not None
     declared = _declared(entry.metric)
@@ -108,11 +108,11 @@ def _gate(entry: MetricGate) -> tuple[Gate, Reading | None]:
     if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
         label = LABELS.get(published.name, f"{entry.metric} (upper end)")
         return Gate(metric=published.name, bound=entry.limit, label=label, at_least=at_least), None
-    reading = Reading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
+    reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
     return Gate(metric=reading.name, bound=entry.limit, label=reading.name, at_least=at_least), reading
 
 
-def _margin(entry: MarginGate) -> tuple[Gate, Reading | None]:
+def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
     """Return a non-inferiority margin as a gate: the interval's bad end is no further from "unchanged" than it."""
     declared = _declared(entry.metric)
     has_own_baseline = declared is not None and (declared.difference is not None or declared.direction == "neither")
@@ -148,7 +148,7 @@ class Measured:
             found = "an unknown number of" if candidate.items is None else candidate.items
             lacks.append(f"{found} items < {self.required.items}")
         for task, fewest in self.required.items_by_task.items():
-            n = candidate.metrics.get(Reading(metric=FLIPS, end="n", task=task).name)
+            n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
             if n is None:
                 lacks.append(f"items of {task} are missing")
             elif n < fewest:
@@ -166,12 +166,12 @@ class Plausible:
         """Return what is anomalous."""
         found = []
         most = self.rule.max_accuracy_gain
-        gain = candidate.metrics.get(Reading(metric=DELTA, end="lower").name)
+        gain = candidate.metrics.get(GateReading(metric=DELTA, end="lower").name)
         if most is not None and gain is None:
             found.append(f"the lower end of {DELTA} is missing")
         elif most is not None and gain is not None and gain > most:
             found.append(f"accuracy rose by {gain:.4g} or more, which is above {most:g}")
-        kl = candidate.metrics.get(Reading(metric=KL, end="value").name)
+        kl = candidate.metrics.get(GateReading(metric=KL, end="value").name)
         if self.rule.zero_kl and candidate.compresses and kl is not None and kl <= 0.0:
             found.append(f"KL is exactly 0, although method '{candidate.method}' changes weights")
         return tuple(Check(passed=False, reason=f"anomalous: {what}") for what in found)
@@ -197,13 +197,13 @@ def gates_of(policy: Policy) -> PolicyGates:
     required = policy.require
     if required.stages or required.items or required.items_by_task:
         rules.append(Measured(required=required))
-        readings |= {Reading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
+        readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
     if policy.anomalies.max_accuracy_gain is not None or policy.anomalies.zero_kl:
         rules.append(Plausible(rule=policy.anomalies))
         if policy.anomalies.max_accuracy_gain is not None:
-            readings.add(Reading(metric=DELTA, end="lower"))
+            readings.add(GateReading(metric=DELTA, end="lower"))
         if policy.anomalies.zero_kl:
-            readings.add(Reading(metric=KL, end="value"))
+            readings.add(GateReading(metric=KL, end="value"))
     ranking_of(policy.objective)
     return PolicyGates(gates=tuple(gates), rules=tuple(rules), readings=frozenset(readings))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
-from mlflow_compress.decide.policy_gates import Reading, gates_of, ranking_of, read
+from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read
 from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
@@ -211,7 +211,7 @@ def test_margins_are_distances_from_what_an_unchanged_variant_has() -> None:
 )
 def test_least_item_counts(items: int | None, mmlu: float | None, said: str | None) -> None:
     policy = Policy(require=Requirements(items=100, items_by_task={"mmlu": 50}))
-    reading = Reading(metric="distance/flips_pct", end="n", task="mmlu").name
+    reading = GateReading(metric="distance/flips_pct", end="n", task="mmlu").name
     one = candidate(**({} if mmlu is None else {reading: mmlu}))
     passed, found = reasons(policy, Candidate(**{**vars(one), "items": items}))
     assert passed == (said is None) and (said or "") in found

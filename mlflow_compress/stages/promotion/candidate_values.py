@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.decide.policy_gates import PolicyGates, Reading, read
+from mlflow_compress.decide.policy_gates import PolicyGates, GateReading, read
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_from_json
@@ -69,7 +69,7 @@ def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]
     return found
 
 
-def _read(tracker: Tracker, runs: Iterable[Any], readings: Collection[Reading]) -> dict[str, float]:
+def _read(tracker: Tracker, runs: Iterable[Any], readings: Collection[GateReading]) -> dict[str, float]:
     """Return the numbers that the results of some runs have; no file is read where nothing is wanted."""
     if not readings:
         return {}
