@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.decide.policy_gates import PolicyGates, GateReading, read
+from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_from_json
