@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,13 +24,23 @@ from mlflow_compress.judges.transport.spending import Price, Spending, read_pric
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
+_METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def judge_models(settings: JudgeConfig) -> list[str]:
-    """Return the judge models that are asked for. A name that is there twice is a `ConfigError`."""
+    """Return the judge models that are asked for.
+
+    Raises
+    ------
+    ConfigError
+        A name is there twice; or one of several, which become part of metric names, has other characters than those.
+    """
     names = [name.strip() for name in settings.judging.judge_model.split(",")]
     if len(set(names)) != len(names):
         raise ConfigError("A judge model is named twice", got=settings.judging.judge_model)
+    if odd := [name for name in names if len(names) > 1 and not _METRIC_NAME.fullmatch(name)]:
+        allowed = "letters, digits, and - . _ / : in the name of one of several judge models"
+        raise ConfigError("A judge model's name cannot be part of a metric's name", allowed=allowed, got=odd[0])
     return names
 
 
