@@ -3,7 +3,7 @@
     python benchmarks/judge_throughput.py
 
 A local server in a process of its own answers each call after 200 ms. Prints calls a second one by one and at
-`judge_concurrency=16`, and their ratio.
+`judge_concurrency=16`, and their ratio, as one JSON line.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         many = calls_per_second(url, asked.calls, 16)
     finally:
         server.terminate()
-    print(f"one by one {one:.2f} calls/s, 16 at the same time {many:.2f} calls/s, ratio {many / one:.1f}")
+    found = {"one_by_one_per_s": round(one, 2), "sixteen_per_s": round(many, 2), "ratio": round(many / one, 1)}
+    print(json.dumps({"latency_s": asked.latency, "calls": asked.calls, **found}))
 
 
 if __name__ == "__main__":

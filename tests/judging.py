@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs
+from mlflow_compress.judges.session import spending_of
 from mlflow_compress.records import Generations
 
 KEY = "sk-test-0123456789-secret"
@@ -59,7 +60,15 @@ def grade(
 ) -> Judged:
     """Return what the judge makes of the answers; `given` defaults to one model's answers to all items."""
     said: list[str] = []
-    inputs = JudgeInputs(instructions=items, graded=given or {"variant": answers(*items)}, samples={}, say=said.append)
-    found: Judged = open_judge(base_url, folder, name, **settings)(inputs)
+    judge = open_judge(base_url, folder, name, **settings)
+    inputs = JudgeInputs(
+        instructions=items,
+        graded=given or {"variant": answers(*items)},
+        samples={},
+        spending=spending_of(JudgeConfig(**settings)),
+        say=said.append,
+    )
+    found: Judged = judge(inputs)
     assert said and all(KEY not in line for line in said)
-    return found
+    # As the stage logs them.
+    return replace(found, values={**found.values, **inputs.spending.values()})

@@ -94,15 +94,10 @@ class Asker:
         Stores every reply before anything else happens, readable or not. So an interrupted run loses at
         most the calls under way, and the replies that a judgment has had count as its attempts in a later run too.
         Failures, which cost nothing, are not stored, and a later run asks again.
-    spending : Spending, optional
-        Counts tokens, and holds the budget.
     """
 
-    def __init__(
-        self, config: AskingConfig, *, cache: JudgmentCache | None = None, spending: Spending | None = None
-    ) -> None:
+    def __init__(self, config: AskingConfig, *, cache: JudgmentCache | None = None) -> None:
         self.config = config
-        self.spending = spending or Spending()
         self._cache = JudgmentCache(None) if cache is None else cache
 
     def key(self, question: Question, attempt: int = 0) -> str:
@@ -118,7 +113,12 @@ class Asker:
         )
 
     def ask_all(
-        self, questions: Sequence[Question], read: Callable[[str], Reading], *, label: str = "judge"
+        self,
+        questions: Sequence[Question],
+        read: Callable[[str], Reading],
+        *,
+        spending: Spending | None = None,
+        label: str = "judge",
     ) -> list[Judgment]:
         """Return the judgment of every question, in order; equal questions are asked once.
 
@@ -127,6 +127,8 @@ class Asker:
         questions : sequence of Question
         read : callable (text) -> Reading
             Reads a reply.
+        spending : Spending, optional
+            Counts tokens, and holds the budget.
         label : str
             Name of the progress bar.
 
@@ -142,7 +144,7 @@ class Asker:
         missing = {key: q for key, q in zip(keys, questions, strict=True) if found[key] is None}
         if missing:
             with (
-                Transport(self.config.endpoint, self.spending) as transport,
+                Transport(self.config.endpoint, spending) as transport,
                 tqdm(total=len(missing), desc=label, unit="grade", disable=None, leave=False) as bar,
             ):
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlflow_compress.judges.asking import Asker, Question
 from mlflow_compress.judges.parsing import Reading
-from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, prompt_bytes
+from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, Price, prompt_bytes
 
 
-def estimate(asker: Asker, questions: Sequence[Question], read: Callable[[str], Reading]) -> str:
+def estimate(
+    asker: Asker, questions: Sequence[Question], read: Callable[[str], Reading], prices: Mapping[str, Price]
+) -> str:
     """Return a sentence: how many judgments are kept, how many calls are made, and their tokens and cost, about.
 
     Tokens follow from the kept replies of the same judge model. Without any, a token of the prompt is four bytes, and
@@ -31,7 +33,7 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Callable[[str], 
         bytes_per_token, per_reply = BYTES_PER_TOKEN, asker.config.max_tokens
         basis = "with replies as long as they may be"
     prompt, completion = n_bytes / bytes_per_token, per_reply * len(missing)
-    price = asker.spending.prices.get(model)
+    price = prices.get(model)
     cost = f", cost {price.of(prompt, completion):.4g}" if price else ""
     return (
         f"{said}; {len(missing):,} calls: about {prompt:,.0f} prompt tokens and {completion:,.0f} tokens of replies"

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.config import JudgeConfig
+from mlflow_compress.judges.transport.spending import Spending
 from mlflow_compress.records import Generations, Judgments
 from mlflow_compress.registry import Registry
 
@@ -47,6 +48,8 @@ class JudgeInputs:
     samples : mapping of str to Generations
         Several sampled answers to each first turn, of "baseline", "variant" and "again": a second, independent sample
         of the baseline.
+    spending : Spending
+        Counts what all judges of the run spend, and holds their budget.
     say : callable (line)
         Shows a line to the user, such as what the judgments will cost.
     """
@@ -54,6 +57,7 @@ class JudgeInputs:
     instructions: Sequence[AskedInstruction]
     graded: Mapping[str, Generations]
     samples: Mapping[str, Generations]
+    spending: Spending = field(default_factory=Spending)
     say: Callable[[str], None] = lambda line: None
 
 
@@ -95,8 +99,8 @@ class Judged:
     parameters : mapping of str to str
         Settings that reproduce the output; logged as the run's parameters.
     values : mapping of str to float
-        What the judging took (calls, tokens, cost) and what has no rating; logged as metrics. Values that several
-        judges give under one name are added up.
+        Numbers of judgments, and of those without a rating; logged as metrics. Values that several judges give under
+        one name are added up.
     remarks : sequence of str
         Sentences for the run's note.
     failed : str, optional

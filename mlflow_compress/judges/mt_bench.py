@@ -38,7 +38,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
     def judge(inputs: JudgeInputs) -> Judged:
         repeats = settings.judging.judge_repeats
         asked = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
-        found = session.ask([one.question for part in asked.values() for one in part], read_rating, say=inputs.say)
+        found = session.ask([one.question for part in asked.values() for one in part], read_rating, inputs)
         judgments: dict[str, list[Judgments]] = {who: [] for who in asked}
         for model, given in found.items():
             rest = iter(given)

@@ -52,7 +52,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
 
     def judge(inputs: JudgeInputs) -> Judged:
         pairs = _comparisons(inputs, prompts)
-        found = session.ask([one.question for one, same in pairs if not same], read_verdict, say=inputs.say)
+        found = session.ask([one.question for one, same in pairs if not same], read_verdict, inputs)
         parts = []
         for model, given in found.items():
             rest = iter(given)

@@ -1,8 +1,9 @@
-"""The judge models of one run: asked one after the other, with one cache, one budget and one account."""
+"""The judge models of one run: asked one after the other, with one cache and one account."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,21 +14,33 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, unscored_by_reason
 from mlflow_compress.judges.estimate import estimate
+from mlflow_compress.judges.judge_registry import JudgeInputs
 from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.parsing import Reading
 from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
+from mlflow_compress.judges.transport.replies import BUDGET
 from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
+_METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def judge_models(settings: JudgeConfig) -> list[str]:
-    """Return the judge models that are asked for. A name that is there twice is a `ConfigError`."""
+    """Return the judge models that are asked for.
+
+    Raises
+    ------
+    ConfigError
+        A name is there twice; or one of several, which become part of metric names, has other characters than those.
+    """
     names = [name.strip() for name in settings.judging.judge_model.split(",")]
     if len(set(names)) != len(names):
         raise ConfigError("A judge model is named twice", got=settings.judging.judge_model)
+    if odd := [name for name in names if len(names) > 1 and not _METRIC_NAME.fullmatch(name)]:
+        allowed = "letters, digits, and - . _ / : in the name of one of several judge models"
+        raise ConfigError("A judge model's name cannot be part of a metric's name", allowed=allowed, got=odd[0])
     return names
 
 
@@ -49,6 +62,11 @@ def prices_of(settings: JudgeConfig) -> dict[str, Price]:
     if missing := [model for model in judge_models(settings) if model not in prices]:
         raise ConfigError(f"{given.judge_prices} has no price of a judge model", allowed=sorted(prices), got=missing[0])
     return prices
+
+
+def spending_of(settings: JudgeConfig) -> Spending:
+    """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`."""
+    return Spending(prices_of(settings), settings.judging.judge_max_cost)
 
 
 def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> EndpointConfig | str:
@@ -116,15 +134,12 @@ class Session:
     Parameters
     ----------
     askers : sequence of Asker
-        One per judge model; they share cache and spending.
-    spending : Spending
-        Tokens and budget.
+        One per judge model; they share the cache.
     max_unscored : float
         Share of judgments without a value above which the stage fails.
     """
 
     askers: Sequence[Asker]
-    spending: Spending
     max_unscored: float
     _judgments: list[Judgment] = field(default_factory=list)
 
@@ -135,44 +150,37 @@ class Session:
         if isinstance(endpoint, str):
             return endpoint
         given = settings.judging
+        prices_of(settings)
         cache = JudgmentCache(folder / JUDGMENTS)
-        spending = Spending(prices_of(settings), given.judge_max_cost)
         asking = AskingConfig(endpoint=endpoint, attempts=given.judge_attempts)
-        askers = [
-            Asker(replace(asking, model=model), cache=cache, spending=spending) for model in judge_models(settings)
-        ]
-        return cls(askers, spending, given.judge_max_unscored)
+        askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
+        return cls(askers, given.judge_max_unscored)
 
     def ask(
-        self,
-        questions: Sequence[Question],
-        read: Callable[[str], Reading],
-        *,
-        say: Callable[[str], None] = lambda line: None,
+        self, questions: Sequence[Question], read: Callable[[str], Reading], inputs: JudgeInputs
     ) -> dict[str, list[Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:
-            say(estimate(asker, questions, read))
+            inputs.say(estimate(asker, questions, read, inputs.spending.prices))
         found = {}
         for asker in self.askers:
-            found[asker.config.model] = asker.ask_all(questions, read, label=asker.config.model)
-            self._judgments += found[asker.config.model]
+            model = asker.config.model
+            found[model] = asker.ask_all(questions, read, spending=inputs.spending, label=model)
+            self._judgments += found[model]
         return found
 
     def account(self) -> dict[str, Any]:
-        """Return the fields of `Judged` that tell what the judging took, and what has no value."""
+        """Return the fields of `Judged` that tell which models were asked, and what has no value."""
         reasons = unscored_by_reason(self._judgments)
         n, unscored = len(self._judgments), reasons.total()
         counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
         remarks = [f"{unscored} of {n} judgments have no rating: {listed}"] if unscored else []
-        if self.spending.cost is not None:
-            remarks.append(f"The judge's {self.spending.calls} new calls cost {self.spending.cost:.4g}")
         failed = None
-        if self.spending.stopped:
+        if reasons[BUDGET]:
             failed = (
-                f"Stopped at judge_max_cost={self.spending.max_cost:g}: {n - reasons['budget']} of {n} judgments are "
-                "there, and kept. The same command again goes on from there, and may spend as much again"
+                f"Stopped at judge_max_cost: {n - reasons[BUDGET]} of {n} judgments are there, and kept. The same "
+                "command again goes on from there, and may spend as much again"
             )
         elif n and unscored > self.max_unscored * n:
             failed = (
@@ -184,7 +192,6 @@ class Session:
                 "judge/judgments": float(n),
                 "judge/unscored": float(unscored),
                 **counts,
-                **self.spending.values(),
             },
             "remarks": remarks,
             "failed": failed,

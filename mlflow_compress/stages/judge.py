@@ -14,7 +14,7 @@ from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
-from mlflow_compress.judges.session import check_address, prices_of
+from mlflow_compress.judges.session import check_address, prices_of, spending_of
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -95,13 +95,19 @@ def judge(
     check_same_tokenizer(*models)
     baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
     answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
+    spending = spending_of(config)
     answers = JudgeInputs(
         instructions=instructions,
         graded={"baseline": baseline.graded, "variant": variant.graded},
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
+        spending=spending,
         say=say,
     )
-    judged = {name: opened(answers) for name, opened in judges.items()}
+    try:
+        judged = {name: opened(answers) for name, opened in judges.items()}
+    finally:  # what was spent is logged too when a judge stops, or is stopped
+        if spending.calls:
+            run.log_values(spending.values())
     inputs = MetricInputs(
         baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
         variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
@@ -116,7 +122,7 @@ def judge(
         }
     )
     if values := _sums(one.values for one in judged.values()):
-        run.log_values(values)
+        run.log_values({**values, "judge/calls": spending.calls})
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
     skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
@@ -135,7 +141,7 @@ def judge(
     return _Outcome(
         inputs=inputs,
         skipped=skipped,
-        remarks=tuple(remark for one in judged.values() for remark in one.remarks),
+        remarks=(*(remark for one in judged.values() for remark in one.remarks), spending.remark),
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
 

@@ -34,10 +34,13 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
     (workdir / "prices.yaml").write_text("j: {prompt: 30, completion: 60}")
     said: list[str] = []
     healthy = False
+    stops = False
 
     def script(number: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if number % 4 == 0 and not healthy:
             return 400, {"error": {"message": f"no {KEY}"}}
+        if stops and number > paid_before_the_stop:
+            return 401, {"error": {"message": f"no {KEY}"}}
         verdict = "[[A]]" if "Assistant B" in str(body) else "[[7]]"
         return 200, completion(f"{KEY} {verdict}", "j-1", usage=USAGE)
 
@@ -75,6 +78,16 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
         assert len(server.bodies) - before == before - paid
         assert found["judge/mt_bench"].value == 7 and found["judge/win_rate"].value == 0.5
         assert any("cost" in line and "[judge] j:" in line for line in said)
+    # A key that is withdrawn half-way stops at once; what was spent until then is logged.
+    stops = True
+    with judge_server(script) as server:
+        paid_before_the_stop = 2
+        with pytest.raises(JudgeError, match="refused the key"):
+            run_judge(asked.with_values(judge_base_url=server.base_url, judge_concurrency=1))
+    [newest, *_] = tracker.client.search_runs(
+        [tracker.experiment_id], "tags.stage = 'judge'", order_by=["attributes.start_time DESC"]
+    )
+    assert newest.info.status == "FAILED" and newest.data.metrics["judge/calls"] == 3
     written = [path for folder in (workdir, home(tracker.uri)) for path in folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".db" for path in written) and any(path.name == "judgments.jsonl" for path in written)
     shown = [str(error.value), *said]

@@ -319,6 +319,7 @@ def test_a_password_in_the_address_is_passed_on_in_the_environment_alone(
         {"judge_concurrency": 0},
         {"judge_model": " "},
         {"judge_model": "a,a"},
+        {"judge_model": "a,b@1"},
         {"judge_timeout": 0.0},
         {"judge_max_retries": -1},
         {"judge_max_cost": 1.0},

@@ -107,14 +107,11 @@ class Spending:
         counted as the most that it can be.
     by_model : dict of str to Tokens
         What was taken so far.
-    stopped : bool
-        Whether a call was not made for want of money.
     """
 
     prices: Mapping[str, Price] = field(default_factory=dict)
     max_cost: float = 0.0
     by_model: dict[str, Tokens] = field(default_factory=dict)
-    stopped: bool = False
     _spent: float = 0.0  # with the unknown at its most
     _under_way: float = 0.0
 
@@ -129,7 +126,6 @@ class Spending:
     def begin(self, most: float) -> bool:
         """Return whether the budget allows a call, and keep free what it can cost."""
         if self.max_cost and self._spent + most > self.max_cost:
-            self.stopped = True
             return False
         self._under_way += most
         return True
@@ -154,6 +150,11 @@ class Spending:
         if not self.prices:
             return None
         return sum(self.prices[model].of(t.prompt, t.completion) for model, t in self.by_model.items())
+
+    @property
+    def remark(self) -> str:
+        """What the calls cost, as a sentence; empty without prices."""
+        return "" if self.cost is None else f"{self.calls} new calls to judge models cost {self.cost:.4g}"
 
     def values(self) -> dict[str, float]:
         """Return calls, tokens and cost as metrics; what no reply has told is missing."""
