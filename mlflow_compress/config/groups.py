@@ -140,5 +140,5 @@ class JudgeModelConfig(Group):
         0.0, "most that one run may spend on the judge, by judge_prices; 0 is no limit", ge=0
     )
     judge_prompts: OptionalText = option(
-        None, "FastChat's judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
+        None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )

@@ -13,6 +13,7 @@ from mlflow_compress.config.groups import (
     CompressionConfig,
     EvaluationConfig,
     InferenceConfig,
+    JudgeModelConfig,
     SourceConfig,
 )
 
@@ -50,6 +51,7 @@ class SweepConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = _like(MainConfig, "judge")
     log_weights: LogWeights = _like(MainConfig, "log_weights")
     dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")

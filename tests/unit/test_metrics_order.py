@@ -216,7 +216,8 @@ def test_judge_scores_by_hand():
     assert found["judge/mt_bench_delta"].value == -1.0
     assert found["judge/mt_bench_delta"].n == 3
     by_category = [r for r in compute_all(run) if r.category == "math"]
-    assert {r.name for r in by_category} == set(found)
+    noise = {"judge/mt_bench_noise", "judge/mt_bench_noise_sd"}  # of the judge, whatever the category
+    assert {r.name for r in by_category} == set(found) - noise
 
 
 def _show_result(scores):

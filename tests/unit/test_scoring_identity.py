@@ -64,7 +64,7 @@ def test_a_copy_elsewhere_has_the_same_hash_and_an_edit_changes_it(tmp_path: Pat
     copy = tmp_path / "elsewhere" / "mlflow_compress"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("demo", "__pycache__"))
     assert hash_of(copy) == source_hash()
-    (copy / "report" / "text.py").write_text("")  # how results are shown decides no number
+    (copy / "reporting" / "text.py").write_text("")  # how results are shown decides no number
     assert hash_of(copy) == source_hash()
     edited = copy / "scoring" / "processes" / "shares.py"
     edited.write_text(edited.read_text() + "# edited")

@@ -110,7 +110,7 @@ def test_axes_stand_in_the_grid_or_beside_it_not_both(tmp_path: Path) -> None:
         (["--methods=rtm"], "Did you mean 'rtn'"),
         (["--bits=many"], "'bits' must be a whole number"),
         (["--bits=5", "--methods=rtn"], "No combination of this sweep is supported"),
-        (["--grid=nowhere.yaml"], "'grid' names no YAML file"),
+        (["--grid=nowhere.yaml"], "'grid' names no file"),
         (["--tasks=no_such_task_at_all.jsonl"], "'tasks' names no file"),
         (["--calibration=nothing", "--methods=awq"], "'calibration' names no set and no file"),
         (["--instructions=nobody"], "'instructions' names no set and no file"),

@@ -9,7 +9,20 @@ from mlflow_compress.config import MainConfig, as_text
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.task_inputs import instructions_of
 
-_NOT_DECIDING = ("checkpoint", "device", "judge_base_url")
+# Where work is done, how calls are made, and what they may cost decide no result.
+_NOT_DECIDING = (
+    "checkpoint",
+    "device",
+    "experiment",
+    "judge_base_url",
+    "judge_concurrency",
+    "judge_timeout",
+    "judge_max_retries",
+    "judge_requests_per_minute",
+    "judge_tokens_per_minute",
+    "judge_prices",
+    "judge_max_cost",
+)
 
 
 def variant_key(config: MainConfig, checkpoint: str | Path, evaluation: str) -> str:
