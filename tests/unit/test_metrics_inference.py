@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from mlflow_compress.errors import ConfigError, DataError
@@ -126,7 +127,14 @@ def test_mcnemar_by_hand():
         mcnemar_exact(-1, 2)
 
 
-@settings(QUICK, max_examples=40)  # statsmodels is slow to call
+def test_holm_is_that_of_statsmodels():
+    rng = np.random.default_rng(3)
+    for n in (1, 2, 7, 40):
+        values = np.round(rng.random(n) ** 3, 2)  # with ties
+        np.testing.assert_array_equal(holm(values), multipletests(values, method="holm")[1])
+
+
+@settings(QUICK)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_its_rule(values):
     # Reject at any level a the smallest p-values while p_(j) <= a/(m - j + 1): an adjusted value is the least such a.

@@ -37,21 +37,23 @@ def mcnemar_exact(c2w: int, w2c: int) -> float:
 
 
 def holm(p_values: npt.ArrayLike) -> Float:
-    """Return p-values adjusted by Holm's step-down rule, by statsmodels, in the order given.
+    """Return p-values adjusted by Holm's step-down rule, in the order given.
 
     With the p-values sorted upwards, ``adjusted_(i) = max_{j <= i} min(1, (m - j + 1) p_(j))``. The family-wise error
-    rate stays at the level under any dependence.
+    rate stays at the level under any dependence. The values are those of statsmodels' `multipletests`, which collects
+    garbage in every call and so takes 25 ms to half a second.
 
     References
     ----------
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
     """
-    from statsmodels.stats.multitest import multipletests  # not at the top: it takes 0.4 s to import
-
     p = finite("p-values", p_values)
     if (p < 0).any() or (p > 1).any():
         raise DataError("P-values must lie in [0, 1]", got=f"{p.min()} to {p.max()}")
-    return np.asarray(multipletests(p, method="holm")[1], dtype=np.float64)
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
+    return adjusted
 
 
 def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tuple[str, str], float]:

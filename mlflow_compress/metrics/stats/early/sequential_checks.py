@@ -12,6 +12,7 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.early.betting import Side, log_wealth
 from mlflow_compress.metrics.stats.sequential import Verdict
+from mlflow_compress.metrics.stats.significance import holm
 
 PASS_SHARE = 0.9
 """Share of the error level that wrong passes have; the rest is that of wrong fails, which need fewer items."""
@@ -86,11 +87,7 @@ def verdicts(wrong: npt.ArrayLike, right: npt.ArrayLike, *, error: float) -> lis
 
     Passes are corrected by Holm's rule, at `PASS_SHARE` of the level; fails by Bonferroni's, at the rest.
     """
-    p, level = np.asarray(wrong, dtype=np.float64), PASS_SHARE * error
-    # Holm's steps by hand, not by `holm`: statsmodels collects garbage at every call, a tenth of a second at each look.
-    order = np.argsort(p, kind="stable")
-    passes = np.empty(len(p), dtype=bool)
-    passes[order] = np.logical_and.accumulate(p[order] <= level / (len(p) - np.arange(len(p))))
+    passes = holm(wrong) <= PASS_SHARE * error
     fails = np.asarray(right) * len(passes) <= (1.0 - PASS_SHARE) * error
     # Both at once is an error of one of them, which the level allows for; neither verdict stands then.
     return [
