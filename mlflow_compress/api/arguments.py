@@ -8,6 +8,8 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlflow_compress.config import Command, parameters, parse
+from mlflow_compress.config.declarations import AUTO
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.paths import absolute_paths
 
 if TYPE_CHECKING:
@@ -43,10 +45,14 @@ def configured(cls: type[C], given: dict[str, Any]) -> C:
     return absolute_paths(parse(cls, values))
 
 
-def opened_store(store: StoreLike) -> Store | None:
+def opened_store(store: StoreLike, config: Command | None = None) -> Store | None:
     """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
     if store is None:
         return None
+    if config is not None and config.experiment != AUTO:
+        raise ConfigError(
+            "A folder of runs has no experiments", got=config.experiment, fix="Give store or experiment, not both"
+        )
     from mlflow_compress.tracking.folder_store import FolderStore
 
     return FolderStore(fspath(store))

@@ -141,4 +141,4 @@ def gate(
     from mlflow_compress.stages.gate import run_gate
 
     config = configured(GateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_gate(config, opened_store(store), progress or (lambda line: None))
+    return run_gate(config, opened_store(store, config), progress or (lambda line: None))

@@ -44,7 +44,7 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
     from mlflow_compress.stages.quantize import run_quantize
 
     config = configured(QuantizeConfig, {"model": model, "method": method, **settings})
-    return run_quantize(config, opened_store(store))
+    return run_quantize(config, opened_store(store, config))
 
 
 @takes_parameters_of(EvaluateConfig)
@@ -81,7 +81,7 @@ def evaluate(
     from mlflow_compress.stages.evaluate import run_evaluate
 
     config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_evaluate(config, opened_store(store))
+    return run_evaluate(config, opened_store(store, config))
 
 
 @takes_parameters_of(JudgeConfig)
@@ -119,7 +119,7 @@ def judge(
     from mlflow_compress.stages.judge import run_judge
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_judge(config, opened_store(store), progress or (lambda line: None))
+    return run_judge(config, opened_store(store, config), progress or (lambda line: None))
 
 
 @takes_parameters_of(MainConfig)

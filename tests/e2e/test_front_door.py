@@ -104,6 +104,8 @@ def test_a_refused_parameter_leaves_no_run(tmp_path: Path) -> None:
         mc.compress("demo", "rtn", bitz=4, store=tmp_path / "none")
     with pytest.raises(mc.MlflowCompressError, match="'checkpoint' must be given"):
         mc.evaluate(store=tmp_path / "other")
+    with pytest.raises(mc.MlflowCompressError, match="has no experiments"):
+        mc.compress("demo", "rtn", experiment="mine", store=tmp_path / "none")
     assert not (tmp_path / "none").exists() and not list(tmp_path.glob("other/*"))
 
 
