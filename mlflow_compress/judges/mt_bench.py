@@ -9,7 +9,7 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.judges.grading import gradings, records
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.parsing import read_rating
-from mlflow_compress.judges.session import KEY_VARIABLE, Session
+from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments
 
 TEMPERATURES: Mapping[str, float] = {
@@ -32,8 +32,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
     """Return the judge. Without a key, it skips every judgment and gives the reason."""
     session = Session.open(settings, folder)
     if isinstance(session, str):
-        skipped = Judged(skipped=session, parameters={"judge_model": "none"})
-        return lambda inputs: skipped
+        return skipping(session)
 
     def judge(inputs: JudgeInputs) -> Judged:
         repeats = settings.judging.judge_repeats

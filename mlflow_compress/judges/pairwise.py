@@ -11,7 +11,7 @@ from mlflow_compress.judges.grading import Asked, answers_to, first_samples, rec
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.parsing import read_verdict
-from mlflow_compress.judges.session import KEY_VARIABLE, Session
+from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments
 
 TASK = "pairwise"
@@ -47,8 +47,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
         read_pair_prompts(Path(prompts))  # a broken file is refused before any answer is generated
     session = Session.open(settings, folder)
     if isinstance(session, str):
-        skipped = Judged(skipped=session, parameters={"judge_model": "none"})
-        return lambda inputs: skipped
+        return skipping(session)
 
     def judge(inputs: JudgeInputs) -> Judged:
         pairs = _comparisons(inputs, prompts)

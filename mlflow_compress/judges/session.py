@@ -14,7 +14,7 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, unscored_by_reason
 from mlflow_compress.judges.estimate import estimate
-from mlflow_compress.judges.judge_registry import JudgeInputs
+from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.parsing import Reading
 from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
@@ -125,6 +125,12 @@ def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
         del os.environ[URL_VARIABLE]
         if before is not None:
             os.environ[URL_VARIABLE] = before
+
+
+def skipping(reason: str) -> Callable[[JudgeInputs], Judged]:
+    """Return a judge that skips everything and gives the reason."""
+    skipped = Judged(skipped=reason, parameters={"judge_model": "none"})
+    return lambda inputs: skipped
 
 
 @dataclass

@@ -84,11 +84,11 @@ def render_report(
     title : str
         Title of the page, such as "awq-4bit-g128 against demo".
     verdict : str
-        `report.verdict.verdict(...)`, which is shown first.
+        `reporting.verdict.verdict(...)`, which is shown first.
     results : sequence of MetricResult
         `compute_all(inputs)`: pooled, per task and per category. Those named `noise/...` are the noise floor.
     figures : sequence of Figure
-        `report.figures.draw_all(...)`. Their files are embedded.
+        `reporting.figures.draw_all(...)`. Their files are embedded.
     flips : sequence of mapping
         `record_tables.flips_table(inputs)`. The first 50 are shown, the others are counted.
     setup : mapping, optional

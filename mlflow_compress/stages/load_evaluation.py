@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.compute import compute_all, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import RunRecords
 from mlflow_compress.results import Evaluation
-from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.evaluation.result_files import stored_results
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import Store, StoredRun
@@ -55,7 +55,7 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):
         raise ConfigError("This run holds no evaluation", allowed=ACCEPTED, got=f"{run_id}, a run of stage {stage}")
-    results = tuple(results_from_json(store.fetch_json(run.run_id, "metrics.json")))
+    results = tuple(stored_results(store, run.run_id))
     records = store.fetch(run.run_id, RECORDS)
     base_model = run.tags[run_names.BASE_MODEL]
     common: dict[str, Any] = {"results": results, "records_folder": records, "run": store.link(run.run_id)}

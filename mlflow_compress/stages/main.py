@@ -25,9 +25,9 @@ from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
 from mlflow_compress.stages.main_run.resume import resumed as resumed_config
+from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
-from mlflow_compress.stages.sweep.variant_key import variant_key
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
@@ -154,14 +154,11 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
     from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
-    from mlflow_compress.stages.evaluation.result_files import results_from_json
+    from mlflow_compress.stages.evaluation.result_files import stored_results
     from mlflow_compress.stages.main_run.summary import StageOutputs, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
-    stage_runs = [children[stage] for stage in ("evaluate", "judge") if stage in children]
-    results = [
-        result for run_id in stage_runs for result in results_from_json(tracker.fetch_json(run_id, "metrics.json"))
-    ]
+    results = stored_results(tracker, *(children[stage] for stage in ("evaluate", "judge") if stage in children))
     evaluated = tracker.look_up(children["evaluate"]).metrics
     outputs = StageOutputs(
         label=label,

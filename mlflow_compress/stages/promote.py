@@ -52,20 +52,6 @@ def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
     }
 
 
-def _incumbent(tracker: Tracker, name: str, alias: str) -> Incumbent | None:
-    """Return who has the alias now."""
-    held = holder(tracker, name, alias)
-    if held is None:
-        return None
-    return Incumbent(
-        name=held.variant,
-        version=held.version,
-        run_id=held.run_id,
-        evaluation=held.evaluation,
-        pinned=held.pinned,
-    )
-
-
 def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None, evaluation: str) -> HeadToHead | str:
     """Return the direct comparison of a challenger with the champion, or the reason why there is none."""
     if incumbent is None:
@@ -100,7 +86,7 @@ def run_promote(config: PromoteConfig) -> Promotion:
     competition = choose(tracker, config)
     evaluation = competition.evaluation
     name, naming = planned_model(tracker, competition.label, evaluation.base_weights)
-    incumbent = _incumbent(tracker, name, config.alias)
+    incumbent = holder(tracker, name, config.alias)
     versions = {run_id: str(version.version) for run_id, version in versions_by_run(tracker, name).items()}
     candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
     decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)

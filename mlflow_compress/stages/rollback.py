@@ -40,16 +40,14 @@ def run_rollback(config: RollbackConfig) -> Rollback:
         raise ConfigError(
             f"Version {now.version} of {name} is pinned and is not replaced", fix=f"Remove its alias '{PINNED}' first"
         )
-    verdict = (
-        f"{before.variant} (version {before.version}) is '{config.alias}' again, in place of version {now.version}."
-    )
+    verdict = f"{before.name} (version {before.version}) is '{config.alias}' again, in place of version {now.version}."
     tags = {
         run_names.BASE_MODEL: label,
         run_names.REGISTERED_MODEL: name,
         run_names.ALIAS: config.alias,
         run_names.MOVED_FROM: now.version,
         run_names.MOVED_TO: before.version,
-        run_names.VARIANT: before.variant,
+        run_names.VARIANT: before.name,
         run_names.VERDICT: verdict,
     }
     with tracker.run(f"rollback {label}", "rollback", tags) as run:
@@ -60,7 +58,7 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     return Rollback(
         registered_model=name,
         alias=config.alias,
-        variant=before.variant,
+        variant=before.name,
         version=before.version,
         replaced=now.version,
         reason=config.reason,

@@ -17,7 +17,7 @@ from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
 from mlflow_compress.kept import keeping, keeps, kept
 from mlflow_compress.results import SweepProgress, VariantProgress
-from mlflow_compress.stages.sweep.score_runs import score_runs
+from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here

@@ -18,7 +18,7 @@ from mlflow_compress.reporting.page.choice import gate_texts
 from mlflow_compress.reporting.page.explorer import changes_of
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
-from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.evaluation.result_files import stored_results
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
@@ -63,12 +63,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         answered = None
         if judge is not None and judge.data.tags[_ANSWERS] == answers_run:
             answered = tracker.fetch(judge.info.run_id, RECORDS)
-        results = [
-            result
-            for stage in (children[name]["evaluate"], judge)
-            if stage is not None
-            for result in results_from_json(tracker.fetch_json(stage.info.run_id, "metrics.json"))
-        ]
+        measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge) if stage is not None]
         records = _read(
             tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS), OptionScores, OptionDistances, Generations
         )
@@ -78,7 +73,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
                 verdict=run.data.tags[run_names.VERDICT],
                 run_id=run.info.run_id,
                 address=run_address(tracker, run.info.experiment_id, run.info.run_id),
-                results=results,
+                results=stored_results(tracker, *measured),
                 settings=settings[name],
                 changes=changes_of(baseline, records) if baseline.items is not None else None,
                 answers=_table(answered, Generations) if answered else None,

@@ -17,7 +17,7 @@ from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.results import VariantsReport
 from mlflow_compress.stages.side_by_side.page_reading import page_content
-from mlflow_compress.stages.sweep.score_runs import score_runs
+from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 

@@ -15,10 +15,10 @@ from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.stages.evaluate import open_baseline, with_chat_template
 from mlflow_compress.stages.evaluation.baseline import evaluation_id
 from mlflow_compress.stages.main import resolved_parameters
+from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import folder_or_hub, model_path
 from mlflow_compress.stages.quantize import checkpoint_folder
 from mlflow_compress.stages.sweep.combinations import Combination
-from mlflow_compress.stages.sweep.variant_key import variant_key
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker

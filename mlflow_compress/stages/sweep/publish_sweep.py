@@ -19,7 +19,7 @@ from mlflow_compress.reporting.scoreboard_text import (
 from mlflow_compress.results import Sweep, SweepPlan
 from mlflow_compress.stages.side_by_side.page_reading import page_content
 from mlflow_compress.stages.side_by_side.report_runs import SCOREBOARD
-from mlflow_compress.stages.sweep.score_runs import score_runs
+from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker

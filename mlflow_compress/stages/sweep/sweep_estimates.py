@@ -11,9 +11,9 @@ from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
 from mlflow_compress.results import PlannedVariant, SweepPlan
 from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.side_by_side.score_runs import stage_seconds
 from mlflow_compress.stages.sweep.combinations import LeftOut
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant
-from mlflow_compress.stages.sweep.score_runs import stage_seconds
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 

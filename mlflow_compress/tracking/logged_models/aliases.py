@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlflow.exceptions import MlflowException
 
+from mlflow_compress.decide.champion import Incumbent
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
@@ -35,30 +34,7 @@ def check_alias(alias: str) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AliasHolder:
-    """A version that has an alias.
-
-    Attributes
-    ----------
-    variant, version : str
-        The variant's name, and its version.
-    run_id : str
-        Its main run.
-    evaluation : str or None
-        Its evaluation id; None where the version does not have it.
-    pinned : bool
-        Whether it has the alias "pinned" too.
-    """
-
-    variant: str
-    version: str
-    run_id: str
-    evaluation: str | None
-    pinned: bool
-
-
-def holder(tracker: Tracker, name: str, alias: str) -> AliasHolder | None:
+def holder(tracker: Tracker, name: str, alias: str) -> Incumbent | None:
     """Return who has an alias of a registered model; None if nobody has, or there is no such model."""
     try:
         aliases = tracker.client.get_registered_model(name).aliases
@@ -69,8 +45,8 @@ def holder(tracker: Tracker, name: str, alias: str) -> AliasHolder | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise TrackingError(f"The registry cannot be read: {str(error).splitlines()[0]}", got=name) from error
-    return AliasHolder(
-        variant=str(version.tags.get(run_names.VARIANT, f"version {version.version}")),
+    return Incumbent(
+        name=str(version.tags.get(run_names.VARIANT, f"version {version.version}")),
         version=str(version.version),
         run_id=str(version.run_id),
         evaluation=version.tags.get(run_names.EVALUATION),

@@ -12,7 +12,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import RunRecords
-from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.evaluation.result_files import stored_results
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
 from mlflow_compress.tracking.logged_values import RESOLVED
@@ -115,12 +115,8 @@ def _failed(run: Any) -> ScoredVariant:
 
 def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRecords]) -> ScoredVariant:
     children = tracker.children(run.info.run_id)
-    results = [
-        result
-        for stage in ("evaluate", "judge")
-        if stage in children and children[stage].info.status == "FINISHED"
-        for result in results_from_json(tracker.fetch_json(children[stage].info.run_id, "metrics.json"))
-    ]
+    finished = [children[stage] for stage in ("evaluate", "judge") if stage in children]
+    results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
     return ScoredVariant(
         name=name,
