@@ -30,7 +30,7 @@ STAGES: dict[str, type[config.Command]] = {
     "sweep": config.SweepConfig,
 }
 
-QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig}
+QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig, "plan": config.PlanConfig}
 """Commands that only look, and therefore are no MLflow projects."""
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
@@ -57,6 +57,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,
+        "plan": api.plan,
         "report": api.report,
     }
     return functions[command](**given)

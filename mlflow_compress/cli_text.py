@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         AnswerEvaluation,
         Comparison,
         CompressedModel,
+        CostPlan,
         Evaluation,
         GateVerdict,
         Listing,
@@ -162,6 +163,42 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]
 
 
+def plan_text(found: CostPlan) -> str:
+    """Return one line per stage, the sums, and what the figures assume."""
+    from mlflow_compress.reporting.numbers import bytes_text
+    from mlflow_compress.stages.main_run.progress import duration
+
+    def sized(n: float) -> str:
+        return bytes_text(round(n))
+
+    def known(value: float | None, text: Callable[[float], str]) -> str:
+        return "unknown" if value is None else text(value)
+
+    priced = any(stage.dollars is not None for stage in found.stages)
+    heads = ("stage", "times", "tokens", "unshared", "operations", "read", "written", "memory", "time")
+    rows = [
+        (
+            s.stage,
+            str(s.times),
+            f"{s.tokens:,}",
+            f"{s.tokens_unshared:,}",
+            known(s.operations, "{:.2e}".format),
+            sized(s.bytes_read),
+            sized(s.bytes_written),
+            sized(s.memory),
+            known(s.seconds, duration),
+            *([known(s.dollars, "${:,.2f}".format)] if priced else []),
+        )
+        for s in found.stages
+    ]
+    lines = [f"{found.summary}.", "", *_aligned([(*heads, *(["dollars"] if priced else [])), *rows]), ""]
+    lines.append(
+        f"All stages: {known(found.seconds, duration)}. States of the baseline: {sized(found.states_bytes)}. "
+        f"One checkpoint: {sized(found.checkpoint_bytes)}."
+    )
+    return "\n".join([*lines, *(f"- {note}." for note in found.notes)])
+
+
 BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "main": variant_text,
     "quantize": compressed_text,
@@ -171,6 +208,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "rollback": rollback_text,
     "history": history_text,
     "gate": gate_text,
+    "plan": plan_text,
     "report": report_text,
     "sweep": sweep_text,
     "methods": listing_text,

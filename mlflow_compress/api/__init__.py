@@ -8,7 +8,7 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 """
 
 from mlflow_compress.api.decisions import gate, history, promote, rollback
-from mlflow_compress.api.lookup import compare, load, methods, tasks
+from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
@@ -21,6 +21,7 @@ __all__ = [
     "judge",
     "load",
     "methods",
+    "plan",
     "promote",
     "report",
     "rollback",

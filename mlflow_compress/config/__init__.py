@@ -20,6 +20,7 @@ from mlflow_compress.config.groups import (
     JudgeModelConfig,
     SourceConfig,
 )
+from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
@@ -38,7 +39,9 @@ __all__ = [
     "InferenceConfig",
     "JudgeConfig",
     "JudgeModelConfig",
+    "MachineConfig",
     "MainConfig",
+    "PlanConfig",
     "Policy",
     "PromoteConfig",
     "QuantizeConfig",

@@ -3,6 +3,7 @@
 from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
+from mlflow_compress.results.cost_plan import CostPlan, StageCost
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.listing import Listing
@@ -18,6 +19,7 @@ __all__ = [
     "AnswerEvaluation",
     "Comparison",
     "CompressedModel",
+    "CostPlan",
     "Evaluation",
     "GateRow",
     "GateVerdict",
@@ -26,6 +28,7 @@ __all__ = [
     "Promotion",
     "Rollback",
     "RunLink",
+    "StageCost",
     "Sweep",
     "SweepPlan",
     "SweepProgress",

@@ -18,20 +18,18 @@ from mlflow_compress.records import OptionDistances, OptionScores, Request, Toke
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_documents, cut_strided, cut_windows
+from mlflow_compress.scoring.plan.corpus_windows import cut_corpus
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
 from mlflow_compress.scoring.processes.distributed_pass import ProcessUse, run_distributed
 from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
-from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport
+from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport, default_limits
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 
 __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
 logger = logging.getLogger(__name__)
-
-_HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
 
 
 class Scorer:
@@ -136,12 +134,7 @@ class Scorer:
             When the window exceeds the model's context, or the stride the window.
         """
         began = time.monotonic()
-        if not isinstance(text, str):
-            windows: Windows = cut_documents(self.encoder, text)
-        elif stride is None:
-            windows = cut_windows(self.encoder, text, window, max_tokens)
-        else:
-            windows = cut_strided(self.encoder, text, window, stride)
+        windows = cut_corpus(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
         scoring = self._new_pass(limits, task, capture, self._baseline_source(baseline), entropy=True)
@@ -211,11 +204,10 @@ class Scorer:
         if isinstance(baseline, StateStore):
             self._check_baseline(baseline)
             stored = baseline.manifest.limits
-        automatic = 4096 if self.body.device.type == "cuda" else 1024
-        rows = max(1, min(1024, _HEAD_BYTES // (4 * self.loaded.vocab_size)))
+        automatic = default_limits(self.loaded.vocab_size, on_gpu=self.body.device.type == "cuda")
         return {
-            "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic,
-            "head_rows": self.config.head_rows or stored.get("head_rows") or rows,
+            "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic["batch_tokens"],
+            "head_rows": self.config.head_rows or stored.get("head_rows") or automatic["head_rows"],
         }
 
     def _path(self, max_length: int, source: StateStore | ModelRunner | None) -> tuple[str, str | None]:

@@ -22,6 +22,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import (
     HEAD_FILE,
     LOG_PROBS,
     MANIFEST,
+    SHARD_BYTES,
     STATES,
     Keys,
     StoreManifest,
@@ -56,7 +57,7 @@ class StateWriter:
         When the folder holds a finished store, or cannot be written.
     """
 
-    def __init__(self, folder: Path, loaded: LoadedModel, *, shard_bytes: int = 64 << 20, part: str = "") -> None:
+    def __init__(self, folder: Path, loaded: LoadedModel, *, shard_bytes: int = SHARD_BYTES, part: str = "") -> None:
         self.folder = Path(folder)
         self.loaded = loaded
         self.shard_bytes = shard_bytes

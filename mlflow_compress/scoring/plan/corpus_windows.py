@@ -60,6 +60,22 @@ class Windows:
         return Plan(units, keys, np.split(number, cuts)), Targets(number, self.targets)
 
 
+def cut_corpus(
+    encoder: Encoder,
+    text: str | Sequence[str],
+    *,
+    window: int,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+) -> Windows:
+    """Return the windows of a text or of documents: `cut_windows`, with a stride `cut_strided`, or `cut_documents`."""
+    if not isinstance(text, str):
+        return cut_documents(encoder, text)
+    if stride is None:
+        return cut_windows(encoder, text, window, max_tokens)
+    return cut_strided(encoder, text, window, stride)
+
+
 def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:
     """Return llama.cpp's windows.
 
