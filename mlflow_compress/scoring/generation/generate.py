@@ -16,7 +16,8 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import CausalLM, GenerationRow, decode
+from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.rows import CausalLM, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -179,7 +180,7 @@ def _decode(
         return
     checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
+        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_shard=checkpoint.write)
     finally:
         checkpoint.write(now=True)
 
