@@ -102,8 +102,8 @@ P_VALUE = MetricKey.probability(
 @metric(
     keys=(REFUSALS, BASELINE, DELTA, FLIPS, BEGUN, ENDED, P_VALUE),
     requires=("variant", "generations"),
-    source="String matching as in arXiv 2307.15043 (GCG) and 2308.01263 (XSTest). Deviations: the list is our own; a "
-    "phrase counts only at the beginning of an answer, and none that ordinary answers begin with is in it",
+    source="Matching phrases, as arXiv 2307.15043 (GCG) does with its list. Deviations: the list is our own; a phrase "
+    "counts only at the beginning of an answer, and none that ordinary answers begin with is in it",
 )
 def refusals(inputs: MetricInputs) -> list[MetricResult]:
     """By task and pooled, with Wilson's intervals, Tango's for the difference.
