@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
@@ -95,18 +94,16 @@ class CachedBatch:
 
     def _add(self, rows: Sequence[GenerationRow], logits: Tensor) -> None:
         """Choose the next token of each row that is not done, and add it."""
-        drawing = [row.temperature > 0 and not row.done for row in rows]
-        if any(drawing):
-            u = [row.u[len(row.tokens)] if draws else 0.0 for row, draws in zip(rows, drawing, strict=True)]
-            chosen = draw(
-                logits,
-                torch.from_numpy(np.asarray(u)).to(logits.device),
-                torch.tensor([row.temperature for row in rows], dtype=torch.float32).to(logits.device),
-                top_k=self._config.top_k,
-                top_p=self._config.top_p,
-            )
-        else:
-            chosen = logits.float().argmax(dim=-1)
+        # Rows that are done are computed as greedy ones.
+        temperatures = [0.0 if row.done else row.temperature for row in rows]
+        u = [row.u[len(row.tokens)] if t > 0 else 0.0 for row, t in zip(rows, temperatures, strict=True)]
+        chosen = draw(
+            logits,
+            torch.tensor(u, dtype=torch.float64).to(logits.device),
+            torch.tensor(temperatures, dtype=torch.float32).to(logits.device),
+            top_k=self._config.top_k,
+            top_p=self._config.top_p,
+        )
         for row, token in zip(rows, chosen.tolist(), strict=True):
             if not row.done:
                 self._ending.add(row, token)
