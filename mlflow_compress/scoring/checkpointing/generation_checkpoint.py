@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
-from mlflow_compress.scoring.generation.rows import CausalLM, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 logger = logging.getLogger(__name__)

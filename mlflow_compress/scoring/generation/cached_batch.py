@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.scoring.forward.body import scaled_positions
-from mlflow_compress.scoring.generation.rows import CausalLM, Ending, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw
 
 Tensor = torch.Tensor

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mlflow_compress.scoring.generation.cached_batch import CachedBatch, reason_not_to_cache
-from mlflow_compress.scoring.generation.rows import CausalLM, Ending, GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
 
 logger = logging.getLogger(__name__)

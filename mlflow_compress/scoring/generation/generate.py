@@ -18,7 +18,7 @@ from mlflow_compress.records import Generations
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.rows import CausalLM, GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 

@@ -15,7 +15,7 @@ from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.generation.generate import generate_two_turns
-from mlflow_compress.scoring.generation.rows import Speed
+from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
 from mlflow_compress.stages.evaluation.open_models import load
