@@ -16,7 +16,7 @@ from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Questio
 from mlflow_compress.judges.estimate import estimate
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.parsing import Reading
+from mlflow_compress.judges.parsing import Read
 from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
 from mlflow_compress.judges.transport.replies import BUDGET
 from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
@@ -162,9 +162,7 @@ class Session:
         askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
         return cls(askers, given.judge_max_unscored)
 
-    def ask(
-        self, questions: Sequence[Question], read: Callable[[str], Reading], inputs: JudgeInputs
-    ) -> dict[str, list[Judgment]]:
+    def ask(self, questions: Sequence[Question], read: Read, inputs: JudgeInputs) -> dict[str, list[Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:
             inputs.say(estimate(asker, questions, read, inputs.spending.prices))
