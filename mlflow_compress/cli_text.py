@@ -45,8 +45,11 @@ def evaluation_text(found: Evaluation) -> str:
 
 
 def answers_text(found: AnswerEvaluation) -> str:
-    """Return the headline values, one per line, and what was left out."""
+    """Return the headline values, one per line, what the judgments took, and what was left out."""
+    from mlflow_compress.reporting.judge_account import account_rows
+
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
+    lines += [f"{name}: {text}" for name, text in account_rows(found.account)]
     return "\n".join([*lines, *([found.skipped] if found.skipped else []), *_where(found.run)])
 
 

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.footnotes import failures, footnotes
+from mlflow_compress.reporting.judge_account import account_rows
 from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
 from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
 
@@ -76,6 +77,7 @@ def render_report(
     gates: Mapping[str, float] | None = None,
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
+    judge_values: Mapping[str, float] | None = None,
 ) -> str:
     """Return the report as one HTML page, with embedded images and without scripts or external files.
 
@@ -103,6 +105,8 @@ def render_report(
         Prompts that were too long for the model and lost their beginning.
     failed_stages : mapping of str to str, optional
         Error message by name of the failed stage; shown under the verdict.
+    judge_values : mapping of str to float, optional
+        Metrics of the judge's run: judgments, those without a rating, calls, tokens, cost.
 
     Raises
     ------
@@ -125,4 +129,5 @@ def render_report(
         setup=setting_pairs(setup or {}),
         not_computed=list((not_computed or {}).items()),
         values=value_rows(pooled),
+        account=account_rows(judge_values or {}),
     )

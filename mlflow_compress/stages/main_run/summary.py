@@ -152,6 +152,12 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
     }
 
 
+def _judge_values(tracker: Tracker, run: TrackedRun) -> Mapping[str, float]:
+    """Return the metrics of the judge's run, also of one that failed: what it took was paid; empty without one."""
+    judge = tracker.child_ids(run.run_id).get("judge")
+    return {} if judge is None else tracker.look_up(judge).metrics
+
+
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows as columns. Lists become text, because MLflow shows table cells as they are."""
     return {
@@ -201,6 +207,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         setup=_setup(outputs, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
+        judge_values=_judge_values(tracker, run),
         **_remarks(outputs),
     )
     report = folder / "report.html"
