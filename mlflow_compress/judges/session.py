@@ -193,8 +193,8 @@ class Session:
         elif n and unscored > self.max_unscored * n:
             failed = (
                 f"{unscored} of {n} judgments have no rating: {listed}. That is more than "
-                f"judge_max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks only for failed "
-                "calls, and a larger judge_attempts for unreadable ones too"
+                f"judge_max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks only "
+                "for failed calls, and a larger judge_attempts for unreadable ones too"
             )
         return {
             "values": {

@@ -61,7 +61,7 @@ ALPHA = _agreement_key(
     "2011, nltk. Grades of baseline and variant count alike, each repeat by itself",
 )
 def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
-    """Mean of the judge models' scores, and agreement over the answers that two of them graded; bootstrap over questions.
+    """Mean of the judge models' scores, and agreement over the answers that two graded; bootstrap over questions.
 
     The pooled agreement is that of all judges, the one with a pair as `task` that of two.
     """

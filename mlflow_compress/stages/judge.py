@@ -26,6 +26,7 @@ from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
+from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -148,6 +149,8 @@ def judge(
         with tempfile.TemporaryDirectory() as folder:
             inputs.baseline.judgments.write(Path(folder))
             run.log_folder(Path(folder), run_names.BASELINE_GRADES)
+    title = f"{read_manifest(config.checkpoint).label} against {model_label(config.source.model)}"
+    log_answers(run, title, instructions, (baseline.graded, variant.graded), inputs)
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)

@@ -39,9 +39,7 @@ def _silent(progress: SweepProgress) -> None:
     """Tell nobody."""
 
 
-def in_process(
-    tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]
-) -> str:
+def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
     def work() -> object:
