@@ -11,6 +11,7 @@ import numpy as np
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult
 
 Ratings = Mapping[Hashable, float]
@@ -39,30 +40,34 @@ def rater_agreement(
     kappa, alpha : str
         Names of the results.
     """
-    kappas, alphas = [], []
-    columns = []
+    kappas, alphas, columns = [], [], []
     questions = sorted({question(key) for given in ratings.values() for key in given}, key=str)
     for one, other in combinations(sorted(ratings), 2):
         two = {one: ratings[one], other: ratings[other]}
         shared = sorted(ratings[one].keys() & ratings[other].keys(), key=str)
-        found = {"n": len(shared), "task": f"{one} and {other}", "level": settings.level}
+        n, pair = len(shared), f"{one} and {other}"
         value = cohen_kappa([ratings[one][k] for k in shared], [ratings[other][k] for k in shared])
         if value is not None:
             columns.append(_kappa_columns(two, shared, question, questions))
-            interval = _interval(columns[-1], _kappa, settings)
-            kappas.append(MetricResult(name=kappa, value=value, **interval, **found))
+            kappas.append(_result(kappa, value, n, _interval(columns[-1], _kappa, settings), settings, task=pair))
         value = krippendorff_alpha(two)
         if value is not None:
-            alphas.append(MetricResult(name=alpha, value=value, **_alpha_interval(two, question, settings), **found))
+            alphas.append(_result(alpha, value, n, _alpha_interval(two, question, settings), settings, task=pair))
     value = krippendorff_alpha(ratings)
     if value is not None:
-        n, interval = len(_rated_twice(ratings)), _alpha_interval(ratings, question, settings)
-        alphas.append(MetricResult(name=alpha, value=value, n=n, level=settings.level, **interval))
+        interval = _alpha_interval(ratings, question, settings)
+        alphas.append(_result(alpha, value, len(_rated_twice(ratings)), interval, settings))
     if kappas:
         mean, n = float(np.mean([result.value for result in kappas])), min(result.n for result in kappas)
-        interval = _interval(np.hstack(columns), _mean_kappa, settings)
-        kappas.append(MetricResult(name=kappa, value=mean, n=n, level=settings.level, **interval))
+        kappas.append(_result(kappa, mean, n, _interval(np.hstack(columns), _mean_kappa, settings), settings))
     return kappas + alphas
+
+
+def _result(
+    name: str, value: float, n: int, interval: Interval | None, settings: MetricSettings, *, task: str | None = None
+) -> MetricResult:
+    low, high = (None, None) if interval is None else interval
+    return MetricResult(name=name, value=value, low=low, high=high, level=settings.level, n=n, task=task)
 
 
 def cohen_kappa(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -99,16 +104,9 @@ def _rated_twice(ratings: Mapping[str, Ratings]) -> list[Hashable]:
     return [unit for unit in every if sum(unit in given for given in ratings.values()) > 1]
 
 
-def _interval(columns: Float, statistic: Statistic, settings: MetricSettings) -> dict[str, float]:
-    found = bootstrap(
-        columns,
-        statistic,
-        resamples=settings.resamples,
-        level=settings.level,
-        seed=settings.seed,
-        method=settings.method,
-    )
-    return {} if found is None else {"low": found.low, "high": found.high}
+def _interval(columns: Float, statistic: Statistic, settings: MetricSettings) -> Interval | None:
+    s = settings
+    return bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
 
 
 def _kappa_columns(
