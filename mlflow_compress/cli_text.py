@@ -46,7 +46,7 @@ def evaluation_text(found: Evaluation) -> str:
 
 def answers_text(found: AnswerEvaluation) -> str:
     """Return the headline values, one per line, what the judgments took, and what was left out."""
-    from mlflow_compress.reporting.judge_account import account_rows
+    from mlflow_compress.reporting.answers.judge_account import account_rows
 
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
     lines += [f"{name}: {text}" for name, text in account_rows(found.account)]

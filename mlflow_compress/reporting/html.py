@@ -10,11 +10,11 @@ from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers.answers_page import REPORT_SHOWS, answer_cards
 from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
+from mlflow_compress.reporting.answers.judge_account import account_rows
 from mlflow_compress.reporting.footnotes import failures, footnotes
-from mlflow_compress.reporting.judge_account import account_rows
 from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
-from mlflow_compress.reporting.page_templates import TEMPLATES
 from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
+from mlflow_compress.reporting.templates import TEMPLATES
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.reporting.figures import Figure

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricI
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Judgments, RunRecords
-from mlflow_compress.reporting.judge_account import account_text
+from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json

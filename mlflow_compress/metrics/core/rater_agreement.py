@@ -136,7 +136,7 @@ def _mean_kappa(means: Float) -> Float:
     return np.asarray(np.mean(pairs, axis=0), dtype=np.float64)
 
 
-def _alpha_interval(ratings: Mapping[str, Ratings], question: QuestionOf, settings: MetricSettings) -> dict[str, float]:
+def _alpha_interval(ratings: Mapping[str, Ratings], question: QuestionOf, settings: MetricSettings) -> Interval | None:
     """Return alpha's interval: bootstrap over the questions with ratings by two raters or more."""
     twice = _rated_twice(ratings)
     row = {name: i for i, name in enumerate(dict.fromkeys(question(unit) for unit in twice))}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
 from mlflow_compress.reporting.answers.first_difference import MarkedText, marked
-from mlflow_compress.reporting.page_templates import TEMPLATES
+from mlflow_compress.reporting.templates import TEMPLATES
 
 REPORT_SHOWS = 10
 """Number of pairs in a report; the page of the judge's run has all of them."""

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 # Every value is escaped, whatever the template's file suffix is. An undefined name in a template is an error.
 TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
