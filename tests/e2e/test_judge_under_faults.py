@@ -83,7 +83,7 @@ def test_killed_half_way_and_run_again_nothing_is_lost_paid_twice_or_told(
         time.sleep(1.5)  # the server ends the calls that were under way
         [cache] = tmp_path.rglob("judgments.jsonl")
         kept, paid = lines(cache), script.paid.total()
-        assert 200 <= kept and 0 <= paid - kept <= CONCURRENCY
+        assert kept >= 200 and 0 <= paid - kept <= CONCURRENCY
         assert judge(tmp_path, server.base_url).wait() == 0, (tmp_path / "log.txt").read_text()[-3000:]
     assert set(script.injected) == {*PASSING, *PAID}
     assert 0.25 < script.injected.total() / len(server.bodies) < 0.35
