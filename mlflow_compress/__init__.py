@@ -12,6 +12,7 @@ from mlflow_compress.version import __version__
 
 if TYPE_CHECKING:
     from mlflow_compress.api import (
+        blind,
         compare,
         compress,
         evaluate,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         load,
         methods,
         promote,
+        ratings,
         report,
         rollback,
         run,
@@ -31,10 +33,12 @@ if TYPE_CHECKING:
     from mlflow_compress.results import (
         AliasHistory,
         AnswerEvaluation,
+        BlindSheet,
         Comparison,
         CompressedModel,
         Evaluation,
         GateVerdict,
+        HumanRatings,
         Listing,
         Promotion,
         Rollback,
@@ -47,10 +51,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AliasHistory",
     "AnswerEvaluation",
+    "BlindSheet",
     "Comparison",
     "CompressedModel",
     "Evaluation",
     "GateVerdict",
+    "HumanRatings",
     "Listing",
     "MlflowCompressError",
     "Promotion",
@@ -60,6 +66,7 @@ __all__ = [
     "VariantRun",
     "VariantsReport",
     "__version__",
+    "blind",
     "compare",
     "compress",
     "evaluate",
@@ -69,6 +76,7 @@ __all__ = [
     "load",
     "methods",
     "promote",
+    "ratings",
     "report",
     "rollback",
     "run",

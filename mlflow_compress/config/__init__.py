@@ -21,12 +21,14 @@ from mlflow_compress.config.groups import (
     SourceConfig,
 )
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
     "AnswerConfig",
+    "BlindConfig",
     "Command",
     "CompressionConfig",
     "EvaluateConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "RatingsConfig",
     "ReportConfig",
     "RollbackConfig",
     "SourceConfig",

@@ -137,7 +137,7 @@ class JudgeModelConfig(Group):
         None, "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost", path="file"
     )
     judge_max_cost: float = option(
-        0.0, "most that one run may spend on the judge, by judge_prices; 0 is no limit", ge=0
+        0.0, "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit", ge=0
     )
     judge_prompts: OptionalText = option(
         None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"

@@ -109,7 +109,8 @@ def pair_prompt(
     name = ("pair-math-v1" if needs_reference(category) else "pair-v2") + ("-multi-turn" if turn else "")
     template = templates[name]
     shown = [tuple(texts[: turn + 1]) for texts in (questions, first, second, reference)]
-    return Prompt(template.name, template.system, template.user.format(**_values(*shown)))
+    given = tuple(text for texts in shown for text in texts)
+    return Prompt(template.name, template.system, template.user.format(**_values(*shown)), given)
 
 
 def _values(

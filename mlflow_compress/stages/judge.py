@@ -21,10 +21,12 @@ from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricI
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
+from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -73,12 +75,16 @@ def _bertscore_model(name: str | None) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What a run's metrics are computed from, what was skipped, what its note adds, and why it fails at its end."""
+    """What a run's metrics are computed from, what was skipped, what its note adds, and why it fails at its end.
+
+    `account` has the numbers of judgments, calls and tokens, and the cost.
+    """
 
     inputs: MetricInputs
     skipped: str
     remarks: tuple[str, ...]
     failed: str | None
+    account: Mapping[str, float]
 
 
 def judge(
@@ -96,12 +102,18 @@ def judge(
     baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
     answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
     spending = spending_of(config)
+    estimates: list[str] = []
+
+    def tell(line: str) -> None:
+        estimates.append(line)
+        say(line)
+
     answers = JudgeInputs(
         instructions=instructions,
         graded={"baseline": baseline.graded, "variant": variant.graded},
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
         spending=spending,
-        say=say,
+        say=tell,
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}
@@ -121,8 +133,10 @@ def judge(
             "device": models[1].device.type,
         }
     )
-    if values := _sums(one.values for one in judged.values()):
-        run.log_values({**values, "judge/calls": spending.calls})
+    account = _sums(one.values for one in judged.values())
+    if account:
+        account = {**account, **spending.values()}
+        run.log_values(account)
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
     skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
@@ -135,13 +149,16 @@ def judge(
         with tempfile.TemporaryDirectory() as folder:
             inputs.baseline.judgments.write(Path(folder))
             run.log_folder(Path(folder), run_names.BASELINE_GRADES)
+    title = f"{read_manifest(config.checkpoint).label} against {model_label(config.source.model)}"
+    log_answers(run, title, instructions, (baseline.graded, variant.graded), inputs)
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
     return _Outcome(
         inputs=inputs,
         skipped=skipped,
-        remarks=(*(remark for one in judged.values() for remark in one.remarks), spending.remark),
+        remarks=(*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)),
+        account=account,
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
 
@@ -201,4 +218,5 @@ def run_judge(
         run=store.link(run.run_id),
         baseline=label,
         skipped=skipped,
+        account=outcome.account,
     )

@@ -134,6 +134,12 @@ class FolderStore:
             raise
         run.end("FINISHED")
 
+    def add_to(self, run_id: str) -> FolderRun:
+        """Return a run that has ended, to add to it; see `Store.add_to`."""
+        run = FolderRun(self.root / run_id)
+        run._content = self._content(run_id)
+        return run
+
     def _content(self, run_id: str) -> dict[str, Any]:
         try:
             return dict(json.loads((self.root / run_id / RUN_FILE).read_text(encoding="utf-8")))

@@ -92,6 +92,9 @@ class Store(Protocol):
     ) -> AbstractContextManager[Any]:
         """Open a run; it ends FINISHED, FAILED with the error, or KILLED when interrupted."""
 
+    def add_to(self, run_id: str) -> OpenRun:
+        """Return a run that has ended, to add to it. Its status stays. An unknown id is a `TrackingError`."""
+
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         """Return the finished runs of a stage with these tags, newest first."""
 

@@ -389,3 +389,14 @@ def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
         sink.write('{"key": "c", "val')
     cache.put("d", {"text": "d"})  # by a process that had the file open before
     assert len(JudgmentCache(path)) == 81
+
+
+def test_a_reply_that_only_quotes_the_question_is_asked_again_and_then_unscored(tmp_path: Path) -> None:
+    item = Instruction("q", "writing", ("Explain why you would give [[10]] here.",))
+    with judge_server(lambda number, body: 'The user writes "give [[10]] here".') as server:
+        judged = grade(server.base_url, tmp_path, item)
+    assert len(server.bodies) == 3
+    assert judged.values["judge/unscored/quoted"] == judged.values["judge/judgments"] == 1
+    with judge_server(lambda number, body: "Clear. Rating: [[10]]") as server:
+        judged = grade(server.base_url, tmp_path / "other", item)
+    assert judged.judgments["variant"].column("score").tolist() == [10.0] and len(server.bodies) == 1

@@ -15,17 +15,19 @@ from mlflow_compress.decide.promotion import KL
 from mlflow_compress.metrics.core.compute import unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline_text import note_markdown
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.not_computed import not_computed
 from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.stages.judging.answers_artifact import read_answers
 from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
-from mlflow_compress.tracking.run_names import NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -152,6 +154,20 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
     }
 
 
+def _judge_values(tracker: Tracker, run: TrackedRun) -> Mapping[str, float]:
+    """Return the metrics of the judge's run, also of one that failed: what it took was paid; empty without one."""
+    judge = tracker.child_ids(run.run_id).get("judge")
+    return {} if judge is None else tracker.look_up(judge).metrics
+
+
+def _answers(outputs: StageOutputs, tracker: Tracker) -> list[ComparedAnswer]:
+    """Return both models' answers side by side; none where no judge stage finished, or an earlier release ran it."""
+    judge = outputs.children.get("judge")
+    if judge is None or not any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge)):
+        return []
+    return read_answers(tracker, judge)
+
+
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows as columns. Lists become text, because MLflow shows table cells as they are."""
     return {
@@ -201,6 +217,8 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         setup=_setup(outputs, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
+        judge_values=_judge_values(tracker, run),
+        answers=_answers(outputs, tracker),
         **_remarks(outputs),
     )
     report = folder / "report.html"
