@@ -108,7 +108,9 @@ class AnswerConfig(Group):
     )
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
-        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+        "auto",
+        "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
+        "shorter context",
     )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.judges.transport.spending import Spending
-from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.registry import Registry
 
 
@@ -52,6 +52,9 @@ class JudgeInputs:
         Counts what all judges of the run spend, and holds their budget.
     say : callable (line)
         Shows a line to the user, such as what the judgments will cost.
+    greedy : callable () -> mapping of str to RunRecords
+        Lets both models decode greedily, and scores both on the baseline's answers; returns the records of "baseline"
+        and "variant". Nothing is decoded until a judge calls it.
     """
 
     instructions: Sequence[AskedInstruction]
@@ -59,6 +62,7 @@ class JudgeInputs:
     samples: Mapping[str, Generations]
     spending: Spending = field(default_factory=Spending)
     say: Callable[[str], None] = lambda line: None
+    greedy: Callable[[], Mapping[str, RunRecords]] = dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,8 @@ class Judged:
         finds them (requirement "judgments:<name>").
     vectors : AnswerVectors, optional
         Embeddings of the sampled answers, for the similarity metrics.
+    records : mapping of str to RunRecords
+        Further records of "baseline" and "variant", from which metrics are computed.
     skipped : str, optional
         Reason why the judge could not judge, as a sentence.
     parameters : mapping of str to str
@@ -109,6 +115,7 @@ class Judged:
 
     judgments: Mapping[str, Judgments] = field(default_factory=dict)
     vectors: AnswerVectors | None = None
+    records: Mapping[str, RunRecords] = field(default_factory=dict)
     skipped: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)

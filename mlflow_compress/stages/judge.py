@@ -20,11 +20,12 @@ from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
-from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
+from mlflow_compress.stages.judging.greedy import compare_greedily
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -43,6 +44,15 @@ def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
     """Return all judges' ratings of one model's answers; None if no judge gives ratings."""
     found = [one.judgments[who] for one in judged.values() if who in one.judgments]
     return Judgments.concat(found) if found else None
+
+
+def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> RunRecords:
+    """Return the answers of one model, and all that judges have found about it."""
+    found = RunRecords(generations=answers, judgments=_judgments(judged, who))
+    for one in judged.values():
+        if who in one.records:
+            found = found.with_records(one.records[who])
+    return found
 
 
 def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
@@ -102,6 +112,7 @@ def judge(
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
         spending=spending,
         say=say,
+        greedy=lambda: compare_greedily(store, run, models, instructions, config),
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}
@@ -109,8 +120,8 @@ def judge(
         if spending.calls:
             run.log_values(spending.values())
     inputs = MetricInputs(
-        baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
-        variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
+        baseline=_records(baseline.graded, judged, "baseline"),
+        variant=_records(variant.graded, judged, "variant"),
         embeddings=_embeddings(judged),
         settings=settings,
     )

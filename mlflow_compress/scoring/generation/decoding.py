@@ -60,6 +60,8 @@ class GenerationRow:
         The decoded `tokens`, cut where the answer ends.
     done : bool
         Whether the answer is complete.
+    end : list of int
+        The end token that has completed it; empty where a limit or a stop text did.
     """
 
     prompt: list[int]
@@ -68,6 +70,7 @@ class GenerationRow:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     done: bool = False
+    end: list[int] = field(default_factory=list)
 
 
 def decode(
@@ -154,7 +157,7 @@ def _accept(
     """Append tokens up to an end token, cut the text at the first of `until`, and set `done`."""
     for token in new:
         if token in ends:
-            row.done = True
+            row.end, row.done = [token], True
             break
         row.tokens.append(token)
     row.text = _text(tokenizer, row.tokens)
@@ -162,7 +165,7 @@ def _accept(
         shortest = next(n for n in range(1, len(row.tokens) + 1) if _holds(_text(tokenizer, row.tokens[:n]), until))
         del row.tokens[shortest:]  # the batch may have gone on for other rows
         row.text = row.text[: min(row.text.index(end) for end in until if end in row.text)]
-        row.done = True
+        row.end, row.done = [], True
     row.done = row.done or len(row.tokens) >= limit
 
 
