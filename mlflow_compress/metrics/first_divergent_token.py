@@ -8,7 +8,7 @@ from mlflow_compress.metrics.core.greedy_tokens import SOURCE, forks
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.stats.survival import Survival, kaplan_meier
+from mlflow_compress.metrics.core.survival import Survival, kaplan_meier
 from mlflow_compress.records import MetricResult
 
 FDT = MetricKey(
@@ -19,7 +19,7 @@ FDT = MetricKey(
     unit="tokens",
     meaning="Median number of the first token that differs between both models' greedy answers (FDT).",
     label="First divergent token",
-    headline=111,
+    headline=161,
     unchanged=np.inf,
     counted="answers",
 )

@@ -13,7 +13,7 @@ IDENTICAL = MetricKey.percent(
     "higher",
     "Greedy answers of the variant that equal the baseline's, token for token to the end.",
     label="Same greedy answer",
-    headline=110,
+    headline=160,
     unchanged=100.0,
     counted="answers",
 )

@@ -32,7 +32,7 @@ ALL = _key(
     "kl_greedy",
     "Mean KL(baseline || variant) per token of the baseline's greedy answers, over the whole vocabulary.",
     label="KL, greedy answers (nats)",
-    headline=113,
+    headline=163,
 )
 BEFORE = _key("kl_to_fork", "The same up to the first divergent token, and with it.")
 BEHIND = _key("kl_behind_fork", "The same behind the first divergent token.")

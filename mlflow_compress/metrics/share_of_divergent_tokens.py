@@ -23,7 +23,7 @@ SDT = MetricKey.percent(
     "lower",
     "Tokens of the baseline's greedy answers that are not the variant's most probable ones (SDT, teacher forcing).",
     label="Divergent tokens",
-    headline=112,
+    headline=162,
     floor=FLOOR.name,
     counted="tokens",
 )

@@ -49,7 +49,7 @@ class Survival:
         return None if low is None or high is None else (low, high)
 
     def _first(self, curve: Float) -> float | None:
-        below = np.flatnonzero(curve <= 0.5)  # NaN is not
+        below = np.flatnonzero(curve <= 0.5 + 1e-12)  # a half up to rounding is; NaN is not
         return float(self.times[below[0]]) if len(below) else None
 
 
