@@ -12,9 +12,6 @@ from hypothesis import HealthCheck, settings
 from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs
 from mlflow_compress.records import (
     Generations,
-    GreedyAnswers,
-    GreedyDistances,
-    GreedyScores,
     Items,
     Judgments,
     OptionDistances,
@@ -22,7 +19,6 @@ from mlflow_compress.records import (
     RunRecords,
     TokenDistances,
     TokenScores,
-    Traces,
 )
 
 # A busy machine must not fail a test of arithmetic: no deadline, and few examples keep the suite quick.
@@ -173,38 +169,6 @@ def generations(table: Items, rng: np.random.Generator, skill: float) -> Generat
     return Generations.from_rows(rows)
 
 
-def written(rng: np.random.Generator, *, n: int, samples: int = 1, task: str = "instructions") -> Traces:
-    """Answers of 3 to 11 tokens to `n` prompts; the odd ones begin with two tokens of reasoning."""
-    rows: list[dict[str, Any]] = []
-    for i in range(n):
-        for sample in range(samples):
-            tokens = rng.integers(0, 50, size=3 + (5 * i + 2 * sample) % 9).tolist()
-            thought = {"reasoning_begin": 0, "reasoning_end": 2} if i % 2 else {}
-            key = {"task": task, "item_id": f"p{i}", "sample": sample, "prompt_tokens": [1, 2, i]}
-            rows.append({**key, "tokens": tokens, "text": "", **thought})
-    return Traces.from_rows(rows)
-
-
-def token_rows(answers: Traces, rng: np.random.Generator, *, moved: float) -> TokenScores:
-    """Scores of the answers' tokens; a share `moved` of them is not the most probable one."""
-    rows = []
-    for window, row in zip(answers.windows(), answers.table.to_pylist(), strict=True):
-        for place, token in enumerate(row["tokens"]):
-            nll = float(rng.exponential(1.0))
-            key = {"task": row["task"], "item_id": window, "position": 3 + place, "target": token}
-            other = token + int(rng.random() < moved)
-            rows.append({**key, "nll": nll, "p_target": np.exp(-nll), "argmax": other, "entropy": 1.0})
-    return TokenScores.from_rows(rows)
-
-
-def _forked(answers: Traces, rng: np.random.Generator, share: float) -> GreedyAnswers:
-    """The answers of a second model: a share of them has another third token."""
-    rows = answers.table.to_pylist()
-    for row in rows:
-        row["tokens"][2] += int(rng.random() < share)
-    return GreedyAnswers.from_rows(rows)
-
-
 def judgments(rng: np.random.Generator, *, n: int = 12, unread: int = 1) -> Judgments:
     """Two turns a question over three categories; the first `unread` judgments have no readable score."""
     rows = []
@@ -226,8 +190,6 @@ def embeddings(rng: np.random.Generator, *, n: int = 10, k: int = 5, d: int = 16
 def inputs(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> MetricInputs:
     """Full inputs: baseline, a variant that moved, a noise run that moved less, and embeddings."""
     rng = np.random.default_rng(seed)
-    apart = np.random.default_rng(seed + 1000)  # what is drawn from it moves no other record
-    greedy, traces = written(apart, n=12), written(apart, n=6, samples=2, task="traces")
     table = items(n)
     base: dict[Any, float] = {}
     nll = rng.exponential(2.0, size=windows * per_window)
@@ -236,26 +198,19 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 5
         return RunRecords(
             items=table,
             option_scores=scores(table, rng, skill=skill, jitter=jitter, base=base),
-            token_scores=TokenScores.concat(
-                [
-                    tokens(rng, windows=windows, per_window=per_window, nll=nll + shift * rng.random(size=len(nll))),
-                    token_rows(traces, np.random.default_rng(seed), moved=0.0),
-                ]
+            token_scores=tokens(
+                rng, windows=windows, per_window=per_window, nll=nll + shift * rng.random(size=len(nll))
             ),
-            traces=traces,
-            greedy_answers=_forked(greedy, apart, 0.8 if shift else 0.0),
-            greedy_scores=GreedyScores(token_rows(greedy, apart, moved=0.2 if shift else 0.0).table),
             generations=generations(table, rng, 0.6),
             judgments=judgments(rng),
         )
 
     def moved(model: RunRecords, scale: float) -> RunRecords:
-        assert model.option_scores is not None and model.token_scores is not None and model.greedy_scores is not None
+        assert model.option_scores is not None and model.token_scores is not None
         return replace(
             model,
             option_distances=option_distances(model.option_scores, rng, scale),
             token_distances=token_distances(model.token_scores, rng, scale),
-            greedy_distances=GreedyDistances(token_distances(model.greedy_scores, apart, scale).table),
         )
 
     baseline, variant, noise = run(0.0, 1.5, 0.0), moved(run(0.5, 1.2, 0.1), 0.1), moved(run(0.02, 1.5, 0.001), 0.001)
@@ -264,8 +219,7 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 5
 
 def identical(full: MetricInputs) -> MetricInputs:
     """Evidence of a variant that equals its baseline: all distances 0."""
-    run = full.baseline
-    assert run.option_scores is not None and run.token_scores is not None and run.greedy_scores is not None
+    assert full.baseline.option_scores is not None and full.baseline.token_scores is not None
     rng = np.random.default_rng(0)
 
     def zero(table: Any) -> Any:
@@ -277,11 +231,10 @@ def identical(full: MetricInputs) -> MetricInputs:
         return type(table).from_columns(columns)
 
     variant = replace(
-        run,
-        option_distances=zero(option_distances(run.option_scores, rng, 0.0)),
-        token_distances=zero(token_distances(run.token_scores, rng, 0.0)),
-        greedy_distances=GreedyDistances(zero(token_distances(run.greedy_scores, rng, 0.0)).table),
+        full.baseline,
+        option_distances=zero(option_distances(full.baseline.option_scores, rng, 0.0)),
+        token_distances=zero(token_distances(full.baseline.token_scores, rng, 0.0)),
     )
     given = full.embeddings
     same = AnswerEmbeddings(given.task, given.item_ids, given.baseline, given.baseline) if given is not None else None
-    return MetricInputs(run, variant, variant, embeddings=same, settings=full.settings)
+    return MetricInputs(full.baseline, variant, variant, embeddings=same, settings=full.settings)

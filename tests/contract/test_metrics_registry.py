@@ -21,7 +21,7 @@ from mlflow_compress.metrics import (
     unmet,
 )
 from mlflow_compress.records import OptionScores, Records, RunRecords
-from tests import metric_records
+from tests import metric_records, written_records
 
 # What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
 # fails `test_no_key_was_forgotten`: decide where it belongs.
@@ -138,9 +138,9 @@ ON_REQUEST = {
     "judge/pairwise_second",
 }
 
-FULL = metric_records.inputs(60)
+FULL = written_records.inputs(60)
 RESULTS = compute_all(FULL)
-SAME = headline(compute_all(metric_records.identical(FULL)))
+SAME = headline(compute_all(written_records.identical(60)))
 
 
 def test_no_key_was_forgotten():
@@ -265,7 +265,7 @@ def test_all_ties_take_the_first_option_for_both_models():
 
 
 def test_equal_input_gives_equal_output():
-    fresh = compute_all(metric_records.inputs(60))
+    fresh = compute_all(written_records.inputs(60))
     assert fresh == RESULTS
 
 

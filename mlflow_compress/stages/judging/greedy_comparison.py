@@ -31,7 +31,6 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 TASK = "instructions"
-BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # tag of the judge's run
 _ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
@@ -116,5 +115,5 @@ def compare_greedily(
     label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
     fingerprint = {**asked, "baseline": baseline_run}
     run_id, _ = get_or_create_run(store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
-    run.set_tags({BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
+    run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
     return {"baseline": baseline, "variant": RunRecords.read(store.fetch(run_id, RECORDS))}
