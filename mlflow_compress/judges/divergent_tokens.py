@@ -11,12 +11,13 @@ from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeIn
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, which needs nothing but the models."""
-    return lambda inputs: Judged(records=inputs.greedy())
+    return lambda inputs: Judged(records=inputs.greedy)
 
 
 JUDGES.register("divergent_tokens")(
     Judge(
         open=_open,
+        greedy=True,
         requires="Nothing but both models: each answers every instruction greedily, and scores the baseline's answers.",
         source="Divergent Token Metrics, arXiv 2311.01544",
     )

@@ -52,9 +52,9 @@ class JudgeInputs:
         Counts what all judges of the run spend, and holds their budget.
     say : callable (line)
         Shows a line to the user, such as what the judgments will cost.
-    greedy : callable () -> mapping of str to RunRecords
-        Lets both models decode greedily, and scores both on the baseline's answers; returns the records of "baseline"
-        and "variant". Nothing is decoded until a judge calls it.
+    greedy : mapping of str to RunRecords
+        Greedy answers of "baseline" and "variant" as tokens, and scores of both on the baseline's; empty unless a judge
+        asks for them (`Judge.greedy`).
     """
 
     instructions: Sequence[AskedInstruction]
@@ -62,7 +62,7 @@ class JudgeInputs:
     samples: Mapping[str, Generations]
     spending: Spending = field(default_factory=Spending)
     say: Callable[[str], None] = lambda line: None
-    greedy: Callable[[], Mapping[str, RunRecords]] = dict
+    greedy: Mapping[str, RunRecords] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +138,15 @@ class Judge:
         The paper or program that defines it, and any deviation from it.
     on_request : bool
         Whether it judges only if it is named: "all" leaves it out.
+    greedy : bool
+        Whether it needs `JudgeInputs.greedy`.
     """
 
     open: Callable[[JudgeConfig, Path], Callable[[JudgeInputs], Judged]]
     requires: str
     source: str
     on_request: bool = False
+    greedy: bool = False
 
 
 JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")

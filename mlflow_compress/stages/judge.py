@@ -22,10 +22,10 @@ from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
-from mlflow_compress.stages.judging.greedy_comparison import compare_greedily
+from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -103,8 +103,15 @@ def judge(
         base = light(model_path(config.source.model), config.source, config.inference)
     models = base, light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(*models)
-    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
-    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
+    load, greedy = OneLoaded(), {}
+    greedily = any(JUDGES.get(name).greedy for name in judges)
+    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
+    decoded = baseline_greedy(store, models[0], instructions, config, load) if greedily else None
+    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
+    if decoded is not None:
+        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
+        greedy = {"baseline": decoded[1], "variant": of_variant}
+    load.free()
     spending = spending_of(config)
     answers = JudgeInputs(
         instructions=instructions,
@@ -112,7 +119,7 @@ def judge(
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
         spending=spending,
         say=say,
-        greedy=lambda: compare_greedily(store, run, models, instructions, config),
+        greedy=greedy,
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import STATES, identity
-from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.evaluation.open_models import OneLoaded
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.judging.answers import graded_tokens
 from mlflow_compress.stages.model_names import model_label, read_manifest
@@ -58,8 +56,13 @@ def _fingerprint(
     }
 
 
-def _baseline(store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig) -> str:
-    """Get-or-create: return the run with the baseline's greedy answers, its scores of them and its states there."""
+def baseline_greedy(
+    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
+) -> tuple[str, RunRecords]:
+    """Get-or-create: return the run with the baseline's greedy answers, and its records.
+
+    The run also holds the baseline's scores of its answers, and its states there, from which exact distances come.
+    """
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         loaded = load(base)
@@ -72,38 +75,34 @@ def _baseline(store: Store, base: LightModel, instructions: list[Instruction], c
         RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    label = model_label(config.source.model)
-    run_id, fresh = get_or_create_run(store, "baseline-greedy", label, fingerprint, work)
-    if fresh:
-        gc.collect()  # otherwise the baseline is still in memory when the variant is loaded
-    return run_id
+    run_id, _ = get_or_create_run(store, "baseline-greedy", model_label(config.source.model), fingerprint, work)
+    return run_id, kept(("greedy", run_id), lambda: RunRecords.read(store.fetch(run_id, RECORDS)))
 
 
-def compare_greedily(
+def variant_greedy(
     store: Store,
     run: OpenRun,
     models: tuple[LightModel, LightModel],
     instructions: list[Instruction],
     config: JudgeConfig,
-) -> Mapping[str, RunRecords]:
-    """Return the records of "baseline" and "variant": greedy answers, and scores on those of the baseline.
+    load: OneLoaded,
+    baseline: tuple[str, RunRecords],
+) -> RunRecords:
+    """Get-or-create: return the variant's greedy answers, and its scores of the baseline's, token by token.
 
-    What was done before is found in the store. Both models use the baseline's chat template, as for the other answers.
-    The variant is scored on the baseline's answers token by token (teacher forcing), with exact distances from the
-    baseline's states.
+    Both models use the baseline's chat template, as for the other answers. `baseline` is what `baseline_greedy` has
+    returned.
     """
     base, variant = models
-    baseline_run = _baseline(store, base, instructions, config)
-    baseline = kept(("greedy", baseline_run), lambda: RunRecords.read(store.fetch(baseline_run, RECORDS)))
+    baseline_run, written = baseline
+    assert written.greedy_answers is not None
+    theirs = written.greedy_answers
 
     def work(stored: OpenRun, folder: Path, resume: Path) -> None:
         loaded = replace(load(variant), tokenizer=base.tokenizer)
         answers = _decoded(loaded, instructions, config, resume)
-        assert baseline.greedy_answers is not None
         states = StateStore.open(store.fetch(baseline_run, STATES), baseline=base)
-        scores, distances = Scorer(loaded).score_corpus(
-            TASK, baseline.greedy_answers, baseline=states, resume=resume / _SCORED
-        )
+        scores, distances = Scorer(loaded).score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
         assert distances is not None
         RunRecords(
             greedy_answers=answers,
@@ -113,7 +112,7 @@ def compare_greedily(
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
     label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
-    fingerprint = {**asked, "baseline": baseline_run}
+    fingerprint = {"stage": "greedy", **asked, "baseline": baseline_run}
     run_id, _ = get_or_create_run(store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
     run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
-    return {"baseline": baseline, "variant": RunRecords.read(store.fetch(run_id, RECORDS))}
+    return RunRecords.read(store.fetch(run_id, RECORDS))
