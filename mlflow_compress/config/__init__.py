@@ -19,6 +19,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
@@ -49,6 +50,7 @@ __all__ = [
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",
+    "TracesConfig",
     "as_text",
     "check_text",
     "parameters",

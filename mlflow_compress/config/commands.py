@@ -14,6 +14,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
 
 LogWeights = Literal["auto", "true", "false"]
@@ -32,6 +33,7 @@ class EvaluateConfig(Command):
 
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
@@ -97,6 +99,7 @@ class GateConfig(Command):
 
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
     policy: OptionalText = option(
@@ -112,7 +115,11 @@ class GateConfig(Command):
     def evaluate_config(self) -> EvaluateConfig:
         """The evaluation whose items the gate looks at, and whose baseline it needs."""
         return EvaluateConfig(
-            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=self.checkpoint
+            source=self.source,
+            evaluation=self.evaluation,
+            traces=self.traces,
+            inference=self.inference,
+            checkpoint=self.checkpoint,
         )
 
 
@@ -135,6 +142,7 @@ class MainConfig(Command):
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
@@ -153,7 +161,11 @@ class MainConfig(Command):
     def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
         """Return the parameters of the second stage, for the checkpoint that the first one has written."""
         return EvaluateConfig(
-            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=checkpoint
+            source=self.source,
+            evaluation=self.evaluation,
+            traces=self.traces,
+            inference=self.inference,
+            checkpoint=checkpoint,
         )
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:

@@ -78,6 +78,25 @@ class EvaluationConfig(Group):
     )
 
 
+class TracesConfig(Group):
+    """The task `traces`: text that the baseline writes before it is evaluated."""
+
+    trace_instructions: str = option(
+        "auto",
+        "tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the "
+        "demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
+        path="file",
+    )
+    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0)
+    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1)
+    trace_max_new_tokens: AutoOrCount = option(
+        "auto", "tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context"
+    )
+    trace_temperature: float = option(
+        1.0, "tasks=traces: temperature; 1 draws from the distribution that KL is measured of", gt=0
+    )
+
+
 class InferenceConfig(Group):
     """How both models are run, to be evaluated and to answer."""
 
@@ -108,7 +127,9 @@ class AnswerConfig(Group):
     )
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
-        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+        "auto",
+        "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
+        "shorter context",
     )
 
 

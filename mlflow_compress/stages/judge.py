@@ -20,13 +20,14 @@ from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
-from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
 from mlflow_compress.stages.judging.answers_artifact import log_answers
+from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -45,6 +46,15 @@ def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
     """Return all judges' ratings of one model's answers; None if no judge gives ratings."""
     found = [one.judgments[who] for one in judged.values() if who in one.judgments]
     return Judgments.concat(found) if found else None
+
+
+def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> RunRecords:
+    """Return the answers of one model, and all that judges have found about it."""
+    found = RunRecords(generations=answers, judgments=_judgments(judged, who))
+    for one in judged.values():
+        if who in one.records:
+            found = found.with_records(one.records[who])
+    return found
 
 
 def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
@@ -99,8 +109,15 @@ def judge(
         base = light(model_path(config.source.model), config.source, config.inference)
     models = base, light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(*models)
-    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
-    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
+    load, greedy = OneLoaded(), {}
+    greedily = any(JUDGES.get(name).greedy for name in judges)
+    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
+    decoded = baseline_greedy(store, models[0], instructions, config, load) if greedily else None
+    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
+    if decoded is not None:
+        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
+        greedy = {"baseline": decoded[1], "variant": of_variant}
+    load.free()
     spending = spending_of(config)
     estimates: list[str] = []
 
@@ -114,6 +131,7 @@ def judge(
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
         spending=spending,
         say=tell,
+        greedy=greedy,
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}
@@ -121,8 +139,8 @@ def judge(
         if spending.calls:
             run.log_values(spending.values())
     inputs = MetricInputs(
-        baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
-        variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
+        baseline=_records(baseline.graded, judged, "baseline"),
+        variant=_records(variant.graded, judged, "variant"),
         embeddings=_embeddings(judged),
         settings=settings,
     )

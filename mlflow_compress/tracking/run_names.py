@@ -21,6 +21,7 @@ BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files; several
 WEIGHTS = "weights"  # of a logged model: "logged" (stored with it) or "reference" (to a folder)
 METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
+BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning

@@ -134,8 +134,12 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
 """Functions that read a set, by name."""
 
 
-def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list[Instruction]:
+def find_instructions(
+    given: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
+) -> list[Instruction]:
     """Return the instructions of a named set or a file. "auto" is the demo's set, for the demo model only.
+
+    `parameter` is the one that names them, for the messages.
 
     Raises
     ------
@@ -146,11 +150,12 @@ def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":
-        fix = "Give -P instructions=NAME or FILE, or -P judge=false"
-        raise ConfigError("'instructions' has a default for the demo model only", fix=fix)
+        instead = "-P judge=false" if parameter == "instructions" else "leave these tasks out"
+        fix = f"Give -P {parameter}=NAME or FILE, or {instead}"
+        raise ConfigError(f"'{parameter}' has a default for the demo model only", fix=fix)
     if name in SETS:
         check_data_dir(settings.data_dir)
         return SETS[name](settings)
     if not Path(name).is_file():
-        raise ConfigError("Parameter 'instructions' names no set and no file", allowed=sorted(SETS), got=name)
+        raise ConfigError(f"Parameter '{parameter}' names no set and no file", allowed=sorted(SETS), got=name)
     return load_instructions(Path(name), settings)

@@ -116,6 +116,17 @@ def _read_inputs(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs,
     return inputs, baseline_run
 
 
+def _read_judged(outputs: StageOutputs, tracker: Tracker) -> MetricInputs | None:
+    """Return the records of the judge stage that figures need: both models' greedy answers; None without them."""
+    judge = outputs.children.get("judge")
+    greedy = None if judge is None else tracker.client.get_run(judge).data.tags.get(run_names.BASELINE_GREEDY_RUN)
+    if judge is None or greedy is None:
+        return None
+    return MetricInputs(
+        baseline=RunRecords.read(tracker.fetch(greedy, RECORDS)), variant=RunRecords.read(tracker.fetch(judge, RECORDS))
+    )
+
+
 def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
     """Return size and distance of every variant of the evaluation, and the displayed name of this one."""
     this = (outputs.variant, outputs.checkpoint_sha256)
@@ -205,7 +216,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
     inputs, baseline_run = _read_inputs(outputs, tracker)
     evaluation = tracker.client.get_run(outputs.children["evaluate"]).data.tags.get(run_names.EVALUATION)
     variants, shown = _variants(outputs, tracker, evaluation)
-    figures = draw_all(inputs, outputs.results, variants, shown, folder / "figures")
+    figures = draw_all(inputs, outputs.results, variants, shown, folder / "figures", _read_judged(outputs, tracker))
     flips = flips_table(inputs)
     skipped = _not_computed(outputs, tracker, unmet(inputs))
     page = render_report(

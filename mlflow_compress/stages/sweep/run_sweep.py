@@ -89,7 +89,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     folder = str(out_folder(config.variants.output_dir, tracker.uri))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     with keeping():
-        prepared = prepare(config, chosen)
+        prepared = prepare(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:
             return plan
