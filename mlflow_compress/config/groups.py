@@ -99,7 +99,12 @@ class AnswerConfig(Group):
     num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
     max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
     encoder: str = option(
-        "embedded", "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id", path="folder"
+        "embedded",
+        "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
+        path="folder",
+    )
+    encoder_base_url: OptionalText = option(
+        None, "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine"
     )
     bertscore_model: OptionalText = option(
         None,

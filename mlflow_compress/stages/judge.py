@@ -13,8 +13,9 @@ from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
-from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
-from mlflow_compress.judges.session import check_address, prices_of, spending_of
+from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.session import prices_of, spending_of
+from mlflow_compress.judges.transport.addresses import check_address
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
@@ -122,7 +123,7 @@ def judge(
         }
     )
     if values := _sums(one.values for one in judged.values()):
-        run.log_values({**values, "judge/calls": spending.calls})
+        run.log_values({**values, **({"judge/calls": spending.calls} if "judge/judgments" in values else {})})
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
     skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])

@@ -18,7 +18,8 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError, Judge
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.session import check_address, endpoint_from, without_password
+from mlflow_compress.judges.session import endpoint_from
+from mlflow_compress.judges.transport.addresses import check_address, without_password
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge

@@ -38,7 +38,7 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
 
 def test_two_judges_that_embed_are_refused_and_named() -> None:
     same = {who: np.ones((1, 2, 3), dtype=np.float32) for who in ("baseline", "variant", "again")}
-    vectors = AnswerVectors("instructions", ("i",), same, "encoder")
+    vectors = AnswerVectors("instructions", ("i",), same, "encoder", "id")
     found = _embeddings({"a": Judged(vectors=vectors), "rates": Judged()})
     assert found is not None and found.item_ids == ("i",)
     assert _embeddings({"rates": Judged()}) is None
