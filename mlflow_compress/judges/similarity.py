@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
-from mlflow_compress.judges.encoders import Encoder
+from mlflow_compress.judges.encoders import AnswerEncoder
 from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
 from mlflow_compress.judges.encoders.sentence_encoder import load_encoder
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
@@ -16,14 +16,14 @@ from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
 
 
-def answer_embeddings(answers: Mapping[str, Generations], encoder: Encoder, *, turn: int = 0) -> AnswerVectors:
+def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder, *, turn: int = 0) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
     Parameters
     ----------
     answers : mapping of str to Generations
         Each model's samples for the same instructions, with the same number k per instruction.
-    encoder : Encoder
+    encoder : AnswerEncoder
         Encodes all texts in one pass, so that equal answers of two models have equal vectors.
     turn : int
         The turn whose answers are embedded.
@@ -79,7 +79,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
     return lambda inputs: _judged(inputs, encoder)
 
 
-def _judged(inputs: JudgeInputs, encoder: Encoder) -> Judged:
+def _judged(inputs: JudgeInputs, encoder: AnswerEncoder) -> Judged:
     vectors = answer_embeddings(inputs.samples, encoder)
     return Judged(vectors=vectors, parameters={"encoder": encoder.name, "encoder_id": encoder.identity})
 

@@ -14,6 +14,7 @@ from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.judges.transport.addresses import check_address
 from mlflow_compress.metrics.bertscore import authors_layer
@@ -22,6 +23,7 @@ from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricI
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.records.embeddings import Embeddings
 from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
@@ -46,8 +48,8 @@ def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
     return Judgments.concat(found) if found else None
 
 
-def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
-    """Return the embeddings that the similarity metrics compare; None if no judge computes embeddings.
+def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
+    """Return the embedded answers; None if no judge computes embeddings.
 
     Raises
     ------
@@ -57,11 +59,23 @@ def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
     vectors = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
     if len(vectors) > 1:
         raise ConfigError("Only one judge may give embeddings", got=", ".join(vectors), fix="Uninstall one of them")
-    if not vectors:
+    return next(iter(vectors.values()), None)
+
+
+def _embeddings(given: AnswerVectors | None) -> AnswerEmbeddings | None:
+    """Return the embeddings as the similarity metrics compare them."""
+    if given is None:
         return None
-    [given] = vectors.values()
     by_model = given.vectors
     return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
+
+
+def _write_embeddings(given: AnswerVectors, folder: Path) -> None:
+    """Write one folder of records per model, for the comparison of all variants of an experiment."""
+    for who, vectors in given.vectors.items():
+        Embeddings.from_array(
+            given.task, given.item_ids, vectors, encoder=given.encoder, encoder_id=given.encoder_id
+        ).write(folder / who)
 
 
 def _bertscore_model(name: str | None) -> tuple[str, int] | None:
@@ -109,10 +123,11 @@ def judge(
     finally:  # what was spent is logged too when a judge stops, or is stopped
         if spending.calls:
             run.log_values(spending.values())
+    vectors = _vectors(judged)
     inputs = MetricInputs(
         baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
         variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
-        embeddings=_embeddings(judged),
+        embeddings=_embeddings(vectors),
         settings=settings,
     )
     run.log_params(
@@ -139,6 +154,10 @@ def judge(
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
+    if vectors is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _write_embeddings(vectors, Path(folder))
+            run.log_folder(Path(folder), run_names.EMBEDDINGS)
     return _Outcome(
         inputs=inputs,
         skipped=skipped,

@@ -13,7 +13,7 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
 from mlflow_compress.judges.judge_registry import AnswerVectors
-from mlflow_compress.stages.judge import _embeddings, run_judge
+from mlflow_compress.stages.judge import _vectors, run_judge
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 
@@ -39,8 +39,7 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
 def test_two_judges_that_embed_are_refused_and_named() -> None:
     same = {who: np.ones((1, 2, 3), dtype=np.float32) for who in ("baseline", "variant", "again")}
     vectors = AnswerVectors("instructions", ("i",), same, "encoder", "id")
-    found = _embeddings({"a": Judged(vectors=vectors), "rates": Judged()})
-    assert found is not None and found.item_ids == ("i",)
-    assert _embeddings({"rates": Judged()}) is None
+    assert _vectors({"a": Judged(vectors=vectors), "rates": Judged()}) is vectors
+    assert _vectors({"rates": Judged()}) is None
     with pytest.raises(ConfigError, match="a, b"):
-        _embeddings({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})
+        _vectors({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Encoder(Protocol):
+class AnswerEncoder(Protocol):
     """Interface of an encoder."""
 
     @property
