@@ -144,6 +144,7 @@ class JudgeModelConfig(Group):
     judge_max_cost: float = option(
         0.0, "most that one run may spend on the judge, by judge_prices; 0 is no limit", ge=0
     )
+    judge_traces: bool = option(True, "show each judged answer in MLflow as a trace, with an assessment per judgment")
     judge_prompts: OptionalText = option(
         None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.errors import ConfigError, JudgeError
+from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
@@ -28,6 +28,7 @@ from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
+from mlflow_compress.stages.judging.judged_answers import judged_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -158,12 +159,25 @@ def judge(
         with tempfile.TemporaryDirectory() as folder:
             _write_embeddings(vectors, Path(folder))
             run.log_folder(Path(folder), run_names.EMBEDDINGS)
+    remarks = [*(remark for one in judged.values() for remark in one.remarks), spending.remark]
+    if config.judging.judge_traces:
+        remarks.append(_show(run, instructions, answers, inputs))
     return _Outcome(
         inputs=inputs,
         skipped=skipped,
-        remarks=(*(remark for one in judged.values() for remark in one.remarks), spending.remark),
+        remarks=tuple(remarks),
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
+
+
+def _show(run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: MetricInputs) -> str:
+    """Show the judgments as traces; return what the note says if that failed. They are in the records in any case."""
+    said = {"baseline": inputs.baseline.judgments, "variant": inputs.subject.judgments}
+    try:
+        run.log_judged_answers(judged_answers(instructions, answers.graded, said))
+    except TrackingError as error:
+        return str(error).rstrip(".")
+    return ""
 
 
 def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

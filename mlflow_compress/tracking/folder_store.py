@@ -19,6 +19,7 @@ from mlflow_compress import atomic
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
+from mlflow_compress.records.judged_answers import JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.store import RunLink, StoredRun
@@ -90,6 +91,9 @@ class FolderRun:
     def log_json(self, value: Any, name: str) -> None:
         """Store a JSON-serialisable value."""
         atomic.write(self.folder / name, (json.dumps(value, indent=1) + "\n").encode())
+
+    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+        """Do nothing: a folder has no page for them; its records hold every judgment."""
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description."""
