@@ -51,7 +51,7 @@ def parse_json(text: str | bytes, *, source: object, error: type[MlflowCompressE
         reason = str(wrong)
     else:
         return value
-    raise error(f"This is no JSON that can be used: {reason}", got=str(source)) from None
+    raise error(f"{source}: not JSON that can be used ({reason})") from None
 
 
 def read_json(path: Path, *, error: type[MlflowCompressError] = DataError) -> Any:
@@ -60,7 +60,7 @@ def read_json(path: Path, *, error: type[MlflowCompressError] = DataError) -> An
         data = path.read_bytes()
     except (OSError, ValueError) as wrong:
         reason = getattr(wrong, "strerror", None) or str(wrong)
-        raise error(f"The file cannot be read: {reason}", got=str(path)) from wrong
+        raise error(f"{path}: the file cannot be read ({reason})") from wrong
     return parse_json(data, source=path, error=error)
 
 
@@ -68,7 +68,7 @@ def read_json_object(path: Path, *, error: type[MlflowCompressError] = DataError
     """Return the object of a JSON file, by name; another value is an error of the given type too."""
     value = read_json(path, error=error)
     if not isinstance(value, dict):
-        raise error("A JSON object is needed", allowed='{"name": value}', got=str(path))
+        raise error(f"{path}: not a JSON object", allowed='{"name": value}', got=type(value).__name__)
     return value
 
 

@@ -28,7 +28,7 @@ from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
-from mlflow_compress.stages.judging.judged_answers import judged_answers
+from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, hash_others
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import stored_weights
 
@@ -151,6 +151,7 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
         device="cpu",
         library_versions={"torch": "2"},
         weight_files=stored_weights.hash_weights(checkpoint)[0],
+        other_files=hash_others(checkpoint),
         probe_sha256="1" * 64,
         reload={"kl_max": 0.0},
     )

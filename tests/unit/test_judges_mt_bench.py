@@ -361,7 +361,7 @@ def test_missing_answers_and_references_are_named() -> None:
 def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "judgments.jsonl"
     path.write_text('{"key": "a", "value": {}}\nnot json\n{"key": "b", "value": {}}\n')
-    with pytest.raises(DataError, match="Line 2"):
+    with pytest.raises(DataError, match="line 2: not JSON"):
         open_judge("http://localhost/v1", tmp_path)
 
 

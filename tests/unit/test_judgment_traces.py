@@ -11,7 +11,7 @@ import pytest
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.stages.judging.judged_answers import judged_answers
+from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.tracking.traces.judgment_traces import log_judged_answers
 from mlflow_compress.tracking.tracker import Tracker
 
