@@ -69,7 +69,7 @@ class CheckpointManifest:
     """SHA-256 of every other file: configuration, tokenizer, chat template, reload probe."""
     probe_sha256: str
     """SHA-256 of the stored reload probe."""
-    reload: dict[str, float]
+    reload: dict[str, float | bool]
     """Results of the reload check: see `probe.ReloadReport`."""
 
     def write(self, folder: Path) -> Path:

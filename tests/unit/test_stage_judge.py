@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.compression import compress_model, pipeline
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
@@ -26,6 +28,8 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "out" / "chat_template.jinja").unlink()
+    saved = CheckpointManifest.read(workdir / "out", verify=False)
+    replace(saved, other_files=hash_others(workdir / "out")).write(workdir / "out")
     run_judge(
         JudgeConfig(
             checkpoint=str(workdir / "out"), instruction_limit=1, num_samples=2, max_new_tokens=8, judge_max_tokens="8"
