@@ -118,7 +118,12 @@ class AnswerConfig(Group):
     num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
     max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
     encoder: str = option(
-        "embedded", "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id", path="folder"
+        "embedded",
+        "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
+        path="folder",
+    )
+    encoder_base_url: OptionalText = option(
+        None, "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine"
     )
     bertscore_model: OptionalText = option(
         None,
@@ -160,6 +165,7 @@ class JudgeModelConfig(Group):
     judge_max_cost: float = option(
         0.0, "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit", ge=0
     )
+    judge_traces: bool = option(True, "show each judged answer in MLflow as a trace, with an assessment per judgment")
     judge_prompts: OptionalText = option(
         None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )

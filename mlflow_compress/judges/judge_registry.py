@@ -77,14 +77,15 @@ class AnswerVectors:
         The instructions, in the order of the first model's records.
     vectors : dict of str to numpy.ndarray, shape (n, k, d)
         By model, as in `JudgeInputs.samples`; sample s of instruction i is ``vectors[model][i, s]``.
-    encoder : str
-        Name of the encoder.
+    encoder, encoder_id : str
+        Name of the encoder, and the digest of everything that decides its vectors.
     """
 
     task: str
     item_ids: tuple[str, ...]
     vectors: dict[str, npt.NDArray[np.float32]]
     encoder: str
+    encoder_id: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,9 @@ from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.greedy_tokens import forks
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
+from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.plots.answer_map import draw_map, draw_matrix
 from mlflow_compress.reporting.plots.answers_part import draw_answers_part
 from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.correlations import draw_correlations
@@ -168,6 +170,12 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
             "correlations": draw_correlations(board),
         }
         return _saved(drawings, folder)
+
+
+def draw_similarity(found: ModelSimilarity, folder: Path) -> list[Figure]:
+    """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
+    with matplotlib.rc_context(RC):
+        return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
 
 
 def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:

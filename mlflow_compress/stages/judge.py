@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.errors import ConfigError, JudgeError
+from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
-from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
-from mlflow_compress.judges.session import check_address, prices_of, spending_of
+from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.judge_registry import AnswerVectors
+from mlflow_compress.judges.session import prices_of, spending_of
+from mlflow_compress.judges.transport.addresses import check_address
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
+from mlflow_compress.records.embeddings import Embeddings
 from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
 from mlflow_compress.stages.evaluation.open_models import OneLoaded, light
@@ -28,6 +31,7 @@ from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
 from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
+from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -57,8 +61,8 @@ def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> Ru
     return found
 
 
-def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
-    """Return the embeddings that the similarity metrics compare; None if no judge computes embeddings.
+def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
+    """Return the embedded answers; None if no judge computes embeddings.
 
     Raises
     ------
@@ -68,11 +72,23 @@ def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
     vectors = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
     if len(vectors) > 1:
         raise ConfigError("Only one judge may give embeddings", got=", ".join(vectors), fix="Uninstall one of them")
-    if not vectors:
+    return next(iter(vectors.values()), None)
+
+
+def _embeddings(given: AnswerVectors | None) -> AnswerEmbeddings | None:
+    """Return the embeddings as the similarity metrics compare them."""
+    if given is None:
         return None
-    [given] = vectors.values()
     by_model = given.vectors
     return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
+
+
+def _write_embeddings(given: AnswerVectors, folder: Path) -> None:
+    """Write one folder of records per model, for the comparison of all variants of an experiment."""
+    for who, vectors in given.vectors.items():
+        Embeddings.from_array(
+            given.task, given.item_ids, vectors, encoder=given.encoder, encoder_id=given.encoder_id
+        ).write(folder / who)
 
 
 def _bertscore_model(name: str | None) -> tuple[str, int] | None:
@@ -138,10 +154,11 @@ def judge(
     finally:  # what was spent is logged too when a judge stops, or is stopped
         if spending.calls:
             run.log_values(spending.values())
+    vectors = _vectors(judged)
     inputs = MetricInputs(
         baseline=_records(baseline.graded, judged, "baseline"),
         variant=_records(variant.graded, judged, "variant"),
-        embeddings=_embeddings(judged),
+        embeddings=_embeddings(vectors),
         settings=settings,
     )
     run.log_params(
@@ -152,8 +169,9 @@ def judge(
         }
     )
     account = _sums(one.values for one in judged.values())
-    if account:
+    if "judge/judgments" in account:
         account = {**account, **spending.values()}
+    if account:
         run.log_values(account)
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
@@ -172,13 +190,30 @@ def judge(
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
+    if vectors is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _write_embeddings(vectors, Path(folder))
+            run.log_folder(Path(folder), run_names.EMBEDDINGS)
+    remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
+    if config.judging.judge_traces:
+        remarks.append(_show(run, instructions, answers, inputs))
     return _Outcome(
         inputs=inputs,
         skipped=skipped,
-        remarks=(*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)),
+        remarks=tuple(remarks),
         account=account,
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
+
+
+def _show(run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: MetricInputs) -> str:
+    """Show the judgments as traces; return what the note says if that failed. They are in the records in any case."""
+    said = {"baseline": inputs.baseline.judgments, "variant": inputs.subject.judgments}
+    try:
+        run.log_judged_answers(judged_answers(instructions, answers.graded, said))
+    except TrackingError as error:
+        return str(error).rstrip(".")
+    return ""
 
 
 def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.records import MetricResult
+from mlflow_compress.records.judged_answers import JudgedAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,9 @@ class OpenRun(Protocol):
 
     def log_json(self, value: Any, name: str) -> None:
         """Store a JSON-serialisable value."""
+
+    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+        """Show judged answers, where the store has a page for them."""
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description."""

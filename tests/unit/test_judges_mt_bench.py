@@ -18,7 +18,8 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError, Judge
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.session import check_address, endpoint_from, without_password
+from mlflow_compress.judges.session import endpoint_from
+from mlflow_compress.judges.transport.addresses import check_address, without_password
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
@@ -360,7 +361,7 @@ def test_missing_answers_and_references_are_named() -> None:
 def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "judgments.jsonl"
     path.write_text('{"key": "a", "value": {}}\nnot json\n{"key": "b", "value": {}}\n')
-    with pytest.raises(DataError, match="Line 2"):
+    with pytest.raises(DataError, match="line 2: not JSON"):
         open_judge("http://localhost/v1", tmp_path)
 
 
