@@ -32,7 +32,7 @@ from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_pro
 from mlflow_compress.judges.parsing import read_verdict
 from mlflow_compress.judges.session import Session, spending_of
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.core.vote_agreement import Vote, agreement_of_people, read_vote, vote_agreement
+from mlflow_compress.metrics.raters.vote_agreement import Vote, agreement_of_people, read_vote, vote_agreement
 
 _WINNERS = {1.0: "model_a", 0.0: "model_b", 0.5: "tie"}
 

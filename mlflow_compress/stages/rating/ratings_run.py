@@ -11,8 +11,8 @@ from typing import Any
 from mlflow_compress.config import RatingsConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.core.preferences import Preference, preference_shares, won_and_lost
-from mlflow_compress.metrics.core.rater_agreement import rater_agreement
+from mlflow_compress.metrics.raters.preferences import Preference, preference_shares, won_and_lost
+from mlflow_compress.metrics.raters.rater_agreement import rater_agreement
 from mlflow_compress.records import MetricResult
 from mlflow_compress.results import HumanRatings
 from mlflow_compress.stages.rating.rating_files import read_ratings
