@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from mlflow_compress.results import (
         AliasHistory,
         AnswerEvaluation,
+        BlindSheet,
         Comparison,
         CompressedModel,
         CostPlan,
         Evaluation,
         GateVerdict,
+        HumanRatings,
         Listing,
         Promotion,
         Rollback,
@@ -46,8 +48,11 @@ def evaluation_text(found: Evaluation) -> str:
 
 
 def answers_text(found: AnswerEvaluation) -> str:
-    """Return the headline values, one per line, and what was left out."""
+    """Return the headline values, one per line, what the judgments took, and what was left out."""
+    from mlflow_compress.reporting.answers.judge_account import account_rows
+
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
+    lines += [f"{name}: {text}" for name, text in account_rows(found.account)]
     return "\n".join([*lines, *([found.skipped] if found.skipped else []), *_where(found.run)])
 
 
@@ -114,6 +119,30 @@ def report_text(found: VariantsReport) -> str:
     from mlflow_compress.reporting.scoreboard_text import scoreboard_text
 
     return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
+
+
+def blind_text(found: BlindSheet) -> str:
+    """Return how many pairs there are, and who gets which file."""
+    return "\n".join([found.summary, *_aligned([(f"For {row['for']}:", row["file"]) for row in found.to_rows()])])
+
+
+def ratings_text(found: HumanRatings) -> str:
+    """Return the win rate, one line per result, and what is missing."""
+    rows = [
+        (
+            f"{result.name}{f' ({result.task})' if result.task else ''}",
+            f"{result.value:.3f}",
+            "" if result.low is None else f"[{result.low:.3f}, {result.high:.3f}]",
+            f"n {result.n}",
+        )
+        for result in found.results
+        if result.category is None
+    ]
+    lines = [f"{found.summary}.", "", *_aligned(rows)]
+    if found.n_identical:
+        lines.append(f"{found.n_identical} pairs of identical answers are ties of every rater.")
+    lines += [f"{rater} has not rated {n} of the pairs." for rater, n in found.missing.items() if n]
+    return "\n\n".join(["\n".join(lines), *_where(found.run)])
 
 
 def sweep_text(found: Sweep | SweepPlan) -> str:
@@ -211,6 +240,8 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "plan": plan_text,
     "report": report_text,
     "sweep": sweep_text,
+    "blind": blind_text,
+    "ratings": ratings_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

@@ -19,15 +19,18 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
 from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
     "AnswerConfig",
+    "BlindConfig",
     "Command",
     "CompressionConfig",
     "EvaluateConfig",
@@ -45,10 +48,12 @@ __all__ = [
     "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "RatingsConfig",
     "ReportConfig",
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",
+    "TracesConfig",
     "as_text",
     "check_text",
     "parameters",

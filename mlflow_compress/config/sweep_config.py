@@ -14,6 +14,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
 
 
@@ -43,6 +44,7 @@ class SweepConfig(Command):
     source: SourceConfig = SourceConfig()
     variants: GridConfig = GridConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()

@@ -14,11 +14,11 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.models.memory_alignment import rounding_identity
-from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
+from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.plan.corpus_windows import cut_corpus
+from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
@@ -111,7 +111,7 @@ class Scorer:
     def score_corpus(
         self,
         task: str,
-        text: str | Sequence[str],
+        text: str | Sequence[str] | TokenAnswers,
         *,
         window: int = 512,
         stride: int | None = None,
@@ -120,11 +120,12 @@ class Scorer:
         baseline: StateStore | LoadedModel | None = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Score each token of a running text, or of several documents.
+        """Score each token of a running text, of several documents, or of a model's answers.
 
         A text without a `stride` is cut into llama.cpp's independent windows (see `corpus_windows.cut_windows`). With a
         `stride` the windows overlap, and every token but the first is scored once (see `corpus_windows.cut_strided`).
-        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`).
+        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers
+        the tokens behind the prompt are scored, as they were written (see `corpus_windows.cut_answers`).
 
         Raises
         ------
@@ -134,7 +135,7 @@ class Scorer:
             When the window exceeds the model's context, or the stride the window.
         """
         began = time.monotonic()
-        windows = cut_corpus(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
+        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
         scoring = self._new_pass(limits, task, capture, self._baseline_source(baseline), entropy=True)

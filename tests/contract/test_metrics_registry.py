@@ -21,7 +21,7 @@ from mlflow_compress.metrics import (
     unmet,
 )
 from mlflow_compress.records import OptionScores, Records, RunRecords
-from tests import metric_records
+from tests import metric_records, written_records
 
 # What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
 # fails `test_no_key_was_forgotten`: decide where it belongs.
@@ -48,6 +48,7 @@ IDENTITY = {
     "distance/corpus_top10_agreement": 1.0,
     "distance/corpus_rbo10": 1.0,
     "distance/corpus_kl_mean": 0.0,
+    "distance/traces_kl": 0.0,
     "distance/corpus_kl_p99": 0.0,
     "distance/corpus_kl_max": 0.0,
     "distance/corpus_acceptance": 1.0,
@@ -63,11 +64,20 @@ IDENTITY = {
     "robustness/orders_position_bias_delta": 0.0,
     "uncertainty/uacc_delta": 0.0,
     "uncertainty/set_size_delta": 0.0,
+    "judge/identical_answers_pct": 100.0,
+    "judge/share_of_divergent_tokens_pct": 0.0,
+    "judge/kl_greedy": 0.0,
+    "judge/kl_to_fork": 0.0,
     "judge/mt_bench_delta": 0.0,
     "judge/similarity_unweighted": 1.0,
     "judge/similarity": 1.0,
     "judge/rouge_l": 1.0,
     "judge/bleu": 100.0,
+    "judge/refusals_delta_pct": 0.0,
+    "judge/refusal_flips_pct": 0.0,
+    "judge/refusals_begun_pct": 0.0,
+    "judge/refusals_ended_pct": 0.0,
+    "judge/refusals_mcnemar_p": 1.0,
     "noise/flips_pct": 0.0,
     "noise/all_flips_pct": 0.0,
     "noise/kl_mean": 0.0,
@@ -96,6 +106,7 @@ SINGLE = {
     "uncertainty/none_of_these_pct",
     "judge/mt_bench",
     "judge/consistency",
+    "judge/refusals_pct",
 }
 ALONE = {
     "distance/kl_items",
@@ -106,6 +117,9 @@ ALONE = {
     "uncertainty/coverage_kept",
     "judge/mt_bench_turn1",
     "judge/mt_bench_turn2",
+    "judge/first_divergent_token",  # of identical models none exists
+    "judge/kl_behind_fork",
+    "judge/share_of_divergent_tokens_floor_pct",
     "judge/similarity_floor",
     "judge/similarity_rouge_pearson",  # of identical models none exists: nothing varies
     "judge/similarity_rouge_spearman",
@@ -130,9 +144,9 @@ ON_REQUEST = {
     "judge/pairwise_second",
 }
 
-FULL = metric_records.inputs(60)
+FULL = written_records.inputs(60)
 RESULTS = compute_all(FULL)
-SAME = headline(compute_all(metric_records.identical(FULL)))
+SAME = headline(compute_all(written_records.identical(60)))
 
 
 def test_no_key_was_forgotten():
@@ -184,7 +198,9 @@ def test_what_a_key_says_about_tables_and_gates_holds():
 def test_no_key_is_declared_twice():
     names = [k.name for _, metric in METRICS.items() for k in metric.keys]
     assert len(names) == len(set(names))
-    assert len(set(names) - ON_REQUEST) < 100  # an MLflow run stays readable
+    # An MLflow run stays readable. The run of a judge stage has the judges' metrics, that of an evaluation the others.
+    judged = {name for name in set(names) - ON_REQUEST if name.startswith("judge/")}
+    assert len(judged) < 50 and len(set(names) - ON_REQUEST - judged) < 100
 
 
 def test_values_lie_in_bounds_and_intervals_hold_them():
@@ -255,7 +271,7 @@ def test_all_ties_take_the_first_option_for_both_models():
 
 
 def test_equal_input_gives_equal_output():
-    fresh = compute_all(metric_records.inputs(60))
+    fresh = compute_all(written_records.inputs(60))
     assert fresh == RESULTS
 
 
@@ -281,6 +297,8 @@ def test_swapping_the_models_mirrors_the_change():
         "distance/w2w_pct",
         "quality/mcnemar_p",
         "judge/rouge_l",
+        "judge/refusal_flips_pct",
+        "judge/refusals_mcnemar_p",
         "judge/similarity",
         "judge/similarity_unweighted",
         "judge/similarity_rouge_pearson",
@@ -288,6 +306,7 @@ def test_swapping_the_models_mirrors_the_change():
     ):
         assert back[name].value == pytest.approx(there[name].value)
     assert back["distance/c2w_pct"].value == there["distance/w2c_pct"].value
+    assert back["judge/refusals_begun_pct"].value == there["judge/refusals_ended_pct"].value
     assert back["quality/perplexity_ratio"].value == pytest.approx(1 / there["quality/perplexity_ratio"].value)
 
 

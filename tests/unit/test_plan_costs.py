@@ -10,7 +10,7 @@ from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.errors import CheckpointError
+from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
@@ -176,6 +176,8 @@ def test_copies_share_the_work_and_dollars_count_every_device() -> None:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tokenizer"):
         mc.plan(model=str(SCALE / "llama-3-70b"), tasks="demo")
+    with pytest.raises(ConfigError, match="traces"):
+        mc.plan(tasks="traces", judge=False)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError):
         mc.plan(model=str(tmp_path), tokenizer=str(demo.MODEL_DIR), tasks="demo")

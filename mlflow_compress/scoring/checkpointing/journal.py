@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from mlflow_compress.errors import StoreError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.scoring.baseline_store.store_manifest import write_file
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -86,7 +87,8 @@ class Journal:
 
 
 def _json(data: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(data))
-    except ValueError as error:
-        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to start again") from error
+    label = parse_json(data, source=path, error=StoreError)
+    kinds = {"groups": int, "sha256": str, "note": dict}
+    if not isinstance(label, dict) or not all(isinstance(label.get(name), kind) for name, kind in kinds.items()):
+        raise StoreError(f"{path.name} is no note of finished work", fix="Delete the folder to start again")
+    return label

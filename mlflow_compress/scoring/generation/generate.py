@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.records import Generations
+from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import CausalLM, GenerationRow, decode
+from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
+from mlflow_compress.scoring.generation.reasoning import reasoning_span
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -59,7 +62,8 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
     Notes
     -----
     Deterministic under `config.seed`: a row's random numbers depend only on seed, prompt and sample number. The other
-    rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie.
+    rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie. Which rows meet
+    depends on the prompts and the settings, not on interruptions (see `decoding`).
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
@@ -100,6 +104,7 @@ def generate_two_turns(
     turns: Literal[1, 2] = 2,
     system: str = "",
     resume: Path | None = None,
+    speed: Speed | None = None,
 ) -> Generations:
     """Return the answers to the first one or two turns of every instruction.
 
@@ -123,6 +128,8 @@ def generate_two_turns(
         System prompt; "" for none.
     resume : Path, optional
         Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
+    speed : Speed, optional
+        The tokens that this call generates, and its time, are added to it.
 
     Returns
     -------
@@ -153,6 +160,7 @@ def generate_two_turns(
             end_tokens=style.end_tokens,
             label=f"turn {turn + 1}",
             resume=resume / f"turn-{turn + 1}" if resume else None,
+            speed=speed,
         )
         for i, prompt, row in zip(asked, prompts, rows, strict=True):
             item, sample = units[i]
@@ -161,6 +169,60 @@ def generate_two_turns(
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
             records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
+
+
+def generate_answers(
+    loaded: CausalLM,
+    instructions: Sequence[MultiTurnInstruction],
+    config: GenerationConfig,
+    *,
+    task: str,
+    system: str = "",
+    resume: Path | None = None,
+) -> TokenAnswers:
+    """Return the answers to the first turn of every instruction, as tokens.
+
+    Parameters
+    ----------
+    loaded : CausalLM
+        The model, in eval mode; its tokenizer's chat template renders the conversation.
+    instructions : sequence of MultiTurnInstruction
+        The user's messages.
+    config : GenerationConfig
+        How answers are drawn; temperature 0 is greedy.
+    task : str
+        The records' task name.
+    system : str
+        System prompt; "" for none.
+    resume : Path, optional
+        Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
+    """
+    style = chat_format(loaded.tokenizer)
+    units = [(item, sample) for item in instructions for sample in range(config.samples)]
+    prompts = [style.prompt([item.turns[0]], system=system) for item, _ in units]
+    rows = [
+        _row(prompt, sample, config.temperature, config) for prompt, (_, sample) in zip(prompts, units, strict=True)
+    ]
+    _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
+    until = (style.until,) if style.until else ()
+    _decode(loaded, rows, config, until=until, end_tokens=style.end_tokens, label=task, resume=resume)
+    records = []
+    for (item, sample), prompt, row in zip(units, prompts, rows, strict=True):
+        written = row.tokens + row.end
+        begin, end = reasoning_span(loaded.tokenizer, prompt, written) or (None, None)
+        records.append(
+            {
+                "task": task,
+                "item_id": item.item_id,
+                "sample": sample,
+                "prompt_tokens": row.prompt,
+                "tokens": written,
+                "text": row.text,
+                "reasoning_begin": begin,
+                "reasoning_end": end,
+            }
+        )
+    return TokenAnswers.from_rows(records)
 
 
 def _decode(
@@ -172,14 +234,16 @@ def _decode(
     until: Sequence[str],
     end_tokens: Collection[int] = (),
     label: str = "generate",
+    speed: Speed | None = None,
 ) -> None:
-    """Generate every row; with a `resume` folder, read finished rows from it, and save rows as they finish."""
+    """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
+    work = partial(decode, loaded, rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
     if resume is None:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label)
+        work()
         return
     checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
+        work(after_shard=checkpoint.write)
     finally:
         checkpoint.write(now=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from mlflow_compress.config import InferenceConfig, SourceConfig
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -17,3 +19,23 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LightM
 def load(model: LightModel) -> LoadedModel:
     """Return the model with its weights loaded."""
     return load_model(model.config)
+
+
+class OneLoaded:
+    """Loads models, one at a time: the last one stays in memory until another is asked for, or until `free`."""
+
+    def __init__(self) -> None:
+        self._loaded: LoadedModel | None = None
+        self._config: LoadConfig | None = None
+
+    def __call__(self, model: LightModel) -> LoadedModel:
+        """Return the model with its weights loaded; without loading it again where it is the last one."""
+        if self._loaded is None or self._config != model.config:
+            self.free()
+            self._loaded, self._config = load(model), model.config
+        return self._loaded
+
+    def free(self) -> None:
+        """Let go of the model."""
+        self._loaded = None
+        gc.collect()  # modules have reference cycles: without this, two models would be in memory

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.config import PlanConfig
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import TraceCorpus
 from mlflow_compress.scoring.costs.workload import Workload, generation_workload, workload
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.plan.corpus_windows import cut_corpus
+from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_packs
 from mlflow_compress.stages.evaluation.run_model import WINDOW
@@ -27,15 +29,27 @@ class GeneratedWork:
 
 
 def scored_work(suite: Suite, encoder: Encoder, batch_tokens: int) -> Workload:
-    """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora."""
+    """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora.
+
+    Raises
+    ------
+    ConfigError
+        A corpus is written by the baseline itself, so that nobody knows its length before.
+    """
     encoded = [e for e in encoder.encode(suite.requests) if e.fits]
     sequences = [e.inputs for e in encoded]
     plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
     found = workload(plan, sum(map(len, sequences)))
-    texts: list[tuple[Any, int | None]] = [(corpus.text, corpus.max_tokens) for corpus in suite.corpora]
+    texts: list[tuple[Any, int | None]] = []
+    for corpus in suite.corpora:
+        if isinstance(corpus, TraceCorpus):
+            raise ConfigError(
+                "The baseline writes this corpus, so its work is not known before", got=corpus.name, fix="Leave it out"
+            )
+        texts.append((corpus.text, corpus.max_tokens))
     texts += [(task.documents, None) for task in suite.tasks if task.documents]
     for text, most in texts:
-        windows, _ = cut_corpus(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
+        windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
         found += workload(windows, windows.n_tokens)
     return found
 
