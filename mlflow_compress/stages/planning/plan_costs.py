@@ -48,12 +48,13 @@ def run_plan(config: PlanConfig) -> CostPlan:
     encoder = Encoder(tokenizer, length)
     # Batches have the size that they have on a GPU, unless a CPU is asked for.
     batch_tokens = default_limits(shape.vocabulary, on_gpu=config.source.device != "cpu")["batch_tokens"]
+    scored = scored_work(suite, encoder, batch_tokens)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     written = task_answers(suite, encoder)
     costs = StageCosts(
         config,
         shape,
-        scored_work(suite, encoder, batch_tokens),
+        scored,
         stored_bytes=_dtype("auto", model_config).itemsize,
         number_bytes=_dtype(config.inference.dtype, model_config).itemsize,
     )

@@ -9,7 +9,7 @@ from mlflow_compress.config import PlanConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
-from mlflow_compress.items.task import TraceCorpus
+from mlflow_compress.items.trace_corpus import TraceCorpus
 from mlflow_compress.scoring.costs.workload import Workload, generation_workload, workload
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.plan.corpus_windows import cut
