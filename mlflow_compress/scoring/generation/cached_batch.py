@@ -16,13 +16,14 @@ from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw
 
 Tensor = torch.Tensor
 _SPARE = 64  # positions; how much room a cache gets when it is full
+_LONGROPE_ONLY = ("Phi3ForCausalLM",)  # what these prepare in their own way is for scaled positions alone
 
 
 class CachedBatch:
     """Rows that grow by one token a step.
 
-    Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. Of the other
-    rows, a row's logits therefore depend by rounding only.
+    Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. So a row's
+    logits depend on the other rows by rounding only.
 
     Parameters
     ----------
@@ -170,7 +171,8 @@ def _right_aligned(cached: Tensor, rows: Tensor, length: int) -> Tensor:
 
 def reason_not_to_cache(model: Any) -> str | None:
     """Return why `CachedBatch` cannot decode with this model as transformers' `generate` would; None if it can."""
-    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if own and type(model).__name__ not in _LONGROPE_ONLY:
         return "its inputs are prepared in a way of its own"
     if model.is_remote_code():
         return "its code comes with the checkpoint"
