@@ -193,9 +193,9 @@ def test_what_a_key_says_about_tables_and_gates_holds():
 def test_no_key_is_declared_twice():
     names = [k.name for _, metric in METRICS.items() for k in metric.keys]
     assert len(names) == len(set(names))
-    judged = {name for name in names if name.startswith("judge/")}
-    for of_one_run in (judged, set(names) - judged):  # the judge has a run of its own
-        assert len(of_one_run - ON_REQUEST) < 100  # an MLflow run stays readable
+    # An MLflow run stays readable. The run of a judge stage has the judges' metrics, that of an evaluation the others.
+    judged = {name for name in set(names) - ON_REQUEST if name.startswith("judge/")}
+    assert len(judged) < 50 and len(set(names) - ON_REQUEST - judged) < 100
 
 
 def test_values_lie_in_bounds_and_intervals_hold_them():
