@@ -25,6 +25,7 @@ TRACES_KL = MetricKey(
     meaning="Mean KL(baseline || variant) per token of text that the baseline wrote; also by place in the answer.",
     label="KL, own text (nats)",
     headline=75,
+    floor="noise/traces_kl",
     counted="tokens",
     on_request=True,
 )
@@ -62,6 +63,7 @@ def _parts(traces: Traces, places: AnswerPlaces) -> Iterator[tuple[str | None, B
     keys=(TRACES_KL,),
     requires=("variant", "traces", "token_scores", "token_distances"),
     source="ours; the divergence of Accuracy is Not All You Need, eq. 1, on text that the baseline has sampled",
+    noise=True,
 )
 def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     """Means over tokens; the studentised bootstrap draws prompts, with all samples of a prompt together.

@@ -83,6 +83,7 @@ IDENTITY = {
     "noise/kl_mean": 0.0,
     "noise/top1_agreement": 1.0,
     "noise/corpus_kl_mean": 0.0,
+    "noise/traces_kl": 0.0,
     "noise/corpus_top1_agreement": 1.0,
     "noise/corpus_dp_rms_pct": 0.0,
 }
