@@ -44,7 +44,11 @@ class JudgmentCache:
             data = path.read_bytes()
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
             row = parse_json(line, source=f"{path}, line {number}")
-            if not isinstance(row, dict) or not isinstance(row.get("key"), str) or not isinstance(row["value"], dict):
+            if (
+                not isinstance(row, dict)
+                or not isinstance(row.get("key"), str)
+                or not isinstance(row.get("value"), dict)
+            ):
                 raise DataError(f"{path}, line {number}: not a stored judgment", fix="Delete the file")
             self._rows[row["key"]] = row["value"]
 

@@ -60,6 +60,9 @@ class Journal:
         while (self.folder / f"part-{self._n_parts:05d}.json").is_file():
             label = self.folder / f"part-{self._n_parts:05d}.json"
             note = _json(label.read_bytes(), label)
+            kinds = {"groups": int, "sha256": str, "note": dict}
+            if not all(isinstance(note.get(name), kind) for name, kind in kinds.items()):
+                raise StoreError(f"{label.name} is no note of finished work", fix="Delete the folder to start again")
             path = label.with_suffix(".safetensors")
             data = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(data).hexdigest() != note["sha256"]:
@@ -87,8 +90,7 @@ class Journal:
 
 
 def _json(data: bytes, path: Path) -> dict[str, Any]:
-    label = parse_json(data, source=path, error=StoreError)
-    kinds = {"groups": int, "sha256": str, "note": dict}
-    if not isinstance(label, dict) or not all(isinstance(label.get(name), kind) for name, kind in kinds.items()):
-        raise StoreError(f"{path.name} is no note of finished work", fix="Delete the folder to start again")
-    return label
+    found = parse_json(data, source=path, error=StoreError)
+    if not isinstance(found, dict):
+        raise StoreError(f"{path.name} holds no object", got=str(path), fix="Delete the folder to start again")
+    return found
