@@ -21,7 +21,9 @@ from mlflow_compress.reporting.answers.rating_sheet import CHOICES, rating_csv, 
 from mlflow_compress.stages.rating.rating_files import read_ratings
 from mlflow_compress.stages.rating.rating_key import RatingKey, drawn_sheet
 from mlflow_compress.stages.rating.ratings_run import rating_results
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import FolderStore
+from mlflow_compress.tracking.tracker import Tracker
 from tests.report_results import Page
 from tests.unit.test_report_escaping import hostile
 
@@ -266,6 +268,31 @@ def test_a_sheet_is_never_written_over_and_nothing_is_left_of_a_refused_one(tmp_
         with pytest.raises(mc.MlflowCompressError, match=message):
             mc.blind(store=store.root, **bad)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_in_mlflow_the_results_are_added_to_the_rated_run(
+    tracker: Tracker, workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracker.run("main", "main", {}) as main_run:
+        tags = {"variant": "small", "base_model": "base", run_names.PARENT: main_run.run_id}
+        with tracker.run("judge it", "judge", tags) as judge_run:
+            (workdir / "answers.jsonl").write_text(as_jsonl(pairs(5)), encoding="utf-8")
+            judge_run.log_file(workdir / "answers.jsonl", "answers")
+    # As `mlflow run -e blind` starts it: with a run for this process, which then says where the sheet is.
+    given = tracker.client.create_run(tracker.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    assert main(["blind", "--run", main_run.run_id, "-o", "sheet"]) == 0
+    assert "5 pairs to rate." in capsys.readouterr().out
+    assert tracker.client.get_run(given).data.tags["mlflow.note.content"].startswith("Wrote 5 pairs")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    table = (workdir / "sheet" / "for_raters" / "answers.csv").read_bytes()
+    (workdir / "anna.csv").write_bytes(table.replace(b",\r\n", b",B\r\n").replace(b",B\r\n", b",\r\n", 1))
+    assert main(["ratings", "anna.csv", "--key", "sheet/key.json", "--log", "true"]) == 0
+    out = capsys.readouterr().out
+    assert "small against base: win rate" in out and "anna has not rated 1 of the pairs." in out
+    rated = tracker.client.get_run(main_run.run_id)
+    assert "human/win_rate" in rated.data.metrics and rated.info.status == "FINISHED"
+    assert len(tracker.fetch_json(main_run.run_id, "human_ratings.json")) == 4
 
 
 def test_the_commands_exit_with_2_on_a_wrong_parameter(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
