@@ -52,7 +52,7 @@ def decode(
     speed = Speed() if speed is None else speed
     reason = reason_not_to_cache(loaded.model)
     if reason is not None:
-        logger.info("Prompts are read again at every stage of decoding: of this model, %s", reason)
+        logger.info("With this model, prompts are read again at every stage of decoding: %s", reason)
     work = _with_cache if reason is None else _with_transformers
     with (
         torch.inference_mode(),
