@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mlflow_compress.metrics.core.greedy_tokens import REQUIRES, forced_tokens, forks
@@ -15,7 +13,7 @@ from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult
 
 
-def _key(name: str, meaning: str, **more: Any) -> MetricKey:
+def _key(name: str, meaning: str) -> MetricKey:
     return MetricKey(
         name=f"judge/{name}",
         direction="lower",
@@ -24,18 +22,17 @@ def _key(name: str, meaning: str, **more: Any) -> MetricKey:
         unit="nats",
         meaning=meaning,
         counted="tokens",
-        **more,
     )
 
 
 ALL = _key(
     "kl_greedy",
     "Mean KL(baseline || variant) per token of the baseline's greedy answers, over the whole vocabulary.",
-    label="KL, greedy answers (nats)",
-    headline=163,
 )
-BEFORE = _key("kl_to_fork", "The same up to the first divergent token, and with it.")
-BEHIND = _key("kl_behind_fork", "The same behind the first divergent token.")
+BEFORE = _key(
+    "kl_to_fork", "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it."
+)
+BEHIND = _key("kl_behind_fork", "Mean KL per token of the baseline's greedy answers, behind the first divergent token.")
 
 
 @METRICS.register("kl_at_fork")

@@ -25,7 +25,8 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
-_BESIDE = ("baseline", "baseline-answers", "promote", "rollback", "gate", "report")
+_OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces")
+_BESIDE = (*_OF_BASELINE, "promote", "rollback", "gate", "report")
 
 
 def _absolute(uri: str) -> str:

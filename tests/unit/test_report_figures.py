@@ -134,8 +134,8 @@ def test_kl_by_position_states_both_ends():
     ends = "0.1 at the first token and 0.4 at tokens 8-15"
     assert drawing.title == f"KL on text that the baseline wrote: 0.25 nats per token, {ends}"
     [axes] = drawing.canvas.axes
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["1", "2-3", "4-7", "8-15", "reasoning", "answer"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15", "reasoning", "answer"]
 
 
 def test_labels_do_not_overlap():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.kl_by_position import ANSWER, REASONING
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.plots.style import MUTED, VARIANT, Drawing, horizontal_grid, new_canvas, state
+from mlflow_compress.reporting.plots.style import GRID, MUTED, VARIANT, Drawing, new_canvas, state
 
 
 def _order(name: str) -> int:
@@ -26,24 +26,24 @@ def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dr
     """
     places = sorted((name for name in parts if name not in (REASONING, ANSWER)), key=_order)
     names = [*places, *(name for name in (REASONING, ANSWER) if name in parts)]
-    canvas = new_canvas(4.2)
+    canvas = new_canvas(1.7 + 0.27 * len(names))
     axes = canvas.subplots()
-    for x, name in enumerate(names):
+    for y, name in enumerate(names):
         result = parts[name]
         colour = VARIANT if name in places else MUTED
-        axes.plot([x], [result.value], "o", color=colour, markersize=6)
+        axes.plot([result.value], [y], "o", color=colour, markersize=6)
         if result.low is not None and result.high is not None:
-            axes.plot([x, x], [result.low, result.high], color=colour, linewidth=1.6)
+            axes.plot([result.low, result.high], [y, y], color=colour, linewidth=1.6)
         axes.annotate(
-            f"{result.n:,}", (x, 0), xytext=(0, -26), textcoords="offset points", ha="center", fontsize=8, color=MUTED
+            f"{result.n:,}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=MUTED
         )
-    axes.axhline(whole.value, color=MUTED, linewidth=1.0, linestyle="--", label="all tokens")
-    axes.legend(loc="upper right", frameon=False, fontsize=9)
-    axes.set_xticks(range(len(names)), [name.removeprefix("tokens ").removeprefix("token ") for name in names])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("Place of the token in the answer; small figures: tokens", labelpad=18)
-    axes.set_ylabel("KL, nats")
-    horizontal_grid(axes)
+    axes.axvline(whole.value, color=MUTED, linewidth=1.0, linestyle="--", label="all tokens")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlim=(0, None), ylim=(len(names) - 0.4, -0.6))
+    axes.set_xlabel("KL, nats; figures on the right: tokens")
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.tick_params(length=0)
     title = f"KL on text that the baseline wrote: {whole.value:.2g} nats per token"
     if len(places) > 1:
         first, last = (parts[place].value for place in (places[0], places[-1]))
