@@ -54,6 +54,17 @@ def parse_json(text: str | bytes, *, source: object, error: type[MlflowCompressE
     raise error(f"{source}: not JSON that can be used ({reason})") from None
 
 
+def is_too_deep(text: bytes) -> bool:
+    """Return whether brackets are nested more deeply than Python's parser takes, in a text that may be no JSON."""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
 def read_json(path: Path, *, error: type[MlflowCompressError] = DataError) -> Any:
     """Return the value of a JSON file; one that cannot be read is an error of the given type, see `parse_json`."""
     try:

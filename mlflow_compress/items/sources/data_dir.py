@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.files.json_text import is_too_deep
+
+_MANY_BRACKETS = 500  # in one line; records have fewer
 
 
 def check_data_dir(data_dir: str) -> None:
@@ -105,14 +108,37 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
     import datasets
 
     local = folder_of(dataset, data_dir)
+    if local is not None:
+        _check_json(local)
     try:
         with quiet_bars():
             if local is None:
                 return datasets.load_dataset(dataset, revision=revision, **what)
             return datasets.load_dataset(str(local), cache_dir=cache_of(local), **what)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:
         # What a missing network, data set, configuration or split raises, and a broken file.
         raise missing(dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision) from error
+
+
+def _check_json(local: Path) -> None:
+    """Refuse lines that are no objects, and deep nesting: pyarrow, which reads the file, can crash the process."""
+    for path in sorted([*local.rglob("*.json"), *local.rglob("*.jsonl")]):
+        deep = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                begin = line.strip()[:5]
+                if begin == b"null" or (
+                    path.suffix == ".jsonl" and begin and not begin.startswith((b"{", b"\xef\xbb\xbf{"))
+                ):
+                    raise DataError(f"{path}, line {number}: not a JSON object")
+                opened = line.count(b"[") + line.count(b"{")
+                deep += opened - line.count(b"]") - line.count(b"}")
+                # Brackets within texts count here, so what is suspicious is parsed.
+                if (opened > _MANY_BRACKETS and is_too_deep(line)) or (
+                    deep > _MANY_BRACKETS and is_too_deep(path.read_bytes())
+                ):
+                    raise DataError(f"{path}, line {number}: JSON that is nested too deeply")
+                deep = deep if deep <= _MANY_BRACKETS else 0
 
 
 def reason(error: Exception, local: Path | None) -> str:

@@ -1,0 +1,171 @@
+"""Malformed inputs through every reader: one clear error each, never a raw exception."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlflow_compress.config import HistoryConfig, PromoteConfig
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.files.json_text import parse_json, read_json
+from mlflow_compress.files.yaml_text import read_yaml
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.records import Generations
+from tests.malformed_inputs import CORPUS, damaged, outcome, readers
+from tests.page_contents import records
+
+FAST = [name for name, reader in readers().items() if not reader.slow]
+SLOW = [name for name, reader in readers().items() if reader.slow]
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_every_reader_takes_its_own_input_and_refuses_what_is_nobodys(name: str) -> None:
+    reader = readers()[name]
+    assert outcome(reader, reader.valid) == ("accepted", None)
+    for data in CORPUS:
+        found, error = outcome(reader, data)
+        assert found != "raw", (data[:80], repr(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_an_input_with_a_damage_is_one_clear_error_or_is_still_valid(name: str) -> None:
+    reader = readers()[name]
+
+    @settings(max_examples=5 if reader.slow else 60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(damaged(reader))
+    def check(data: bytes) -> None:
+        found, error = outcome(reader, data)
+        assert found != "raw", repr(error)
+
+    check()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(JSON)
+def test_what_json_can_hold_is_read_as_pythons_parser_reads_it(value: object) -> None:
+    assert parse_json(json.dumps(value), source="x") == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode(), source="x") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "a": 2}', "the name 'a' twice"),
+        ('[{"b": {"c": 1, "c": 1}}]', "the name 'c' twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5_000, "5,000 digits"),
+        ('["\\ud800"]', "surrogate"),
+        ('["\\\\ud800"]', None),  # a backslash and letters
+        ('["\\ud83d\\ude00"]', None),  # a whole pair
+        (b"\xff", "no UTF-8"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_reason(text: str | bytes, reason: str | None) -> None:
+    if reason is None:
+        assert parse_json(text, source="here") == json.loads(text)
+        return
+    with pytest.raises(DataError, match="here: not JSON that can be used") as refused:
+        parse_json(text, source="here")
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5_000, "missing.json", "."])
+def test_paths_that_cannot_be_read_are_one_error(path: str) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_json(Path(path))
+    with pytest.raises(ConfigError, match=r"can(not)? be read"):
+        read_yaml(Path(path), parameter="config")
+
+
+def test_yaml_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: 1\nb: {c: 1, c: 2}\n")
+    with pytest.raises(ConfigError, match=r"'c' is there twice, line 2"):
+        read_yaml(path, parameter="config")
+    path.write_text("base: &b {x: 1}\none: {<<: *b, y: 2}\n")
+    assert read_yaml(path, parameter="config")["one"] == {"x": 1, "y": 2}
+
+
+QUESTION = {"id": "1", "category": "c", "question": "Why?", "choices": ["a", "b"], "answer": 0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([{**QUESTION, "question": " "}], "'question' must not be empty"),
+        ([{**QUESTION, "id": ""}], "'id' must not be empty"),
+        ([{**QUESTION, "choices": ["a", "b", "a"]}], "holds a choice twice"),
+        ([{**QUESTION, "split": "dev"}], "Every row is a few-shot example"),
+        ([{"id": "1", "category": "c", "prompt": "", "answers": ["a"]}], "'prompt' must not be empty"),
+        ([{"id": "1", "category": "c", "context": " ", "target": "a"}], "'context' must not be empty"),
+    ],
+)
+def test_questions_that_nobody_could_answer_are_refused(rows: list[object], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=reason):
+        load_file(path, TaskSettings(num_fewshot=0))
+
+
+@pytest.mark.parametrize("command", [PromoteConfig, HistoryConfig])
+def test_an_empty_alias_is_refused(command: type[PromoteConfig]) -> None:
+    with pytest.raises(ConfigError, match="a name that is not empty"):
+        command(alias=" ")
+
+
+@pytest.mark.parametrize("url", ["http://h:99999/v1", "http://h:0/v1", "http://h:x/v1", "http://[::1/v1", "h:80"])
+def test_a_port_or_host_that_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="from 1 to 65535"):
+        EndpointConfig(base_url=url, key="k")
+
+
+def test_records_that_are_halved_changed_or_of_another_type_are_noticed(tmp_path: Path) -> None:
+    whole = records("baseline", "4").generations
+    assert whole is not None
+    many = Generations.concat([whole])
+    path = many.write(tmp_path)
+    stored = pq.read_table(path)
+    pq.write_table(stored.slice(0, 0), path)
+    with pytest.raises(DataError, match=r"not whole. Allowed: 1 rows. Got: 0"):
+        Generations.read(tmp_path)
+    place = stored.schema.get_field_index("turn")
+    pq.write_table(stored.set_column(place, "turn", pa.array(["first"])), path)
+    with pytest.raises(DataError, match="of another type"):
+        Generations.read(tmp_path)
+    many.write(tmp_path)
+    assert Generations.read(tmp_path).table.equals(many.table)
+    data = bytearray(path.read_bytes())
+    for at in range(4, 400, 7):  # within the pages, behind the magic number
+        changed = bytearray(data)
+        changed[at] ^= 1
+        path.write_bytes(changed)
+        try:
+            read = Generations.read(tmp_path)
+        except DataError:
+            continue
+        assert read.table.equals(many.table)  # a bit of a header that decides nothing
+
+
+def test_json_lines_that_crash_the_library_are_refused_before(tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "set"
+    folder.mkdir(parents=True)
+    for text in ('null\n{"a": 1}\n', '{"a":' * 5_000, "3\n"):
+        (folder / "test.jsonl").write_text(text)
+        with pytest.raises(DataError, match=r"test\.jsonl, line 1"):
+            load_split("own/set", None, "test", data_dir=str(tmp_path), task="x")
