@@ -10,6 +10,7 @@ from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
+    EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
@@ -33,6 +34,7 @@ class EvaluateConfig(Command):
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -43,6 +45,7 @@ class JudgeConfig(Command):
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -136,6 +139,7 @@ class MainConfig(Command):
     compression: CompressionConfig = CompressionConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = option(True, "run the judge stage")
@@ -153,7 +157,11 @@ class MainConfig(Command):
     def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
         """Return the parameters of the second stage, for the checkpoint that the first one has written."""
         return EvaluateConfig(
-            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=checkpoint
+            source=self.source,
+            evaluation=self.evaluation,
+            inference=self.inference,
+            running=self.running,
+            checkpoint=checkpoint,
         )
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
@@ -163,5 +171,6 @@ class MainConfig(Command):
             answers=self.answers,
             judging=self.judging,
             inference=self.inference,
+            running=self.running,
             checkpoint=checkpoint,
         )

@@ -11,6 +11,7 @@ from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
     CompressionConfig,
+    EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
@@ -50,6 +51,7 @@ class SweepConfig(Command):
     variants: GridConfig = GridConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = _like(MainConfig, "judge")

@@ -6,9 +6,10 @@ Of a checkpoint's own generation settings (repetition penalty, temperature, ...)
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -37,6 +38,41 @@ class MultiTurnInstruction(Protocol):
     @property
     def turns(self) -> Sequence[str]:
         """The user's messages, one per turn."""
+
+
+class RemoteCausalLM(Protocol):
+    """Interface of a model that is not in this process, and decodes where it is (`cluster.remote_model`)."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    @property
+    def max_length(self) -> int:
+        """Context length in tokens."""
+
+    @property
+    def weights(self) -> str:
+        """Hash of its weights."""
+
+    @property
+    def dtype(self) -> Any:
+        """torch.dtype of its weights."""
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_batch: Callable[[], None],
+    ) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does."""
+
+
+AnyCausalLM = CausalLM | RemoteCausalLM
 
 
 def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
@@ -69,7 +105,7 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
 
 
 def generate_until(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     prompts: Sequence[str],
     *,
     until: Sequence[str] = ("\n",),
@@ -91,7 +127,7 @@ def generate_until(
 
 
 def generate_two_turns(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     instructions: Sequence[MultiTurnInstruction],
     config: GenerationConfig,
     *,
@@ -107,7 +143,7 @@ def generate_two_turns(
 
     Parameters
     ----------
-    loaded : CausalLM
+    loaded : CausalLM or RemoteCausalLM
         The model, in eval mode; its tokenizer's chat template renders the conversation.
     instructions : sequence of MultiTurnInstruction
         The user's messages, and the category.
@@ -164,7 +200,7 @@ def generate_two_turns(
 
 
 def _decode(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     rows: Sequence[GenerationRow],
     config: GenerationConfig,
     *,
@@ -174,14 +210,21 @@ def _decode(
     label: str = "generate",
 ) -> None:
     """Generate every row; with a `resume` folder, read finished rows from it, and save rows as they finish."""
+    run = _decoder(loaded)
     if resume is None:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label)
+        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=lambda: None)
         return
     checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        decode(loaded, rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
+        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
     finally:
         checkpoint.write(now=True)
+
+
+def _decoder(loaded: AnyCausalLM) -> Callable[..., None]:
+    """Return what decodes with this model: the model itself where it is elsewhere, `decode` in this process."""
+    elsewhere = getattr(type(loaded), "decode", None)
+    return partial(decode, cast(CausalLM, loaded)) if elsewhere is None else partial(elsewhere, loaded)
 
 
 def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> GenerationRow:
@@ -190,7 +233,12 @@ def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig)
 
 
 def _fill_prompts(
-    loaded: CausalLM, rows: Sequence[GenerationRow], prompts: Sequence[str], config: GenerationConfig, *, special: bool
+    loaded: AnyCausalLM,
+    rows: Sequence[GenerationRow],
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    special: bool,
 ) -> None:
     room = loaded.max_length - config.max_new_tokens
     if room < 1:
