@@ -15,7 +15,6 @@ from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.execution import Baseline, Execution, InThisProcess, PassWork, RunsElsewhere
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_documents, cut_strided, cut_windows
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder

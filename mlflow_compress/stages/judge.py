@@ -22,7 +22,7 @@ from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Judgments, RunRecords
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.evaluation.open_models import engine_started, light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
@@ -90,8 +90,8 @@ def judge(
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
     settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
     with folder_or_hub("model", model_path(config.source.model)):
-        base = light(model_path(config.source.model), config.source, config.inference)
-    models = base, light(str(config.checkpoint), config.source, config.inference)
+        base = light(model_path(config.source.model), config.source, config.inference, config.running)
+    models = base, light(str(config.checkpoint), config.source, config.inference, config.running)
     check_same_tokenizer(*models)
     baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
     answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
@@ -174,7 +174,10 @@ def run_judge(
     chosen_judges(config.answers.judges)
     store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
-    with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
+    with (
+        engine_started(config.running, config.source),
+        store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run,
+    ):
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
             {

@@ -78,7 +78,8 @@ CONFIGS = {
 def build_model(config: Any, *, seed: int = 0) -> Any:
     """A model whose weights are large enough for attention, soft caps and context to matter."""
     torch.manual_seed(seed)
-    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    capped = getattr(config, "attn_logit_softcapping", None)
+    attention = "eager" if capped or config.model_type in ("bloom", "mamba") else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():

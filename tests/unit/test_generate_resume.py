@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ import torch
 from mlflow_compress.errors import StoreError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
-from mlflow_compress.scoring.generation import decoding
-from mlflow_compress.scoring.generation.decoding import GenerationRow
+from mlflow_compress.scoring.generation.cached_batch import CachedBatch
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()
 PROMPTS = [" ".join(WORDS[i : i + 2 + 3 * (i % 4)]) for i in range(7)]
-SAMPLED = GenerationConfig(max_new_tokens=34, samples=2, seed=5, batch_rows=4)
+SAMPLED = GenerationConfig(max_new_tokens=34, samples=2, seed=5, batch_rows=2)
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def greedy(loaded: LoadedModel, resume: Path | None) -> list[str]:
-    """Answers of 5 to 40 tokens: the first stage finishes some of them."""
+    """Answers of 5 to 40 tokens, in two shards."""
     return generate_until(loaded, PROMPTS, until=("e", "o"), max_new_tokens=40, batch_rows=2, resume=resume)
 
 
@@ -58,24 +57,38 @@ def two_turns(loaded: LoadedModel, resume: Path | None) -> Generations:
     return generate_two_turns(loaded, INSTRUCTIONS, SAMPLED, resume=resume)
 
 
-class Batches:
-    """Stands in for `decoding._grow`: notes the rows that are given to the model, and fails at one of its calls."""
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass: what went in and came out."""
+
+    ids: torch.Tensor
+    lengths: list[int]
+    logits: torch.Tensor
+
+    def equals(self, other: Pass) -> bool:
+        return self.lengths == other.lengths and all(
+            torch.equal(one, two) for one, two in ((self.ids, other.ids), (self.logits, other.logits))
+        )
+
+
+class Passes:
+    """Stands in for `CachedBatch._forward`: notes every forward pass, and fails at one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._grow: Callable[..., None] = decoding._grow
-        self.rows: list[GenerationRow] = []
-        self.calls, self.fail_at = 0, -1
-        monkeypatch.setattr(decoding, "_grow", self)
+        self._forward = CachedBatch._forward
+        self.seen: list[Pass] = []
+        self.fail_at = -1
+        monkeypatch.setattr(CachedBatch, "_forward", lambda batch, *inputs: self(batch, *inputs))
 
-    def __call__(self, loaded: Any, batch: Sequence[GenerationRow], *rest: Any) -> None:
-        if self.calls == self.fail_at:
+    def __call__(self, batch: CachedBatch, ids: torch.Tensor, lengths: list[int], *rest: Any) -> torch.Tensor:
+        if len(self.seen) == self.fail_at:
             raise KeyboardInterrupt
-        self.calls += 1
-        self.rows += [row for row in batch if row not in self.rows]
-        self._grow(loaded, batch, *rest)
+        logits = self._forward(batch, ids, lengths, *rest)
+        self.seen.append(Pass(ids, lengths, logits))
+        return logits
 
     def begin(self, *, fail_at: int = -1) -> None:
-        self.rows, self.calls, self.fail_at = [], 0, fail_at
+        self.seen, self.fail_at = [], fail_at
 
 
 def same(one: Any, other: Any) -> bool:
@@ -83,39 +96,41 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("work", [greedy, two_turns])
-def test_whatever_the_moment_only_what_is_left_is_generated(
+def test_whatever_the_moment_only_whole_shards_are_kept_and_the_rest_is_computed_bit_for_bit_as_without_interruption(
     work: Callable[..., Any], llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = Batches(monkeypatch)
+    passes = Passes(monkeypatch)
     whole = work(llama, None)
-    n_rows, n_calls = len(batches.rows), batches.calls
-    assert n_calls >= 5
-    some_left = 0
-    for call in range(n_calls):
-        folder = tmp_path / str(call)
-        batches.begin(fail_at=call)
+    every = passes.seen
+    begins = set()
+    for moment in range(3, len(every), 12):
+        folder = tmp_path / str(moment)
+        passes.begin(fail_at=moment)
         with pytest.raises(KeyboardInterrupt):
             work(llama, folder)
-        n_finished = sum(row.done for row in batches.rows)
-        batches.begin()
-        assert same(work(llama, folder), whole), call
-        assert len(batches.rows) == n_rows - n_finished
-        some_left += 0 < n_finished < n_rows
-        batches.begin(fail_at=0)
+        passes.begin()
+        assert same(work(llama, folder), whole), moment
+        begin = len(every) - len(passes.seen)
+        assert begin <= moment
+        assert all(one.equals(two) for one, two in zip(passes.seen, every[begin:], strict=True)), moment
+        begins.add(begin)
+        passes.begin(fail_at=0)
         assert same(work(llama, folder), whole)  # nothing is left
-    assert some_left >= 2
+    assert len(begins) == (2 if work is greedy else 3)  # one for each shard
 
 
 def test_what_was_not_written_is_generated_again(
     llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after SIGKILL, which leaves no time to write: what is on disk counts, to the last whole part."""
+    passes = Passes(monkeypatch)
     whole = greedy(llama, tmp_path / "whole")
+    n_passes = len(passes.seen)
     part = tmp_path / "whole" / "part-00000.json"
     part.unlink()
-    batches = Batches(monkeypatch)
+    passes.begin()
     assert greedy(llama, tmp_path / "whole") == whole
-    assert len(batches.rows) == len(PROMPTS) and part.is_file()
+    assert len(passes.seen) == n_passes and part.is_file()
 
 
 def test_answers_of_another_generation_are_refused(llama: LoadedModel, tmp_path: Path) -> None:

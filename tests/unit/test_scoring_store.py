@@ -214,7 +214,10 @@ def test_a_finished_store_is_not_written_over(stored: tuple[LoadedModel, Path]) 
 
 
 def test_a_full_disk_is_one_clear_error(stored: tuple[LoadedModel, Path], tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="No space left on device"), StateWriter(tmp_path / "store", stored[0]) as writer:
+    with (
+        pytest.raises(StoreError, match="No space left on device"),
+        StateWriter(tmp_path / "store", stored[0]) as writer,
+    ):
         # /dev/full refuses every write as a full disk does; the rename target stays absent.
         (tmp_path / "store" / "states-1-000000000.safetensors.partial").symlink_to("/dev/full")
         Scorer(stored[0], QUIET).score(mixed_requests()[:4], capture=writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ from mlflow_compress.scoring.cluster.shard_results import ShardResult
 from mlflow_compress.scoring.cluster.shards import Shard
 from mlflow_compress.scoring.engine_identity import source_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.generation.decoding import GenerationRow, decode
+from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, joined_arrays
 
@@ -149,9 +151,16 @@ class ClusterWorker:
         decode(with_tokenizer, rows, config, until=until, end_tokens=end_tokens)
         return rows
 
+    def release(self) -> None:
+        """Free the memory of the model."""
+        self._loaded = self._ref = self._head = None
+        gc.collect()  # modules have reference cycles
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _model(self, ref: ModelRef) -> LoadedModel:
         if self._loaded is None or self._ref != ref:
-            self._loaded = self._ref = None  # memory may not hold two
+            self.release()  # memory may not hold two
             loaded = load_model(ref.config)
             if loaded.weights != ref.weights:
                 raise CheckpointError(

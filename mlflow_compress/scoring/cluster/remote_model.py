@@ -21,11 +21,12 @@ from mlflow_compress.scoring.cluster.shard_results import ShardResult
 from mlflow_compress.scoring.cluster.shards import cut_into_shards
 from mlflow_compress.scoring.cluster.workers import Task, Workers
 from mlflow_compress.scoring.execution import Baseline, PassWork
-from mlflow_compress.scoring.generation.decoding import GenerationRow
+from mlflow_compress.scoring.generation.decoding import shards
+from mlflow_compress.scoring.generation.rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 SHARDS_PER_WORKER = 16
-"""Shards of a pass per worker: a worker that is lost costs one of them, and the last ones end at about the same time."""
+"""Shards of a pass per worker: a lost worker costs two of them, and the last ones end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,28 @@ class RemoteModel(LightModel):
         until: Sequence[str],
         end_tokens: Collection[int],
         label: str,
-        after_batch: Callable[[], None],
+        after_shard: Callable[[], None],
     ) -> None:
-        """Generate the answers of all rows in place, as `decoding.decode` does; a task has a batch of rows.
-
-        Rows of one prompt stay together, and the longest prompts come last, as in one process. The batches do not
-        depend on the number of workers.
-        """
-        waiting = sorted((row for row in rows if not row.done), key=lambda row: len(row.prompt))
-        n = -(-len(waiting) // config.batch_rows)
-        batches = [waiting[len(waiting) * i // n : len(waiting) * (i + 1) // n] for i in range(n)]
+        """Generate the answers of all rows in place, as `decoding.decode` does: its shards are the workers' tasks."""
+        parts = [shard for shard in shards(rows, config) if not all(row.done for row in shard)]
         tokenizer = self.workers.share(self.tokenizer)
 
         def make(number: int) -> Task:
-            return Task("decode", (self.ref, tokenizer, batches[number], config, tuple(until), tuple(end_tokens)))
+            fresh = [row.restarted() for row in parts[number]]
+            return Task("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
 
-        with tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar:
-            bar.update(len(rows) - len(waiting))
+        n_waiting = sum(map(len, parts))
+        with tqdm(
+            initial=len(rows) - n_waiting, total=len(rows), desc=label, unit="answer", disable=None, leave=False
+        ) as bar:
 
             def take(number: int, answered: list[GenerationRow]) -> None:
-                for row, answer in zip(batches[number], answered, strict=True):
+                for row, answer in zip(parts[number], answered, strict=True):
                     row.tokens, row.text, row.done = answer.tokens, answer.text, answer.done
                 bar.update(len(answered))
-                after_batch()
+                after_shard()
 
-            self.workers.run(n, make, take)
+            self.workers.run(len(parts), make, take)
 
 
 class ShardedExecution:

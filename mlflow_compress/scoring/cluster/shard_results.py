@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -77,13 +78,13 @@ def _states_table(captured: Sequence[CapturedRows]) -> pa.Table:
     return pa.table(columns).replace_schema_metadata(said)
 
 
-def _fixed(raw: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.Array:
+def _fixed(raw: npt.NDArray[np.uint8]) -> pa.Array:
     """Return one value of fixed width per row of bytes."""
     n, width = raw.shape
     return pa.Array.from_buffers(pa.binary(width), n, [None, pa.py_buffer(np.ascontiguousarray(raw))])
 
 
-def _byte_rows(column: pa.ChunkedArray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _byte_rows(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     array = column.combine_chunks()
     width = array.type.byte_width
     raw = np.frombuffer(array.buffers()[1], dtype=np.uint8)

@@ -103,6 +103,11 @@ class Workers:
                     raise _lost(error) from error
         raise AssertionError  # the loop returns or raises
 
+    def release(self) -> None:
+        """Let the workers free their models."""
+        for member in self._ready:
+            member.handle.release.remote()
+
     def run(self, n_tasks: int, make: Callable[[int], Task], done: Callable[[int, Any], None]) -> None:
         """Run tasks; call `done` with the number and the result of each as it comes, in any order.
 
@@ -207,6 +212,8 @@ class Workers:
 def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]:
     """Yield workers, which end with the block. Within a block of an outer call, yield those of that block.
 
+    When an inner block ends, the workers free their models: compression may need the memory.
+
     Parameters
     ----------
     settings : EngineConfig
@@ -222,7 +229,10 @@ def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]
     """
     global _open
     if _open is not None:
-        yield _open
+        try:
+            yield _open
+        finally:
+            _open.release()
         return
     with connected(settings) as ray:
         resources = ray.cluster_resources()
@@ -247,6 +257,12 @@ def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]
             yield _open
         finally:
             _open = None
+
+
+def current() -> Workers:
+    """Return the workers of the innermost block of `started`."""
+    assert _open is not None, "engine=ray is used outside of `started`"
+    return _open
 
 
 def _lost(error: Exception) -> WorkerError:

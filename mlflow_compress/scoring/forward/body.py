@@ -222,11 +222,16 @@ def reason_not_to_pack(body: Body, max_length: int) -> str | None:
         window = getattr(config, name, None)
         if window is not None and getattr(config, "use_sliding_window", True) and max_length > window:
             return f"{name} {window} is shorter than the longest sequence ({max_length} tokens)"
+    if kinds := scaled_positions(config):
+        return f"positions are scaled by the sequence length ({kinds})"
+    return _probe(body, int(config.vocab_size))
+
+
+def scaled_positions(config: Any) -> str:
+    """Return the kinds of rotary embedding if one of them changes with the length of the batch, else ""."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {str(r.get("rope_type")) for r in [rope, *(v for v in rope.values() if isinstance(v, dict))]}
-    if kinds & {"dynamic", "longrope"}:
-        return f"positions are scaled by the sequence length ({', '.join(sorted(kinds))})"
-    return _probe(body, int(config.vocab_size))
+    return ", ".join(sorted(kinds)) if kinds & {"dynamic", "longrope"} else ""
 
 
 def _probe(body: Body, vocab_size: int) -> str | None:

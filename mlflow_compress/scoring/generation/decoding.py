@@ -1,77 +1,31 @@
-"""Decodes many sequences in batches and in stages, so that a few long answers do not keep a full batch running.
+"""Decodes many sequences, in shards whose texts depend on nothing outside of them.
 
-After each stage the finished rows leave the batch, and the others continue from their own text. Every stage is twice as
-long as the one before. transformers' greedy search does the decoding, with our sampler in place of its own.
+A shard is some batches of rows. As rows are finished, the next ones take their places, so that a few long answers do
+not keep a full batch running. Keys and values stay in the cache. Which rows meet in a forward pass follows from the
+shard alone. So a run that is interrupted, and resumes with whole shards, makes the same forward passes as a run that
+was not, and ends with the same texts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from mlflow_compress.scoring.generation.cached_batch import CachedBatch, reason_not_to_cache
+from mlflow_compress.scoring.generation.rows import CausalLM, Ending, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
 
-_FIRST_STAGE = 32  # tokens of the first stage
+logger = logging.getLogger(__name__)
 
-
-class CausalLM(Protocol):
-    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-
-    @property
-    def device(self) -> Any:
-        """Device of the embeddings."""
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-
-    @property
-    def weights(self) -> str:
-        """Hash of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """torch.dtype of its weights."""
-
-
-@dataclass(eq=False)
-class GenerationRow:
-    """One sequence that is being generated.
-
-    Attributes
-    ----------
-    prompt, tokens : list of int
-        Token ids of the prompt, and of the text generated so far.
-    temperature : float
-        0 for greedy.
-    u : numpy.ndarray, shape (max_new_tokens,)
-        The row's random numbers; empty for greedy decoding.
-    text : str
-        The decoded `tokens`, cut where the answer ends.
-    done : bool
-        Whether the answer is complete.
-    """
-
-    prompt: list[int]
-    temperature: float
-    u: npt.NDArray[np.float64]
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    done: bool = False
+_SHARD = 2  # batches; at most so many answers are lost when a run is killed
+_LEAVE = 4  # rows leave when one in so many is done: rows that are done cost time, and so does a removal
+_FIRST_STAGE = 32  # tokens of the first stage, where transformers decodes
 
 
 def decode(
@@ -82,53 +36,97 @@ def decode(
     until: Sequence[str] = (),
     end_tokens: Collection[int] = (),
     label: str = "generate",
-    after_batch: Callable[[], None] = lambda: None,
+    after_shard: Callable[[], None] = lambda: None,
 ) -> None:
-    """Generate tokens for every row until it is done, in place. Rows that are already done stay as they are.
+    """Generate tokens for every row until it is done, in place. A shard whose rows are all done stays as it is.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_batch` is called after each
-    batch of each stage.
+    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_shard` is called after each
+    shard. Only then its rows have their texts.
     """
     from tqdm import tqdm
 
     ends = _end_tokens(loaded) | set(end_tokens)
-    stage, grown = _FIRST_STAGE, 0
+    reason = reason_not_to_cache(loaded.model)
+    if reason is not None:
+        logger.info("Prompts are read again at every stage of decoding: of this model, %s", reason)
+    work = _with_cache if reason is None else _with_transformers
     with (
-        _own_settings(loaded, ends),
         torch.inference_mode(),
         tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
     ):
-        waiting = [row for row in rows if not row.done]
-        bar.update(len(rows) - len(waiting))
+        ending = Ending(loaded.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
+        for shard in shards(rows, config):
+            if all(row.done for row in shard):
+                bar.update(len(shard))
+                continue
+            drafts = [row.restarted() for row in shard]
+            work(loaded, drafts, config, ending)
+            for row, draft in zip(shard, drafts, strict=True):
+                row.tokens, row.text, row.done = draft.tokens, draft.text, True
+            after_shard()
+
+
+def shards(rows: Sequence[GenerationRow], config: GenerationConfig) -> list[list[GenerationRow]]:
+    """Return the rows in shards, short prompts first. Rows of one prompt are not parted unless they fill a batch."""
+    found: list[list[GenerationRow]] = [[]]
+    for group in _by_prompt(sorted(rows, key=lambda row: (len(row.prompt), row.prompt)), config.batch_rows):
+        if found[-1] and len(found[-1]) + len(group) > _SHARD * config.batch_rows:
+            found.append([])
+        found[-1] += group
+    return found
+
+
+def _by_prompt(rows: Sequence[GenerationRow], most: int) -> list[list[GenerationRow]]:
+    """Return neighbours with one prompt as groups of at most `most` rows."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.prompt)]
+    return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
+
+
+def _with_cache(loaded: CausalLM, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
+    """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt."""
+    waiting = _by_prompt(rows, config.batch_rows)
+    batch = CachedBatch(loaded, config, ending)
+    while waiting or not all(row.done for row in batch.rows):
+        n_done = sum(row.done for row in batch.rows)
+        if n_done * _LEAVE >= len(batch.rows):
+            fresh: list[GenerationRow] = []
+            while waiting and len(batch.rows) - n_done + len(fresh) + len(waiting[0]) <= config.batch_rows:
+                fresh += waiting.pop(0)
+            batch.regroup(fresh)
+        else:
+            batch.step()
+
+
+def _with_transformers(
+    loaded: CausalLM, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending
+) -> None:
+    """Generate every row of a shard with transformers' greedy search, with our sampler in place of its own.
+
+    After each stage the finished rows leave, and the others continue from their own text, which is read again. Every
+    stage is twice as long as the one before.
+    """
+    stage, grown = _FIRST_STAGE, 0
+    waiting = list(rows)
+    with _own_settings(loaded, ending.end_tokens):
         while waiting:
             step = min(stage, config.max_new_tokens - grown)
-            waiting.sort(key=lambda row: len(row.prompt) + len(row.tokens))
             for start in range(0, len(waiting), config.batch_rows):
-                batch = waiting[start : start + config.batch_rows]
-                _grow(loaded, batch, config, step, ends, until)
-                bar.update(sum(row.done for row in batch))
-                after_batch()
+                _grow(loaded, waiting[start : start + config.batch_rows], config, ending, step)
             grown, stage = grown + step, 2 * stage
-            waiting = [row for row in waiting if not row.done]
+            waiting = sorted((row for row in waiting if not row.done), key=lambda row: row.length)
 
 
 def _grow(
-    loaded: CausalLM,
-    batch: Sequence[GenerationRow],
-    config: GenerationConfig,
-    step: int,
-    ends: set[int],
-    until: Sequence[str],
+    loaded: CausalLM, batch: Sequence[GenerationRow], config: GenerationConfig, ending: Ending, step: int
 ) -> None:
     """Add up to `step` tokens to every row of one left-padded batch."""
-    length = max(len(row.prompt) + len(row.tokens) for row in batch)
+    length = max(row.length for row in batch)
     ids = torch.zeros((len(batch), length), dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for i, row in enumerate(batch):
-        sequence = row.prompt + row.tokens
-        ids[i, length - len(sequence) :] = torch.tensor(sequence)
-        mask[i, length - len(sequence) :] = 1
+        ids[i, length - row.length :] = torch.tensor(row.prompt + row.tokens)
+        mask[i, length - row.length :] = 1
     extra: dict[str, Any] = {}
     if any(row.temperature > 0 for row in batch):
         u = np.zeros((len(batch), config.max_new_tokens))
@@ -143,65 +141,26 @@ def _grow(
             device=loaded.device,
         )
         extra["logits_processor"] = [sampler]
-    if until:
-        extra["stopping_criteria"] = [_Until(loaded.tokenizer, batch, until, prompt_length=length)]
-    out = loaded.model.generate(
-        input_ids=ids.to(loaded.device), attention_mask=mask.to(loaded.device), max_new_tokens=step, **extra
+    loaded.model.generate(
+        input_ids=ids.to(loaded.device),
+        attention_mask=mask.to(loaded.device),
+        max_new_tokens=step,
+        stopping_criteria=[_Ended(batch, ending)],
+        **extra,
     )
-    for row, new in zip(batch, out[:, length:].tolist(), strict=True):
-        _accept(loaded.tokenizer, row, new, config.max_new_tokens, ends, until)
 
 
-def _accept(
-    tokenizer: Any, row: GenerationRow, new: Sequence[int], limit: int, ends: set[int], until: Sequence[str]
-) -> None:
-    """Append tokens up to an end token, cut the text at the first of `until`, and set `done`."""
-    for token in new:
-        if token in ends:
-            row.done = True
-            break
-        row.tokens.append(token)
-    row.text = _text(tokenizer, row.tokens)
-    if _holds(row.text, until):
-        shortest = next(n for n in range(1, len(row.tokens) + 1) if _holds(_text(tokenizer, row.tokens[:n]), until))
-        del row.tokens[shortest:]  # the batch may have gone on for other rows
-        row.text = row.text[: min(row.text.index(end) for end in until if end in row.text)]
-        row.done = True
-    row.done = row.done or len(row.tokens) >= limit
+class _Ended:
+    """Stopping criterion that adds each new token to its row, and says which rows are done."""
 
-
-def _holds(text: str, until: Sequence[str]) -> bool:
-    return any(end in text for end in until)
-
-
-def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-class _Until:
-    """Stopping criterion: a row is finished when its new text contains one of several strings."""
-
-    def __init__(
-        self, tokenizer: Any, batch: Sequence[GenerationRow], until: Sequence[str], *, prompt_length: int
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._before = [list(row.tokens) for row in batch]
-        self._until = until
-        self._window = (
-            max(len(end.encode()) for end in until) + 8
-        )  # tokens that are decoded: one per byte, and some that decode to nothing
-        self._prompt_length = prompt_length
-        self._found = [False] * len(batch)
+    def __init__(self, batch: Sequence[GenerationRow], ending: Ending) -> None:
+        self._batch, self._ending = batch, ending
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        for i, new in enumerate(input_ids[:, self._prompt_length :].tolist()):
-            if not self._found[i]:
-                tokens = self._before[i] + new
-                # Each step decodes the last tokens only. Their cut may cause a hit: then the complete text is checked.
-                self._found[i] = _holds(_text(self._tokenizer, tokens[-self._window :]), self._until) and (
-                    _holds(_text(self._tokenizer, tokens), self._until)
-                )
-        return torch.tensor(self._found, device=input_ids.device)
+        for row, token in zip(self._batch, input_ids[:, -1].tolist(), strict=True):
+            if not row.done:
+                self._ending.add(row, token)
+        return torch.tensor([row.done for row in self._batch], device=input_ids.device)
 
 
 def _end_tokens(loaded: CausalLM) -> set[int]:
@@ -214,7 +173,7 @@ def _end_tokens(loaded: CausalLM) -> set[int]:
 
 
 @contextmanager
-def _own_settings(loaded: CausalLM, ends: set[int]) -> Iterator[None]:
+def _own_settings(loaded: CausalLM, ends: Collection[int]) -> Iterator[None]:
     """Within this block, replace the checkpoint's generation settings, which `generate` would merge into ours."""
     from transformers import GenerationConfig as Settings
 

@@ -17,7 +17,8 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import CausalLM, GenerationRow, decode
+from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.rows import CausalLM, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -67,7 +68,7 @@ class RemoteCausalLM(Protocol):
         until: Sequence[str],
         end_tokens: Collection[int],
         label: str,
-        after_batch: Callable[[], None],
+        after_shard: Callable[[], None],
     ) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does."""
 
@@ -212,11 +213,11 @@ def _decode(
     """Generate every row; with a `resume` folder, read finished rows from it, and save rows as they finish."""
     run = _decoder(loaded)
     if resume is None:
-        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=lambda: None)
+        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_shard=lambda: None)
         return
     checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_batch=checkpoint.write)
+        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_shard=checkpoint.write)
     finally:
         checkpoint.write(now=True)
 

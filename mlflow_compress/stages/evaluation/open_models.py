@@ -9,7 +9,7 @@ from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
-from mlflow_compress.scoring.cluster.workers import started
+from mlflow_compress.scoring.cluster.workers import current, started
 
 HERE = EngineConfig()
 
@@ -31,10 +31,7 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
     model = open_light(
         LoadConfig(path=path, dtype=inference.dtype, device=device, trust_remote_code=source.trust_remote_code)
     )
-    if running.engine == "local":
-        return model
-    with engine_started(running, source), started(running, on_gpu=None) as workers:
-        return RemoteModel.of(model, workers)
+    return RemoteModel.of(model, current()) if running.engine == "ray" else model
 
 
 def load(model: LightModel) -> LoadedModel | RemoteModel:

@@ -14,6 +14,7 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords
+from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
@@ -44,7 +45,7 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+    loaded: LoadedModel | RemoteModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Generations:
     """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
     drawn = GenerationConfig(
@@ -56,7 +57,7 @@ def _sample(
 
 
 def _answers(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+    loaded: LoadedModel | RemoteModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
 ) -> Answers:
     """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
     graded = GenerationConfig(

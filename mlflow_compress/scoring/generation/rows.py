@@ -1,0 +1,129 @@
+"""The sequences that are generated, and how an answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class CausalLM(Protocol):
+    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    @property
+    def device(self) -> Any:
+        """Device of the embeddings."""
+
+    @property
+    def max_length(self) -> int:
+        """Context length in tokens."""
+
+    @property
+    def weights(self) -> str:
+        """Hash of its weights."""
+
+    @property
+    def dtype(self) -> Any:
+        """torch.dtype of its weights."""
+
+
+@dataclass(eq=False)
+class GenerationRow:
+    """One sequence that is being generated.
+
+    Attributes
+    ----------
+    prompt, tokens : list of int
+        Token ids of the prompt, and of the text generated so far.
+    temperature : float
+        0 for greedy.
+    u : numpy.ndarray, shape (max_new_tokens,)
+        The row's random numbers; empty for greedy decoding.
+    text : str
+        The decoded `tokens`, cut where the answer ends. Empty until then.
+    done : bool
+        Whether the answer is complete.
+    """
+
+    prompt: list[int]
+    temperature: float
+    u: npt.NDArray[np.float64]
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    done: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and text."""
+        return len(self.prompt) + len(self.tokens)
+
+    def restarted(self) -> GenerationRow:
+        """Return the row without any text."""
+        return GenerationRow(self.prompt, self.temperature, self.u)
+
+
+class Ending:
+    """Adds tokens to rows, and says when an answer is complete.
+
+    It is at an end token, which is left out; when its text holds one of `until`, at which the text is cut; or at
+    `limit` tokens.
+
+    Parameters
+    ----------
+    tokenizer : transformers.PreTrainedTokenizerBase
+    end_tokens : collection of int
+    until : sequence of str
+    limit : int
+    finished : callable
+        Called for each answer that is complete.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        end_tokens: Collection[int],
+        until: Sequence[str],
+        limit: int,
+        *,
+        finished: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.end_tokens = frozenset(end_tokens)
+        self._tokenizer = tokenizer
+        self._until = until
+        self._limit = limit
+        self._finished = finished
+        # Tokens that are decoded at each step: one per byte, and some that decode to nothing.
+        self._window = max((len(end.encode()) for end in until), default=0) + 8
+
+    def add(self, row: GenerationRow, token: int) -> None:
+        """Add a token to a row that is not done."""
+        ended = token in self.end_tokens
+        if not ended:
+            row.tokens.append(token)
+        if ended or self._is_cut(row.tokens) or len(row.tokens) >= self._limit:
+            text = self._text(row.tokens)
+            row.text = text[: min((text.index(end) for end in self._until if end in text), default=None)]
+            row.done = True
+            self._finished()
+
+    def _is_cut(self, tokens: Sequence[int]) -> bool:
+        """Each step decodes the last tokens only. Their cut may cause a hit: then the complete text is checked."""
+        return bool(self._until) and self._holds(tokens[-self._window :]) and self._holds(tokens)
+
+    def _holds(self, tokens: Sequence[int]) -> bool:
+        text = self._text(tokens)
+        return any(end in text for end in self._until)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,194 @@
+"""Our decoding against transformers' `generate`, token for token, on models of every kind of cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BloomConfig, DynamicCache, MambaConfig, MistralConfig, OPTConfig
+from transformers import GenerationConfig as Settings
+
+from mlflow_compress.demo import MODEL_DIR
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.generation import decoding
+from mlflow_compress.scoring.generation.cached_batch import CachedBatch, GrowingLayer, reason_not_to_cache
+from mlflow_compress.scoring.generation.decoding import decode, shards
+from mlflow_compress.scoring.generation.rows import GenerationRow
+from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from tests.unit.scoring_models import CONFIGS, VOCAB, build_model, build_tokenizer
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+WIDE: dict[str, Any] = {**SHAPE, "intermediate_size": 64, "num_attention_heads": 4, "max_position_embeddings": 160}
+MODELS = {
+    **CONFIGS,
+    # Windows of 8 tokens: shorter than most prompts, and than every answer.
+    "mistral": lambda: MistralConfig(**WIDE, num_key_value_heads=2, sliding_window=8),
+    "gemma2": lambda: _sliding(CONFIGS["gemma2"]()),
+    "opt": lambda: OPTConfig(**SHAPE, ffn_dim=64, num_attention_heads=4, max_position_embeddings=160),
+    "bloom": lambda: BloomConfig(**SHAPE, n_head=4),
+    "mamba": lambda: MambaConfig(**SHAPE, state_size=8),
+    "dynamic": lambda: _scaled(CONFIGS["llama"]()),
+}
+CACHED = ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2", "mistral", "opt"]
+READ_AGAIN = {"bloom": "prepared", "mamba": "prepared", "dynamic": "scaled by the sequence length"}
+
+
+def _sliding(config: Any) -> Any:
+    config.sliding_window = 8
+    return config
+
+
+def _scaled(config: Any) -> Any:
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    return config
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads only wait for each other with models of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def loaded(name: str) -> LoadedModel:
+    return LoadedModel(
+        build_model(MODELS[name]()), build_tokenizer(), Path("nowhere"), torch.float32, torch.device("cpu")
+    )
+
+
+def prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(2, vocab, size=n).tolist() for n in lengths]
+
+
+def rows_of(every: Sequence[list[int]]) -> list[GenerationRow]:
+    return [GenerationRow(list(prompt), 0.0, np.empty(0)) for prompt in every]
+
+
+def transformers_own(model: Any, every: Sequence[list[int]], n: int, ends: set[int]) -> list[list[int]]:
+    """`generate` on all prompts in one left-padded batch; tokens up to the end token."""
+    length = max(map(len, every))
+    ids = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in every])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in every])
+    settings = Settings(max_new_tokens=n, do_sample=False, eos_token_id=sorted(ends), pad_token_id=min(ends))
+    with torch.inference_mode():
+        new = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)[:, length:].tolist()
+    return [row[: next((i for i, token in enumerate(row) if token in ends), n)] for row in new]
+
+
+def ends_of(model: Any, every: Sequence[list[int]], n: int) -> set[int]:
+    """Frequent tokens of the answers: as end tokens, they end answers in different places."""
+    counted = np.bincount(np.concatenate(transformers_own(model, every, n, {1})), minlength=VOCAB)
+    return {1, *counted.argsort()[::-1][:3].tolist()}
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_greedy_tokens_are_those_of_generate(name: str) -> None:
+    """Lengths of 1 to 60 tokens: nearly everything is padding; 16 rows in batches of 4, so that rows enter and leave."""
+    model = loaded(name)
+    assert reason_not_to_cache(model.model) is None
+    every = prompts(1, [1, 2, 60, 7, 3, 3, 31, 9, 2, 12, 5, 1, 22, 4, 8, 3])
+    ends = ends_of(model.model, every, 40)
+    expected = transformers_own(model.model, every, 40, ends)
+    assert len({len(tokens) for tokens in expected}) > 4
+    for batch_rows in (4, 64):
+        rows = rows_of(every)
+        decode(model, rows, GenerationConfig(max_new_tokens=40, batch_rows=batch_rows, **GREEDY), end_tokens=ends)
+        assert [row.tokens for row in rows] == expected
+
+
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_other_models_are_decoded_by_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(name)
+    assert READ_AGAIN[name] in (reason_not_to_cache(model.model) or "")
+    every = prompts(1, [9, 9, 9, 9, 9])  # Mamba's own states are not the same behind padding
+    ends = ends_of(model.model, every, 40)
+    rows = rows_of(every)
+    monkeypatch.setattr(decoding, "_with_cache", None)
+    decode(model, rows, GenerationConfig(max_new_tokens=40, batch_rows=3, **GREEDY), end_tokens=ends)
+    assert [row.tokens for row in rows] == transformers_own(model.model, every, 40, ends)
+
+
+def test_greedy_tokens_of_the_demo_are_those_of_generate() -> None:
+    demo = load_model(LoadConfig(path=str(MODEL_DIR), device="cpu"))
+    asked = ["What is 2 + 3?", "Tell me a story about a dog.", "Write.", "Who lives in the old mill by the river?"]
+    texts = [f"<|user|>{text}<|end|>\n<|assistant|>" for text in asked] + ["The", "Once upon a time there was a"]
+    every = [demo.tokenizer(text)["input_ids"] for text in texts]
+    rows = rows_of(every)
+    decode(demo, rows, GenerationConfig(max_new_tokens=70, batch_rows=4, **GREEDY))
+    ends = {*demo.model.generation_config.eos_token_id, demo.tokenizer.eos_token_id}
+    expected = transformers_own(demo.model, every, 70, ends)
+    assert [row.tokens for row in rows] == expected
+    assert len({len(tokens) for tokens in expected}) > 2
+
+
+def test_samples_of_a_prompt_share_its_reading_and_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    forward = CachedBatch._forward
+
+    def noting(batch: CachedBatch, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if ids.shape[1] > 1:
+            read.append(ids.numel())
+        return forward(batch, ids, *rest)
+
+    monkeypatch.setattr(CachedBatch, "_forward", noting)
+    model, every = loaded("llama"), prompts(2, [6] * 9)
+    config = GenerationConfig(max_new_tokens=24, samples=4, batch_rows=8)
+    rows = [
+        GenerationRow(list(prompt), 0.7, uniforms(3, str(prompt), sample, 24))
+        for prompt in every
+        for sample in range(4)
+    ]
+    decode(model, rows, config, end_tokens=ends_of(model.model, every, 24))
+    assert len({len(row.tokens) for row in rows}) > 3
+    assert sum(read) == 9 * 6  # each token of each prompt once
+    assert len(read) > 5  # rows entered running batches
+
+
+def test_shards_keep_the_rows_of_a_prompt_together() -> None:
+    every = prompts(4, [5, 3, 5, 8, 2])
+    rows = [row for prompt in every for row in rows_of([prompt] * 3)]
+    config = GenerationConfig(max_new_tokens=4, batch_rows=4, temperature=1.0)
+    found = shards(rows, config)
+    assert sorted(map(id, rows)) == sorted(id(row) for shard in found for row in shard)
+    assert [len(shard) for shard in found] == [6, 6, 3]
+    assert all(len({tuple(row.prompt) for row in shard}) == len(shard) // 3 for shard in found)
+    # More samples than a batch holds are parted.
+    assert [len(shard) for shard in shards(rows_of([every[0]] * 11), config)] == [8, 3]
+    assert shards(rows[::-1], config) != found and [len(s) for s in shards(rows[::-1], config)] == [6, 6, 3]
+
+
+def test_a_growing_layer_holds_what_a_dynamic_one_holds() -> None:
+    theirs, ours = DynamicCache(config=CONFIGS["llama"]()).layers[0], GrowingLayer()
+    generator = torch.Generator().manual_seed(0)
+    for n_tokens in (5, *[1] * 80, 3):
+        new = torch.randn(2, 3, 2, n_tokens, 4, generator=generator)
+        for one, other in zip(theirs.update(new[0], new[1]), ours.update(new[0], new[1]), strict=True):
+            assert torch.equal(one, other)
+        assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def test_nothing_to_generate_is_no_error() -> None:
+    decode(loaded("llama"), [], GenerationConfig(max_new_tokens=4, **GREEDY))
+
+
+def test_finished_rows_stay_as_they_are() -> None:
+    rows = rows_of(prompts(5, [3, 4]))
+    done = [dataclasses.replace(row, tokens=[7], text="kept", done=True) for row in rows]
+    decode(loaded("llama"), done, GenerationConfig(max_new_tokens=4, **GREEDY))
+    assert [(row.tokens, row.text) for row in done] == [([7], "kept")] * 2
