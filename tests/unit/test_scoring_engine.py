@@ -108,7 +108,6 @@ def test_nothing_to_score_gives_empty_records() -> None:
 
 
 def test_half_precision_logits_are_not_rounded_to_half_precision() -> None:
-    loaded = load_random("llama")
     half = build_model(CONFIGS["llama"]()).to(torch.bfloat16)
     states = torch.randn(50, 48).to(torch.bfloat16)
     exact = states.double() @ half.lm_head.weight.double().T

@@ -19,7 +19,7 @@ from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.cluster.cluster_worker import ModelFacts, ModelRef, ShardTask
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
 from mlflow_compress.scoring.cluster.shards import cut_into_shards
-from mlflow_compress.scoring.cluster.workers import Task, Workers
+from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.scoring.execution import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import shards
 from mlflow_compress.scoring.generation.rows import GenerationRow
@@ -89,9 +89,9 @@ class RemoteModel(LightModel):
         parts = [shard for shard in shards(rows, config) if not all(row.done for row in shard)]
         tokenizer = self.workers.share(self.tokenizer)
 
-        def make(number: int) -> Task:
+        def make(number: int) -> WorkerCall:
             fresh = [row.restarted() for row in parts[number]]
-            return Task("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
+            return WorkerCall("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
 
         n_waiting = sum(map(len, parts))
         with tqdm(
@@ -159,13 +159,13 @@ class ShardedExecution:
                 n_splits += result.n_splits
                 bar.update(shard.n_tokens)
 
-            def make(number: int) -> Task:
+            def make(number: int) -> WorkerCall:
                 shard = shards[number]
                 task = ShardTask(
                     shard=shard, head_rows=work.head_rows, entropy=work.entropy, captures=work.capture is not None
                 )
                 sent = as_bytes(baseline.states(rows[shard.rows])) if baseline is not None else None
-                return Task("score", (self._model.ref, task, head, sent))
+                return WorkerCall("score", (self._model.ref, task, head, sent))
 
             self._workers.run(len(shards), make, take)
         return parts.joined(), n_splits

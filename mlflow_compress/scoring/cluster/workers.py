@@ -27,8 +27,8 @@ _open: Workers | None = None
 
 
 @dataclass(frozen=True)
-class Task:
-    """A call of a worker's method. Arguments may be references to objects in Ray's store."""
+class WorkerCall:
+    """A task: a call of a worker's method. Arguments may be references to objects in Ray's store."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -108,7 +108,7 @@ class Workers:
         for member in self._ready:
             member.handle.release.remote()
 
-    def run(self, n_tasks: int, make: Callable[[int], Task], done: Callable[[int, Any], None]) -> None:
+    def run(self, n_tasks: int, make: Callable[[int], WorkerCall], done: Callable[[int, Any], None]) -> None:
         """Run tasks; call `done` with the number and the result of each as it comes, in any order.
 
         `make` returns the task of a number when a worker is free for it, and again when that worker is lost.
@@ -144,7 +144,9 @@ class Workers:
                 self._stop(member)  # what it computes is of no use any more
             raise
 
-    def _hand_out(self, make: Callable[[int], Task], waiting: deque[int], busy: dict[Any, tuple[_Member, int]]) -> None:
+    def _hand_out(
+        self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]]
+    ) -> None:
         """Give every worker a task, and a second one while there are enough for all."""
         for ahead in range(_AHEAD):
             for member in self._ready:
