@@ -143,14 +143,20 @@ def test_a_command_that_is_killed_goes_on_with_what_it_kept(folder: Path) -> Non
     assert_same(folder / "one", folder / "killed")
 
 
-def test_one_process_goes_on_where_workers_stopped(two: Path) -> None:
+@pytest.mark.parametrize("model", ["base", "variant"])
+def test_one_process_goes_on_where_workers_stopped(two: Path, model: str) -> None:
+    shutil.rmtree(two / "unfinished-goes-on", ignore_errors=True)
     unfinished = shutil.copytree(two / "unfinished-two", two / "unfinished-goes-on")
-    for path in [*unfinished.rglob("part-00002.*"), *unfinished.rglob("part-0000[5-9].*")]:
-        path.unlink()  # parts are read up to the first that is missing
-    shutil.copytree(two / "two" / "store", two / "one_goes_on" / "store")
-    (two / "one_goes_on" / "store" / "manifest.json").unlink()
+    lost = [path for n in (2, 5, 6) for path in (unfinished / model).rglob(f"part-0000{n}.*")]
+    assert len(lost) == 12  # of two passes; parts are read up to the first that is missing
+    for path in lost:
+        path.unlink()
+    if model == "base":
+        shutil.rmtree(unfinished / "variant")  # which would be about another store
+    out = shutil.copytree(two / "two", two / "one_goes_on", dirs_exist_ok=True)
+    (out / "store" / "manifest.json").unlink()
     finish(start("one_goes_on", two))
-    assert_same(two / "one", two / "one_goes_on")
+    assert_same(two / "one", out)
 
 
 def test_a_machine_that_is_lost_costs_its_shards_only(folder: Path) -> None:

@@ -78,7 +78,7 @@ def _join(ray: ModuleType, address: str) -> None:
     """Connect to a cluster that runs."""
     try:
         known = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-        if known != "auto":
+        if known != "auto" and "://" not in known:
             host, port = known.rsplit(":", 1)
             socket.create_connection((host, int(port)), timeout=_SECONDS).close()  # Ray itself waits for ever
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
