@@ -1,6 +1,6 @@
 """What handing out 1,000 shards costs: workers that sleep in place of computing, against the seconds that they sleep.
 
-Each task carries as much as a shard of MMLU does: about 300 kB of tokens and baseline states to the worker, 100 kB back.
+Each task carries as much as a shard of MMLU does: 300 kB of tokens and baseline states to the worker, 100 kB back.
 
 Example
 -------

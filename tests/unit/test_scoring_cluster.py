@@ -31,6 +31,7 @@ ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "ab" * 32,
     "RAY_USAGE_STATS_ENABLED": "0",
 }

@@ -87,7 +87,9 @@ def _join(ray: ModuleType, address: str) -> None:
             f"No Ray cluster answers: {str(error).strip().splitlines()[0]}",
             allowed="'auto' on a machine of a running cluster, or host:port of its head",
             got=address,
-            fix="Start one with `ray start --head`, or leave ray_address out",
+            fix="It wants its token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's"
+            if "AuthToken" in str(error.__cause__)
+            else "Start one with `ray start --head`, or leave ray_address out",
         ) from error
 
 
