@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from mlflow_compress.scoring.baseline_store.sent_states import SentHead, SentSta
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows
 from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
+from mlflow_compress.scoring.cluster import workers as workers_module
 from mlflow_compress.scoring.cluster.connection import connected
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
 from mlflow_compress.scoring.cluster.shards import cut_into_shards
@@ -242,6 +244,36 @@ def test_a_task_that_takes_every_worker_with_it_is_an_error() -> None:
 def test_a_task_that_fails_is_an_error_and_ends_what_runs() -> None:
     with pytest.raises(WorkerError, match=r"^A worker failed: A file is broken\.$"):
         results(["ok", "fails"])
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "differs"),
+    [(["p", "q"], {}, "processor"), (["p", "p"], {"torch": "2"}, "torch")],
+    ids=["of another worker", "of this process"],
+)
+def test_workers_that_would_compute_other_numbers_are_refused(
+    said: list[str], code: dict[str, str], differs: str
+) -> None:
+    ray = FakeRay([])
+    kinds = chain(said, repeat("p"))  # the last ones replace those that are ended
+
+    def make() -> Any:
+        handle, processor = ray.make(), next(kinds)
+        handle.describe.remote = lambda: Reference("ok", {"processor": processor, **dict.fromkeys(code, "1")})
+        return handle
+
+    ray.wait = lambda references, **_: (references[:1], references[1:])  # type: ignore[method-assign]
+    workers = Workers(ray, 2, make, code=code)  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match=f"differ in {differs}: records would depend on who computes"):
+        workers.run(9, lambda number: WorkerCall("work", (number,)), lambda number, result: None)
+
+
+def test_a_cluster_without_a_place_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay([])
+    monkeypatch.setattr(ray, "wait", lambda references, **_: ([], references))
+    monkeypatch.setattr(workers_module, "_START_SECONDS", 0.0)
+    with pytest.raises(WorkerError, match="The cluster had no place for a worker within 0 seconds"):
+        _ = Workers(ray, 2, ray.make).described  # type: ignore[arg-type]
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

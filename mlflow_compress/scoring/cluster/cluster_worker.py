@@ -20,7 +20,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import Keys
 from mlflow_compress.scoring.baseline_store.stored_rows import StoredRows, head_file
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
 from mlflow_compress.scoring.cluster.shards import Shard
-from mlflow_compress.scoring.engine_identity import source_hash
+from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.rows import GenerationRow
@@ -104,7 +104,7 @@ class ClusterWorker:
 
     def describe(self) -> dict[str, str]:
         """Return what must be equal for all workers, so that it does not matter which one computes what."""
-        return {**rounding_identity(self._device), "source": source_hash()}
+        return {**rounding_identity(self._device), **code_identity()}
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """Return what is known of a model once it is loaded."""

@@ -52,7 +52,7 @@ class RemoteModel(LightModel):
     @property
     def rounding(self) -> dict[str, str]:
         """What decides the last bits of its numbers on the workers."""
-        return {name: value for name, value in self.workers.described.items() if name != "source"}
+        return {name: value for name, value in self.workers.described.items() if name not in self.workers.code}
 
     @property
     def stored_config(self) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.errors import ConfigError, MlflowCompressError, WorkerError
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.cluster.connection import connected
+from mlflow_compress.scoring.engine_identity import code_identity
 
 logger = logging.getLogger(__name__)
 
@@ -55,31 +56,39 @@ class Workers:
         Number of workers.
     make : callable () -> actor handle
         Starts one, which takes its place when the cluster has one. Its method ``describe`` says what must be equal.
-
-    Attributes
-    ----------
     device : str
         "cuda" or "cpu".
+    code : mapping of str to str
+        What of that must be as in this process: the versions of code and libraries.
     """
 
-    def __init__(self, ray: ModuleType, n: int, make: Callable[[], Any], *, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        ray: ModuleType,
+        n: int,
+        make: Callable[[], Any],
+        *,
+        device: str = "cpu",
+        code: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._ray = ray
         self.n = n
         self.device = device
+        self.code = code
         self._make = make
         self._ready: list[_Member] = []
         self._starting: dict[Any, _Member] = {}
         self._described: dict[str, str] | None = None
         self._lost = 0
+        self._last_ready = time.monotonic()
         for _ in range(n):
             self._start_one()
 
     @property
     def described(self) -> dict[str, str]:
         """What the first worker has said of itself (see `ClusterWorker.describe`)."""
-        began = time.monotonic()
         while self._described is None:
-            self._wait_for([], began)
+            self._wait_for([])
         return self._described
 
     def share(self, value: Any) -> Any:
@@ -89,9 +98,8 @@ class Workers:
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a method from one worker. It may be called while tasks run."""
         for attempt in range(1, _ATTEMPTS + 1):
-            began = time.monotonic()
             while not self._ready:
-                self._wait_for([], began)
+                self._wait_for([])
             member = min(self._ready, key=lambda one: one.n_tasks)
             try:
                 return self._ray.get(getattr(member.handle, method).remote(*arguments))
@@ -120,11 +128,10 @@ class Workers:
         """
         waiting, attempts = deque(range(n_tasks)), [0] * n_tasks
         busy: dict[Any, tuple[_Member, int]] = {}
-        began = time.monotonic()
         try:
             while waiting or busy:
                 self._hand_out(make, waiting, busy)
-                for reference in self._wait_for(list(busy), began):
+                for reference in self._wait_for(list(busy)):
                     member, number = busy.pop(reference)
                     member.n_tasks -= 1
                     try:
@@ -139,7 +146,7 @@ class Workers:
                         waiting.appendleft(number)
                     else:
                         done(number, result)
-        except BaseException:
+        except Exception:
             for member in {member for member, _ in busy.values()}:
                 self._stop(member)  # what it computes is of no use any more
             raise
@@ -156,10 +163,12 @@ class Workers:
                     member.n_tasks += 1
                     busy[getattr(member.handle, task.method).remote(*task.arguments)] = member, number
 
-    def _wait_for(self, busy: list[Any], began: float) -> list[Any]:
+    def _wait_for(self, busy: list[Any]) -> list[Any]:
         """Return those of the `busy` references that have a result, or none after a second; admit who has started."""
         finished, _ = self._ray.wait([*self._starting, *busy], num_returns=1, timeout=_POLL_SECONDS)
-        if not self._ready and time.monotonic() - began > _START_SECONDS:
+        if self._ready:
+            self._last_ready = time.monotonic()
+        elif time.monotonic() - self._last_ready > _START_SECONDS:
             raise WorkerError(
                 f"The cluster had no place for a worker within {_START_SECONDS:.0f} seconds",
                 fix="Ask for fewer cpus_per_worker, or add machines; `ray status` shows what is free",
@@ -183,10 +192,10 @@ class Workers:
             return
         if self._described is None:
             self._described = found
-        first = self._described
+        first = {**self._described, **self.code}
         if differ := sorted(name for name in found.keys() | first.keys() if found.get(name) != first.get(name)):
             raise WorkerError(
-                f"The workers differ in their {', '.join(differ)}, so that records would depend on who computed what",
+                f"Workers, or this process, differ in {', '.join(differ)}: records would depend on who computes",
                 allowed=str({name: first.get(name) for name in differ}),
                 got={name: found.get(name) for name in differ},
                 fix="Use machines of one kind, with the same version of mlflow-compress",
@@ -254,7 +263,8 @@ def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]
         actor = ray.remote(ClusterWorker).options(
             num_cpus=settings.cpus_per_worker, num_gpus=1 if device == "cuda" else 0, max_restarts=0
         )
-        _open = Workers(ray, n, lambda: actor.remote(device, settings.cpus_per_worker), device=device)
+        n_threads = settings.cpus_per_worker
+        _open = Workers(ray, n, lambda: actor.remote(device, n_threads), device=device, code=code_identity())
         try:
             yield _open
         finally:
