@@ -88,7 +88,7 @@ def test_answers_that_were_generated_are_not_generated_again(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     little(tmp_path)
     config = EvaluateConfig(tasks=",".join(str(tmp_path / f"{n}.jsonl") for n in ("choice", "first", "second")))
-    whole = decoding._grow
+    whole = decoding._with_cache
     grown: list[int] = []
 
     def interrupted(loaded: object, batch: list[object], *rest: object) -> None:
@@ -97,7 +97,7 @@ def test_answers_that_were_generated_are_not_generated_again(
         grown.append(len(batch))
         whole(loaded, batch, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(decoding, "_grow", interrupted)
+    monkeypatch.setattr(decoding, "_with_cache", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(config, tracker)
     assert grown == [3]

@@ -94,3 +94,27 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
     for secret in (KEY, PASSWORD):
         assert [path for path in written if secret.encode() in path.read_bytes()] == []
         assert not [text for text in shown if secret in text]
+
+
+def test_without_a_judge_model_refusals_and_speed_are_logged(
+    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
+    asked = JudgeConfig(
+        checkpoint=str(workdir / "out"),
+        instruction_limit=1,  # of each of eight categories
+        num_samples=2,
+        max_new_tokens=8,
+        judge_max_tokens="8",
+        judges="mt_bench",
+    )
+    found = run_judge(asked)
+    assert found["judge/refusals_pct"].n == found["judge/refusal_flips_pct"].n == 8
+    assert found["judge/refusal_flips_pct"].value == 0.0 and found["judge/refusals_mcnemar_p"].value == 1.0
+    [judged] = tracker.client.search_runs([tracker.experiment_id], "tags.stage = 'judge'")
+    assert judged.data.metrics["judge/refusals_pct"] == found["judge/refusals_pct"].value
+    for tag in ("baseline_answers_run_id", "answers_run_id"):
+        answers = tracker.client.get_run(judged.data.tags[tag])
+        assert answers.data.metrics["speed/answer_tokens_per_second"] > 0

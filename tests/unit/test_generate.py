@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.generation import sampling
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw, uniforms
@@ -231,6 +232,25 @@ def test_uniforms_belong_to_seed_prompt_and_sample() -> None:
         assert abs(np.corrcoef(base, other)[0, 1]) < 0.15
     assert 0.0 <= base.min() < 0.02
     assert 0.98 < base.max() < 1.0
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (0, 0.97), (0, 0.5), (40, 1.0), (40, 0.9)])
+def test_draws_from_a_large_vocabulary_need_no_complete_sort(
+    top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 8 or 16 sorted candidates at first, and with all: the same tokens, of the head and of the tail."""
+    n = 400
+    logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(0)) * 2
+    u, temperature = torch.from_numpy(uniforms(1, "", 0, n)), torch.full((n,), 0.7)
+    temperature[::7] = 0.0
+    found = []
+    for head in (8, 16, 300):
+        monkeypatch.setattr(sampling, "_HEAD", head)
+        found.append(draw(logits, u, temperature, top_k=top_k, top_p=top_p))
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
+    ranks = (logits > logits.gather(1, found[0][:, None])).sum(dim=1)
+    assert ranks.max() >= 8 and (ranks < 8).any()
+    assert (ranks[::7] == 0).all()
 
 
 def test_draws_follow_the_truncated_distribution() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BloomConfig, DynamicCache, MambaConfig, MistralConfig, OPTConfig
+from transformers import BloomConfig, DynamicCache, MambaConfig, MistralConfig, OPTConfig, Phi3Config
 from transformers import GenerationConfig as Settings
 
 from mlflow_compress.demo import MODEL_DIR
@@ -18,7 +18,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.scoring.generation.cached_batch import CachedBatch, GrowingLayer, reason_not_to_cache
 from mlflow_compress.scoring.generation.decoding import decode, shards
-from mlflow_compress.scoring.generation.rows import GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from tests.unit.scoring_models import CONFIGS, VOCAB, build_model, build_tokenizer
 
@@ -38,12 +38,25 @@ MODELS = {
     "mistral": lambda: MistralConfig(**WIDE, num_key_value_heads=2, sliding_window=8),
     "gemma2": lambda: _sliding(CONFIGS["gemma2"]()),
     "opt": lambda: OPTConfig(**SHAPE, ffn_dim=64, num_attention_heads=4, max_position_embeddings=160),
+    "phi3": lambda: Phi3Config(**WIDE, num_key_value_heads=2, original_max_position_embeddings=160),
+    "phi3 longrope": lambda: Phi3Config(
+        **WIDE,
+        num_key_value_heads=2,
+        original_max_position_embeddings=80,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 6,
+            "long_factor": [2.0] * 6,
+            "original_max_position_embeddings": 80,
+        },
+    ),
     "bloom": lambda: BloomConfig(**SHAPE, n_head=4),
     "mamba": lambda: MambaConfig(**SHAPE, state_size=8),
     "dynamic": lambda: _scaled(CONFIGS["llama"]()),
 }
-CACHED = ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2", "mistral", "opt"]
-READ_AGAIN = {"bloom": "prepared", "mamba": "prepared", "dynamic": "scaled by the sequence length"}
+CACHED = ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2", "mistral", "opt", "phi3"]
+READ_AGAIN = {"bloom": "prepared", "mamba": "prepared", "dynamic": "scaled by", "phi3 longrope": "scaled by"}
 
 
 def _sliding(config: Any) -> Any:
@@ -93,7 +106,7 @@ def transformers_own(model: Any, every: Sequence[list[int]], n: int, ends: set[i
 
 def ends_of(model: Any, every: Sequence[list[int]], n: int) -> set[int]:
     """Frequent tokens of the answers: as end tokens, they end answers in different places."""
-    counted = np.bincount(np.concatenate(transformers_own(model, every, n, {1})), minlength=VOCAB)
+    counted = np.bincount([t for tokens in transformers_own(model, every, n, {1}) for t in tokens], minlength=VOCAB)
     return {1, *counted.argsort()[::-1][:3].tolist()}
 
 

@@ -16,6 +16,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.cached_batch import CachedBatch
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
+from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random
 
@@ -131,6 +132,15 @@ def test_what_was_not_written_is_generated_again(
     passes.begin()
     assert greedy(llama, tmp_path / "whole") == whole
     assert len(passes.seen) == n_passes and part.is_file()
+
+
+def test_the_speed_is_that_of_what_was_generated_now(llama: LoadedModel, tmp_path: Path) -> None:
+    first, second = Speed(), Speed()
+    found = generate_two_turns(llama, INSTRUCTIONS, SAMPLED, resume=tmp_path, speed=first)
+    assert first.n_tokens == sum(found.column("n_tokens")) > 0
+    assert first.tokens_per_second == first.n_tokens / first.seconds > 0
+    generate_two_turns(llama, INSTRUCTIONS, SAMPLED, resume=tmp_path, speed=second)
+    assert second.n_tokens == 0 and second.tokens_per_second is None
 
 
 def test_answers_of_another_generation_are_refused(llama: LoadedModel, tmp_path: Path) -> None:

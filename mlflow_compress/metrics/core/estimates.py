@@ -202,9 +202,13 @@ def by_subset(
 
 def pooled(inputs: MetricInputs, estimates: Estimates) -> list[MetricResult]:
     """Return the results of estimates that are about everything at once, not about the items of a task."""
-    everything = ItemSubset(None, None, np.empty(0, dtype=np.int64))
+    return of_subset(inputs, ItemSubset(None, None, np.empty(0, dtype=np.int64)), estimates)
+
+
+def of_subset(inputs: MetricInputs, subset: ItemSubset, estimates: Estimates) -> list[MetricResult]:
+    """Return the results of estimates that are about one subset and say themselves how many have no value."""
     return [
-        _result(inputs, everything, key, estimate, estimate.n_unscored or 0)
+        _result(inputs, subset, key, estimate, estimate.n_unscored or 0)
         for key, estimate in estimates.items()
         if estimate.n
     ]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
-from mlflow_compress.scoring.generation.rows import GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 logger = logging.getLogger(__name__)

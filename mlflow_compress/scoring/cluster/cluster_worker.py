@@ -23,7 +23,7 @@ from mlflow_compress.scoring.cluster.shards import Shard
 from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.rows import GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, joined_arrays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from mlflow_compress.scoring.cluster.shards import cut_into_shards
 from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.scoring.execution import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import shards
-from mlflow_compress.scoring.generation.rows import GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 SHARDS_PER_WORKER = 16
@@ -83,7 +84,8 @@ class RemoteModel(LightModel):
         until: Sequence[str],
         end_tokens: Collection[int],
         label: str,
-        after_shard: Callable[[], None],
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
     ) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does: its shards are the workers' tasks."""
         parts = [shard for shard in shards(rows, config) if not all(row.done for row in shard)]
@@ -93,6 +95,8 @@ class RemoteModel(LightModel):
             fresh = [row.restarted() for row in parts[number]]
             return WorkerCall("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
 
+        speed = Speed() if speed is None else speed
+        before, begin = speed.seconds, time.perf_counter()
         n_waiting = sum(map(len, parts))
         with tqdm(
             initial=len(rows) - n_waiting, total=len(rows), desc=label, unit="answer", disable=None, leave=False
@@ -102,6 +106,9 @@ class RemoteModel(LightModel):
                 for row, answer in zip(parts[number], answered, strict=True):
                     row.tokens, row.text, row.done = answer.tokens, answer.text, answer.done
                 bar.update(len(answered))
+                speed.n_tokens += sum(len(row.tokens) for row in answered)
+                speed.seconds = before + time.perf_counter() - begin
+                bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
                 after_shard()
 
             self.workers.run(len(parts), make, take)

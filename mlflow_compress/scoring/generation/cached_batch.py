@@ -6,24 +6,24 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.scoring.forward.body import scaled_positions
-from mlflow_compress.scoring.generation.rows import CausalLM, Ending, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw
 
 Tensor = torch.Tensor
 _SPARE = 64  # positions; how much room a cache gets when it is full
+_LONGROPE_ONLY = ("Phi3ForCausalLM",)  # what these prepare in their own way is for scaled positions alone
 
 
 class CachedBatch:
     """Rows that grow by one token a step.
 
-    Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. Of the other
-    rows, a row's logits therefore depend by rounding only.
+    Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. So a row's
+    logits depend on the other rows by rounding only.
 
     Parameters
     ----------
@@ -95,18 +95,16 @@ class CachedBatch:
 
     def _add(self, rows: Sequence[GenerationRow], logits: Tensor) -> None:
         """Choose the next token of each row that is not done, and add it."""
-        drawing = [row.temperature > 0 and not row.done for row in rows]
-        if any(drawing):
-            u = [row.u[len(row.tokens)] if draws else 0.0 for row, draws in zip(rows, drawing, strict=True)]
-            chosen = draw(
-                logits,
-                torch.from_numpy(np.asarray(u)).to(logits.device),
-                torch.tensor([row.temperature for row in rows], dtype=torch.float32).to(logits.device),
-                top_k=self._config.top_k,
-                top_p=self._config.top_p,
-            )
-        else:
-            chosen = logits.float().argmax(dim=-1)
+        # Rows that are done are computed as greedy ones.
+        temperatures = [0.0 if row.done else row.temperature for row in rows]
+        u = [row.u[len(row.tokens)] if t > 0 else 0.0 for row, t in zip(rows, temperatures, strict=True)]
+        chosen = draw(
+            logits,
+            torch.tensor(u, dtype=torch.float64).to(logits.device),
+            torch.tensor(temperatures, dtype=torch.float32).to(logits.device),
+            top_k=self._config.top_k,
+            top_p=self._config.top_p,
+        )
         for row, token in zip(rows, chosen.tolist(), strict=True):
             if not row.done:
                 self._ending.add(row, token)
@@ -173,7 +171,8 @@ def _right_aligned(cached: Tensor, rows: Tensor, length: int) -> Tensor:
 
 def reason_not_to_cache(model: Any) -> str | None:
     """Return why `CachedBatch` cannot decode with this model as transformers' `generate` would; None if it can."""
-    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if own and type(model).__name__ not in _LONGROPE_ONLY:
         return "its inputs are prepared in a way of its own"
     if model.is_remote_code():
         return "its code comes with the checkpoint"

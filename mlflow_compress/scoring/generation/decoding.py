@@ -9,6 +9,7 @@ was not, and ends with the same texts.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from mlflow_compress.scoring.generation.cached_batch import CachedBatch, reason_not_to_cache
-from mlflow_compress.scoring.generation.rows import CausalLM, Ending, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
 
 logger = logging.getLogger(__name__)
@@ -37,19 +38,21 @@ def decode(
     end_tokens: Collection[int] = (),
     label: str = "generate",
     after_shard: Callable[[], None] = lambda: None,
+    speed: Speed | None = None,
 ) -> None:
     """Generate tokens for every row until it is done, in place. A shard whose rows are all done stays as it is.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
     one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_shard` is called after each
-    shard. Only then its rows have their texts.
+    shard. Only then its rows have their texts. `speed` is added to.
     """
     from tqdm import tqdm
 
     ends = _end_tokens(loaded) | set(end_tokens)
+    speed = Speed() if speed is None else speed
     reason = reason_not_to_cache(loaded.model)
     if reason is not None:
-        logger.info("Prompts are read again at every stage of decoding: of this model, %s", reason)
+        logger.info("With this model, prompts are read again at every stage of decoding: %s", reason)
     work = _with_cache if reason is None else _with_transformers
     with (
         torch.inference_mode(),
@@ -61,7 +64,11 @@ def decode(
                 bar.update(len(shard))
                 continue
             drafts = [row.restarted() for row in shard]
+            begin = time.perf_counter()
             work(loaded, drafts, config, ending)
+            speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
+            speed.seconds += time.perf_counter() - begin
+            bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
             for row, draft in zip(shard, drafts, strict=True):
                 row.tokens, row.text, row.done = draft.tokens, draft.text, True
             after_shard()

@@ -18,7 +18,7 @@ from mlflow_compress.records import Generations
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.rows import CausalLM, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -68,7 +68,8 @@ class RemoteCausalLM(Protocol):
         until: Sequence[str],
         end_tokens: Collection[int],
         label: str,
-        after_shard: Callable[[], None],
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
     ) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does."""
 
@@ -96,7 +97,8 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
     Notes
     -----
     Deterministic under `config.seed`: a row's random numbers depend only on seed, prompt and sample number. The other
-    rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie.
+    rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie. Which rows meet
+    depends on the prompts and the settings, not on interruptions (see `decoding`).
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
@@ -137,6 +139,7 @@ def generate_two_turns(
     turns: Literal[1, 2] = 2,
     system: str = "",
     resume: Path | None = None,
+    speed: Speed | None = None,
 ) -> Generations:
     """Return the answers to the first one or two turns of every instruction.
 
@@ -160,6 +163,8 @@ def generate_two_turns(
         System prompt; "" for none.
     resume : Path, optional
         Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
+    speed : Speed, optional
+        The tokens that this call generates, and its time, are added to it.
 
     Returns
     -------
@@ -190,6 +195,7 @@ def generate_two_turns(
             end_tokens=style.end_tokens,
             label=f"turn {turn + 1}",
             resume=resume / f"turn-{turn + 1}" if resume else None,
+            speed=speed,
         )
         for i, prompt, row in zip(asked, prompts, rows, strict=True):
             item, sample = units[i]
@@ -209,15 +215,16 @@ def _decode(
     until: Sequence[str],
     end_tokens: Collection[int] = (),
     label: str = "generate",
+    speed: Speed | None = None,
 ) -> None:
-    """Generate every row; with a `resume` folder, read finished rows from it, and save rows as they finish."""
-    run = _decoder(loaded)
+    """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
+    work = partial(_decoder(loaded), rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
     if resume is None:
-        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_shard=lambda: None)
+        work()
         return
     checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
     try:
-        run(rows, config, until=until, end_tokens=end_tokens, label=label, after_shard=checkpoint.write)
+        work(after_shard=checkpoint.write)
     finally:
         checkpoint.write(now=True)
 

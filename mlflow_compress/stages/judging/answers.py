@@ -16,6 +16,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns
+from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
 from mlflow_compress.stages.evaluation.open_models import load
@@ -45,19 +46,29 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: LoadedModel | RemoteModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+    loaded: LoadedModel | RemoteModel,
+    instructions: list[Instruction],
+    config: JudgeConfig,
+    seed: int,
+    resume: Path,
+    speed: Speed,
 ) -> Generations:
     """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
     drawn = GenerationConfig(
         max_new_tokens=config.answers.max_new_tokens, samples=config.answers.num_samples, seed=seed
     )
     return generate_two_turns(
-        loaded, instructions, drawn, turns=1, system=config.inference.system_prompt or "", resume=resume
+        loaded, instructions, drawn, turns=1, system=config.inference.system_prompt or "", resume=resume, speed=speed
     )
 
 
 def _answers(
-    loaded: LoadedModel | RemoteModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path
+    loaded: LoadedModel | RemoteModel,
+    instructions: list[Instruction],
+    config: JudgeConfig,
+    seed: int,
+    resume: Path,
+    speed: Speed,
 ) -> Answers:
     """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
     graded = GenerationConfig(
@@ -76,9 +87,16 @@ def _answers(
             temperatures=TEMPERATURES,
             system=config.inference.system_prompt or "",
             resume=resume / RECORDS,
+            speed=speed,
         ),
-        samples=_sample(loaded, instructions, config, seed, resume / SAMPLES),
+        samples=_sample(loaded, instructions, config, seed, resume / SAMPLES, speed),
     )
+
+
+def _log_speed(run: OpenRun, speed: Speed) -> None:
+    """Log the tokens a second of the answers that this run has generated itself."""
+    if speed.tokens_per_second is not None:
+        run.log_values({"speed/answer_tokens_per_second": speed.tokens_per_second})
 
 
 def _fingerprint(
@@ -115,10 +133,11 @@ def baseline_answers(
     """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
-        loaded = load(base)
-        _write_answers(_answers(loaded, instructions, config, config.source.seed, resume), folder)
-        again = _sample(loaded, instructions, config, config.source.seed + 1, resume / SAMPLES_AGAIN)
+        loaded, speed = load(base), Speed()
+        _write_answers(_answers(loaded, instructions, config, config.source.seed, resume, speed), folder)
+        again = _sample(loaded, instructions, config, config.source.seed + 1, resume / SAMPLES_AGAIN, speed)
         again.write(folder / SAMPLES_AGAIN)
+        _log_speed(run, speed)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
     run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
@@ -148,8 +167,9 @@ def variant_answers(
     base, variant = models
 
     def work(stored: OpenRun, folder: Path, resume: Path) -> None:
-        loaded = replace(load(variant), tokenizer=base.tokenizer)
-        _write_answers(_answers(loaded, instructions, config, config.source.seed + 1, resume), folder)
+        loaded, speed = replace(load(variant), tokenizer=base.tokenizer), Speed()
+        _write_answers(_answers(loaded, instructions, config, config.source.seed + 1, resume, speed), folder)
+        _log_speed(stored, speed)
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
     label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"

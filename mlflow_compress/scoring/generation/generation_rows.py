@@ -73,6 +73,19 @@ class GenerationRow:
         return GenerationRow(self.prompt, self.temperature, self.u)
 
 
+@dataclass
+class Speed:
+    """How fast tokens were generated, summed over calls. What an interrupted call had finished does not count."""
+
+    n_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None where nothing was generated."""
+        return self.n_tokens / self.seconds if self.n_tokens else None
+
+
 class Ending:
     """Adds tokens to rows, and says when an answer is complete.
 
