@@ -28,9 +28,14 @@ STAGES: dict[str, type[config.Command]] = {
     "gate": config.GateConfig,
     "report": config.ReportConfig,
     "sweep": config.SweepConfig,
+    "blind": config.BlindConfig,
+    "ratings": config.RatingsConfig,
 }
 
-QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig}
+POSITIONAL = {"report": "runs", "blind": "run", "ratings": "files"}
+"""The parameter of a command that is also given without its name."""
+
+QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig, "plan": config.PlanConfig}
 """Commands that only look, and therefore are no MLflow projects."""
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
@@ -57,7 +62,10 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,
+        "plan": api.plan,
         "report": api.report,
+        "blind": api.blind,
+        "ratings": api.ratings,
     }
     return functions[command](**given)
 
@@ -79,9 +87,11 @@ def build_parser() -> argparse.ArgumentParser:
         for parameter, field in config.parameters(cls).items():
             accepted = " | ".join(choices(field))
             shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{as_typed(field.default)}]"
-            short = ("-o",) if (name, parameter) == ("report", "output") else ()
+            short = ("-o",) if name in ("report", "blind") and parameter == "output" else ()
             stage.add_argument(f"--{parameter}", *short, metavar="VALUE", help=shown.replace("%", "%%"))
-    commands.choices["report"].add_argument("run", nargs="*", metavar="RUN", help="main runs, or a sweep's run")
+    commands.choices["report"].add_argument("given", nargs="*", metavar="RUN", help="main runs, or a sweep's run")
+    commands.choices["blind"].add_argument("given", nargs="*", metavar="RUN", help="a main run or a judge run")
+    commands.choices["ratings"].add_argument("given", nargs="*", metavar="FILE", help="CSV files, one per rater")
     comparison = commands.add_parser(
         "compare", help="Compare two evaluations from their records or prediction files, without any model."
     )
@@ -100,8 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown and old names too: the configuration refuses or renames those."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
-    if run_ids := values.pop("run", None):
-        values["runs"] = ",".join([*run_ids, *([values["runs"]] if "runs" in values else [])])
+    if given := values.pop("given", None):
+        name = POSITIONAL[known.command]
+        values[name] = ",".join([*given, *([values[name]] if name in values else [])])
     if "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
         defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}

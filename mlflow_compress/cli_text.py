@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from mlflow_compress.results import (
         AliasHistory,
         AnswerEvaluation,
+        BlindSheet,
         Comparison,
         CompressedModel,
+        CostPlan,
         Evaluation,
         GateVerdict,
+        HumanRatings,
         Listing,
         Promotion,
         Rollback,
@@ -45,8 +48,11 @@ def evaluation_text(found: Evaluation) -> str:
 
 
 def answers_text(found: AnswerEvaluation) -> str:
-    """Return the headline values, one per line, and what was left out."""
+    """Return the headline values, one per line, what the judgments took, and what was left out."""
+    from mlflow_compress.reporting.answers.judge_account import account_rows
+
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
+    lines += [f"{name}: {text}" for name, text in account_rows(found.account)]
     return "\n".join([*lines, *([found.skipped] if found.skipped else []), *_where(found.run)])
 
 
@@ -115,6 +121,30 @@ def report_text(found: VariantsReport) -> str:
     return "\n".join([found.summary, "", scoreboard_text(found.board), "", f"Report: {found.path}"])
 
 
+def blind_text(found: BlindSheet) -> str:
+    """Return how many pairs there are, and who gets which file."""
+    return "\n".join([found.summary, *_aligned([(f"For {row['for']}:", row["file"]) for row in found.to_rows()])])
+
+
+def ratings_text(found: HumanRatings) -> str:
+    """Return the win rate, one line per result, and what is missing."""
+    rows = [
+        (
+            f"{result.name}{f' ({result.task})' if result.task else ''}",
+            f"{result.value:.3f}",
+            "" if result.low is None else f"[{result.low:.3f}, {result.high:.3f}]",
+            f"n {result.n}",
+        )
+        for result in found.results
+        if result.category is None
+    ]
+    lines = [f"{found.summary}.", "", *_aligned(rows)]
+    if found.n_identical:
+        lines.append(f"{found.n_identical} pairs of identical answers are ties of every rater.")
+    lines += [f"{rater} has not rated {n} of the pairs." for rater, n in found.missing.items() if n]
+    return "\n\n".join(["\n".join(lines), *_where(found.run)])
+
+
 def sweep_text(found: Sweep | SweepPlan) -> str:
     """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
     from mlflow_compress.results import Sweep
@@ -162,6 +192,42 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]
 
 
+def plan_text(found: CostPlan) -> str:
+    """Return one line per stage, the sums, and what the figures assume."""
+    from mlflow_compress.reporting.numbers import bytes_text
+    from mlflow_compress.stages.main_run.progress import duration
+
+    def sized(n: float) -> str:
+        return bytes_text(round(n))
+
+    def known(value: float | None, text: Callable[[float], str]) -> str:
+        return "unknown" if value is None else text(value)
+
+    priced = any(stage.dollars is not None for stage in found.stages)
+    heads = ("stage", "times", "tokens", "unshared", "operations", "read", "written", "memory", "time")
+    rows = [
+        (
+            s.stage,
+            str(s.times),
+            f"{s.tokens:,}",
+            f"{s.tokens_unshared:,}",
+            known(s.operations, "{:.2e}".format),
+            sized(s.bytes_read),
+            sized(s.bytes_written),
+            sized(s.memory),
+            known(s.seconds, duration),
+            *([known(s.dollars, "${:,.2f}".format)] if priced else []),
+        )
+        for s in found.stages
+    ]
+    lines = [f"{found.summary}.", "", *_aligned([(*heads, *(["dollars"] if priced else [])), *rows]), ""]
+    lines.append(
+        f"All stages: {known(found.seconds, duration)}. States of the baseline: {sized(found.states_bytes)}. "
+        f"One checkpoint: {sized(found.checkpoint_bytes)}."
+    )
+    return "\n".join([*lines, *(f"- {note}." for note in found.notes)])
+
+
 BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "main": variant_text,
     "quantize": compressed_text,
@@ -171,8 +237,11 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "rollback": rollback_text,
     "history": history_text,
     "gate": gate_text,
+    "plan": plan_text,
     "report": report_text,
     "sweep": sweep_text,
+    "blind": blind_text,
+    "ratings": ratings_text,
     "methods": listing_text,
     "tasks": listing_text,
 }

@@ -35,7 +35,7 @@ def kept(key: Hashable, make: Callable[[], T]) -> T:
     key : hashable
         Everything that the value depends on; the first part names what it is.
     make : callable
-        Makes the value. Nobody may change a value that is kept.
+        Makes the value. Nobody may change a value that is kept, but a budget, which is there to be shared.
     """
     if _values is None:
         return make()

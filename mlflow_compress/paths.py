@@ -12,7 +12,8 @@ from mlflow_compress.errors import ConfigError
 
 C = TypeVar("C", bound=Command)
 
-_SUFFIXES = (".jsonl", ".txt", ".gguf", ".yaml", ".yml")  # no known data set, task or hub id ends like this
+# No known data set, task or hub id ends like this.
+_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gguf", ".yaml", ".yml")
 _ALWAYS = ("data_dir",)  # parameters that are always paths
 
 STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"
@@ -34,7 +35,7 @@ def absolute_paths(config: C) -> C:
     values = config.values()
     for name, field in parameters(type(config)).items():
         kind, value = path_kind(field), values[name]
-        if kind == "files":
+        if kind == "files" and value:
             changed[name] = ",".join(_absolute(name, part.strip(), "file") for part in value.split(","))
         elif kind and value:
             changed[name] = _absolute(name, value, kind)

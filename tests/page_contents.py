@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
 from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
+from mlflow_compress.metrics.model_similarity import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
     Generations,
     Items,
@@ -73,6 +76,17 @@ def grades(score: float) -> Judgments:
     return Judgments.from_rows([{**row, "score": score, "judgment": "fine", "judge": "test"}])
 
 
+def similarity(text: str = "why") -> ModelSimilarity:
+    """Return how alike four models answer: of two instructions, "far" answers one in another direction."""
+    same = np.array([[[1.0, 0.0], [1.0, 0.2]], [[0.0, 1.0], [0.1, 1.0]]])
+    models = {"baseline": same, "baseline, second sample": same[:, ::-1], "near": same * [1.0, 1.1]}
+    return model_similarity(
+        {**models, "far": same * [[[-1.0, 1.0]], [[1.0, 1.0]]]},
+        encoder=f"MiniLM {text}",
+        left_out={"other": f"of {text}"},
+    )
+
+
 def page_content(text: str = "why") -> PageContent:
     """Return a page of two variants: one changed an answer, the other one three."""
     baseline = records("baseline", "4", text)
@@ -115,5 +129,6 @@ def page_content(text: str = "why") -> PageContent:
         items=baseline.items,
         answers=answers("instructions", ["i1"], ["one two three"]),
         grades=grades(9.0),
+        similarity=similarity(text),
         setup={"seed": 42, "hash of task": {"choice": text}},
     )

@@ -8,11 +8,13 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 """
 
 from mlflow_compress.api.decisions import gate, history, promote, rollback
-from mlflow_compress.api.lookup import compare, load, methods, tasks
+from mlflow_compress.api.human import blind, ratings
+from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
 
 __all__ = [
+    "blind",
     "compare",
     "compress",
     "evaluate",
@@ -21,7 +23,9 @@ __all__ = [
     "judge",
     "load",
     "methods",
+    "plan",
     "promote",
+    "ratings",
     "report",
     "rollback",
     "run",

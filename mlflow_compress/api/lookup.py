@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import StoreLike, opened_store
+from mlflow_compress.api.arguments import StoreLike, configured, opened_store, takes_parameters_of
+from mlflow_compress.config import PlanConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Comparison, Evaluation, Listing
+    from mlflow_compress.results import Comparison, CostPlan, Evaluation, Listing
 
 
 def compare(
@@ -100,3 +101,31 @@ def tasks() -> Listing:
     from mlflow_compress.results import Listing
 
     return Listing("named tasks", COLUMNS, tuple(rows()))
+
+
+@takes_parameters_of(PlanConfig)
+def plan(**settings: Any) -> CostPlan:
+    """Return what every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run.
+
+    Only the model's configuration and tokenizer are read, so that the plan of a model of any size takes the time that
+    it takes to tokenize the tasks.
+
+    Parameters
+    ----------
+    **settings
+        The parameters of ``mlflow-compress plan``.
+
+    Raises
+    ------
+    ConfigError, CheckpointError, DataError
+        A parameter is wrong, or the model's configuration, its tokenizer or a task cannot be read.
+
+    Examples
+    --------
+    >>> found = mc.plan(limit=2, device="cpu", judge=False)
+    >>> [stage.stage for stage in found.stages]
+    ['baseline', 'baseline again (noise floor)', 'quantize (awq)', 'evaluate']
+    """
+    from mlflow_compress.stages.planning.plan_costs import run_plan
+
+    return run_plan(configured(PlanConfig, settings))

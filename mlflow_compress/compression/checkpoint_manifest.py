@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from mlflow_compress import atomic
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files.json_text import read_json_object
+from mlflow_compress.files.typed_json import read_typed
 from mlflow_compress.models import stored_weights
 
 MANIFEST_FILE = "compression.json"
-VERSION = 1
+VERSION = 2
+_READ = {".json", ".jinja", ".model", ".txt", ".py", ".safetensors"}  # suffixes that loaders look for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +65,11 @@ class CheckpointManifest:
     """Versions of Python and of the installed libraries that take part."""
     weight_files: dict[str, str]
     """SHA-256 of every weight file."""
+    other_files: dict[str, str]
+    """SHA-256 of every other file: configuration, tokenizer, chat template, reload probe."""
     probe_sha256: str
     """SHA-256 of the stored reload probe."""
-    reload: dict[str, float]
+    reload: dict[str, float | bool]
     """Results of the reload check: see `probe.ReloadReport`."""
 
     def write(self, folder: Path) -> Path:
@@ -76,19 +81,19 @@ class CheckpointManifest:
 
     @classmethod
     def read(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Return a checkpoint's manifest, after a check that the weights are those that it describes.
+        """Return a checkpoint's manifest, after a check that the files are those that it describes.
 
         Parameters
         ----------
         folder : Path
             The checkpoint.
         verify : bool
-            Compare the SHA-256 of every weight file, which reads them all.
+            Compare the SHA-256 of every file, which reads them all.
 
         Raises
         ------
         CheckpointError
-            The manifest is missing or broken, or a weight file is missing, new or changed.
+            The manifest is missing or broken, or a file is missing or changed, or one that loaders read is new.
         """
         path = Path(folder) / MANIFEST_FILE
         if not path.is_file():
@@ -102,14 +107,15 @@ class CheckpointManifest:
 
     @classmethod
     def _parse(cls, path: Path) -> Self:
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"The manifest cannot be read: {error}", got=str(path)) from error
-        names = {f.name for f in fields(cls)}
-        if not isinstance(stored, dict) or stored.get("version") != VERSION or names != stored.keys() - {"version"}:
-            raise CheckpointError("The manifest is broken or of another version", allowed=str(VERSION), got=str(path))
-        return cls(**{name: stored[name] for name in names})
+        found = read_json_object(path, error=CheckpointError).get("version")
+        if found != VERSION:
+            raise CheckpointError(
+                f"The manifest {path} is broken or of another version",
+                allowed=str(VERSION),
+                got=found,
+                fix="Compress the model again, into another folder or after deleting this one",
+            )
+        return read_typed(path, cls, error=CheckpointError, ignore=("version",))
 
     def _verify(self, folder: Path) -> None:
         found = {path.name for path in stored_weights.weight_files(folder)}
@@ -122,3 +128,31 @@ class CheckpointManifest:
         for name, digest in self.weight_files.items():
             if stored_weights.sha256_file(folder / name) != digest:
                 raise CheckpointError("A weight file has changed since it was written", got=str(folder / name))
+        others = other_files(folder)
+        if missing := sorted(self.other_files.keys() - others):
+            raise CheckpointError("A file of the checkpoint is missing", got=str(folder / missing[0]))
+        for name in others:
+            if name not in self.other_files and Path(name).suffix in _READ:
+                raise CheckpointError(
+                    "The checkpoint has a file that is not in its manifest, and that could change the model",
+                    got=str(folder / name),
+                    fix="Move it elsewhere",
+                )
+        for name, digest in self.other_files.items():
+            if stored_weights.sha256_file(folder / name) != digest:
+                raise CheckpointError(
+                    "A file of the checkpoint has changed since it was written", got=str(folder / name)
+                )
+
+
+def other_files(folder: Path) -> set[str]:
+    """Return the names of all files of a checkpoint besides weights and manifest, hidden ones excepted."""
+    weights = {path.name for path in stored_weights.weight_files(folder)}
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    hidden = {name for name in names if any(part.startswith((".", "__")) for part in name.split("/"))}
+    return names - weights - hidden - {MANIFEST_FILE}
+
+
+def hash_others(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file besides weights and manifest, by its name within the folder."""
+    return {name: stored_weights.sha256_file(folder / name) for name in sorted(other_files(folder))}

@@ -19,7 +19,7 @@ from mlflow_compress import atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression import reload_helper
-from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.quiet import quiet
@@ -161,6 +161,7 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
         device=job.device,
         library_versions=_versions(),
         weight_files=stored_weights.hash_weights(job.folder)[0],
+        other_files=hash_others(job.folder),
         probe_sha256=stored_weights.sha256_file(probe_file),
         reload=report.as_dict(),
     )

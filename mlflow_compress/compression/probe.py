@@ -152,7 +152,7 @@ class ReloadReport:
                 f"KL {self.kl_mean:.3g} nats on average, {self.kl_max:.3g} at most",
             )
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | bool]:
         """Return the numbers by name."""
         return asdict(self)
 

@@ -20,14 +20,18 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
+from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
     "AnswerConfig",
+    "BlindConfig",
     "Command",
     "CompressionConfig",
     "EngineConfig",
@@ -40,14 +44,18 @@ __all__ = [
     "InferenceConfig",
     "JudgeConfig",
     "JudgeModelConfig",
+    "MachineConfig",
     "MainConfig",
+    "PlanConfig",
     "Policy",
     "PromoteConfig",
     "QuantizeConfig",
+    "RatingsConfig",
     "ReportConfig",
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",
+    "TracesConfig",
     "as_text",
     "check_text",
     "parameters",

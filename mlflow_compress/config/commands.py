@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames, OptionalText, OrNone, option
 from mlflow_compress.config.groups import (
@@ -15,6 +15,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
 
 LogWeights = Literal["auto", "true", "false"]
@@ -33,6 +34,7 @@ class EvaluateConfig(Command):
 
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
@@ -51,6 +53,15 @@ class JudgeConfig(Command):
 
 _NAMED_MODEL = "baseline whose variants compete: 'demo', a folder, or a name that runs show"
 _ALIAS = "registry alias that moves to the winner"
+
+
+def _named(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a name that is not empty")
+    return value
+
+
+Alias = Annotated[str, AfterValidator(_named)]
 Bound = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 
 
@@ -76,7 +87,7 @@ class PromoteConfig(Command):
     max_accuracy_drop_pct: Bound = option(
         None, "largest accuracy drop in points: upper end of its interval; none: the policy's (2)"
     )
-    alias: str = option("champion", _ALIAS)
+    alias: Alias = option("champion", _ALIAS)
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 
 
@@ -84,7 +95,7 @@ class RollbackConfig(Command):
     """Move an alias back to the version that had it before."""
 
     model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
-    alias: str = option("champion", "registry alias that moves back")
+    alias: Alias = option("champion", "registry alias that moves back")
     reason: OptionalText = option(None, "why, in your words; kept with the run")
 
 
@@ -92,7 +103,7 @@ class HistoryConfig(Command):
     """Who had an alias when, by which decision and policy."""
 
     model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
-    alias: str = option("champion", "registry alias")
+    alias: Alias = option("champion", "registry alias")
 
 
 class GateConfig(Command):
@@ -100,6 +111,7 @@ class GateConfig(Command):
 
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
     policy: OptionalText = option(
@@ -115,7 +127,11 @@ class GateConfig(Command):
     def evaluate_config(self) -> EvaluateConfig:
         """The evaluation whose items the gate looks at, and whose baseline it needs."""
         return EvaluateConfig(
-            source=self.source, evaluation=self.evaluation, inference=self.inference, checkpoint=self.checkpoint
+            source=self.source,
+            evaluation=self.evaluation,
+            traces=self.traces,
+            inference=self.inference,
+            checkpoint=self.checkpoint,
         )
 
 
@@ -138,6 +154,7 @@ class MainConfig(Command):
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
@@ -159,6 +176,7 @@ class MainConfig(Command):
         return EvaluateConfig(
             source=self.source,
             evaluation=self.evaluation,
+            traces=self.traces,
             inference=self.inference,
             running=self.running,
             checkpoint=checkpoint,

@@ -7,6 +7,7 @@ A command has its parameters under one flat list of names, as a command line has
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
@@ -141,6 +142,11 @@ class Command(_Checked):
     def with_values(self, **changes: Any) -> Self:
         """Return a copy with other values, by flat names, checked like those of a new one."""
         return type(self)(**{**self.values(), **changes})
+
+
+def like(owner: type[_Checked], name: str) -> Any:
+    """Return the declaration of a parameter that another command or group has too: its default, help, bounds, path."""
+    return copy(owner.model_fields[name])
 
 
 def _groups(cls: type[Command]) -> Iterator[tuple[str, type[Group]]]:

@@ -78,6 +78,25 @@ class EvaluationConfig(Group):
     )
 
 
+class TracesConfig(Group):
+    """The task `traces`: text that the baseline writes before it is evaluated."""
+
+    trace_instructions: str = option(
+        "auto",
+        "tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the "
+        "demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
+        path="file",
+    )
+    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0)
+    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1)
+    trace_max_new_tokens: AutoOrCount = option(
+        "auto", "tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context"
+    )
+    trace_temperature: float = option(
+        1.0, "tasks=traces: temperature; 1 draws from the distribution that KL is measured of", gt=0
+    )
+
+
 class InferenceConfig(Group):
     """How both models are run, to be evaluated and to answer."""
 
@@ -114,7 +133,12 @@ class AnswerConfig(Group):
     num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
     max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
     encoder: str = option(
-        "embedded", "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id", path="folder"
+        "embedded",
+        "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
+        path="folder",
+    )
+    encoder_base_url: OptionalText = option(
+        None, "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine"
     )
     bertscore_model: OptionalText = option(
         None,
@@ -123,7 +147,9 @@ class AnswerConfig(Group):
     )
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
-        "auto", "tokens per answer to be graded; 'auto' is 1024, or a quarter of a shorter context"
+        "auto",
+        "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
+        "shorter context",
     )
 
 
@@ -152,8 +178,9 @@ class JudgeModelConfig(Group):
         None, "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost", path="file"
     )
     judge_max_cost: float = option(
-        0.0, "most that one run may spend on the judge, by judge_prices; 0 is no limit", ge=0
+        0.0, "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit", ge=0
     )
+    judge_traces: bool = option(True, "show each judged answer in MLflow as a trace, with an assessment per judgment")
     judge_prompts: OptionalText = option(
         None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )

@@ -11,6 +11,7 @@ from mlflow_compress.config.declarations import NONE, Command, as_typed, paramet
 from mlflow_compress.config.old_names import renamed
 from mlflow_compress.config.validation_errors import unknown_parameter
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.files.yaml_text import read_yaml
 
 C = TypeVar("C", bound=Command)
 
@@ -54,14 +55,7 @@ def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
 
     `parameter` is the one that names the file.
     """
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"Parameter '{parameter}' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(path)
-        ) from error
+    content = read_yaml(path, parameter=parameter)
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):

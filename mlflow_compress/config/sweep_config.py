@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from mlflow_compress.config.commands import LogWeights, MainConfig
-from mlflow_compress.config.declarations import Command, Group, Names, OptionalText, Pairs, option
+from mlflow_compress.config.declarations import Command, Group, Names, OptionalText, Pairs, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
@@ -16,12 +15,8 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TracesConfig,
 )
-
-
-def _like(owner: type[Group] | type[Command], name: str) -> Any:
-    """Return the declaration of a parameter that another command has too: its default, help, bounds and path."""
-    return copy(owner.model_fields[name])
 
 
 class GridConfig(Group):
@@ -37,11 +32,11 @@ class GridConfig(Group):
     grid: OptionalText = option(
         None, "YAML file with a list of combinations, or of axes per method; in place of methods", path="file"
     )
-    calibration: str = _like(CompressionConfig, "calibration")
-    calibration_samples: AutoOrCount = _like(CompressionConfig, "calibration_samples")
-    calibration_length: int = _like(CompressionConfig, "calibration_length")
-    method_args: Pairs = _like(CompressionConfig, "method_args")
-    output_dir: str = _like(CompressionConfig, "output_dir")
+    calibration: str = like(CompressionConfig, "calibration")
+    calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
+    calibration_length: int = like(CompressionConfig, "calibration_length")
+    method_args: Pairs = like(CompressionConfig, "method_args")
+    output_dir: str = like(CompressionConfig, "output_dir")
 
 
 class SweepConfig(Command):
@@ -50,12 +45,13 @@ class SweepConfig(Command):
     source: SourceConfig = SourceConfig()
     variants: GridConfig = GridConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
-    judge: bool = _like(MainConfig, "judge")
-    log_weights: LogWeights = _like(MainConfig, "log_weights")
+    judge: bool = like(MainConfig, "judge")
+    log_weights: LogWeights = like(MainConfig, "log_weights")
     dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")
 
     def main_config(self, **variant: Any) -> MainConfig:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.items.task import Corpus, Task
+from mlflow_compress.items.trace_corpus import TraceCorpus
 
 RUN = 13  # words in a row that make an overlap, as in GPT-3's contamination analysis (Brown et al. 2020, appendix C)
 FEWEST = 6  # an item with fewer words is not checked, because its words may occur by chance
@@ -77,8 +78,12 @@ class CalibrationText:
         return len(item) >= FEWEST and f" {' '.join(item)} " in self.all_words
 
 
-def check_contamination(calibration: Sequence[str], tasks: Sequence[Task], corpora: Sequence[Corpus]) -> None:
+def check_contamination(
+    calibration: Sequence[str], tasks: Sequence[Task], corpora: Sequence[Corpus | TraceCorpus]
+) -> None:
     """Refuse calibration text that contains evaluation items, or paragraphs of evaluated corpora and documents.
+
+    The baseline's own answers are not looked at: no calibration text can hold what is written later.
 
     Raises
     ------
@@ -90,7 +95,8 @@ def check_contamination(calibration: Sequence[str], tasks: Sequence[Task], corpo
         if found := text.held_items(task):
             raise _refused(f"{len(found)} of {len(task.items)} items of task {task.name!r}", found[:3])
     documents = [Corpus(name=task.name, text="\n".join(task.documents)) for task in tasks if task.documents]
-    for corpus in [*corpora, *documents]:
+    texts = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
+    for corpus in [*texts, *documents]:
         if same := text.held_paragraphs(corpus):
             raise _refused(f"{len(same)} paragraphs of {corpus.name!r}", [same[0][:80]])
 

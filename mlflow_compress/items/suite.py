@@ -14,7 +14,8 @@ from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings
-from mlflow_compress.records import Items, Request, RunRecords
+from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.records import Items, Request, RunRecords, Traces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Suite:
     """All tasks and corpora of one evaluation."""
 
     tasks: tuple[Task, ...]
-    corpora: tuple[Corpus, ...]
+    corpora: tuple[Corpus | TraceCorpus, ...]
     averages: tuple[GroupAverages, ...] = ()
 
     @property
@@ -36,6 +37,11 @@ class Suite:
         if any(task.chat for task in self.tasks):
             raise ValueError("chat messages must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
+
+    @property
+    def traces(self) -> Traces | None:
+        """The baseline's own answers; None where the tasks do not name them."""
+        return next((c.answers for c in self.corpora if isinstance(c, TraceCorpus)), None)
 
     @property
     def is_scored(self) -> bool:

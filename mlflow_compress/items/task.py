@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
+from mlflow_compress.items.trace_corpus import TraceCorpus
 from mlflow_compress.records import Items, Request, RunRecords
 from mlflow_compress.registry import Registry
 
@@ -199,7 +200,7 @@ class Parts:
     """Tasks and corpora behind one name or file of `-P tasks=`."""
 
     tasks: tuple[Task, ...] = ()
-    corpora: tuple[Corpus, ...] = ()
+    corpora: tuple[Corpus | TraceCorpus, ...] = ()
     averages: tuple[GroupAverages, ...] = ()
 
     @staticmethod

@@ -1,6 +1,7 @@
-"""Judges of generated answers, one file per judge: `similarity` (ConSCompF), `mt_bench` (MT-Bench), `pairwise`.
+"""Judges of generated answers, one file per judge: `similarity` (ConSCompF), `mt_bench` (MT-Bench), `pairwise`, and
+`divergent_tokens` (where greedy answers part).
 
-`encoder` loads the sentence encoders of `similarity`. The judges that ask a model share `session`, `asking`,
+The package `encoders` has what embeds answers for `similarity`. The judges that ask a model share `session`, `asking`,
 `estimate`, `parsing`, `prompts`, `judgment_cache` and the package `transport`; `grading` is a part of `mt_bench`.
 """
 

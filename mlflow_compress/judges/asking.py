@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
-from mlflow_compress.judges.parsing import NO_RATING, Reading
+from mlflow_compress.judges.parsing import NO_RATING, Read
 from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.judges.transport.client import Transport
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
@@ -115,7 +115,7 @@ class Asker:
     def ask_all(
         self,
         questions: Sequence[Question],
-        read: Callable[[str], Reading],
+        read: Read,
         *,
         spending: Spending | None = None,
         label: str = "judge",
@@ -125,7 +125,7 @@ class Asker:
         Parameters
         ----------
         questions : sequence of Question
-        read : callable (text) -> Reading
+        read : Read
             Reads a reply.
         spending : Spending, optional
             Counts tokens, and holds the budget.
@@ -156,7 +156,7 @@ class Asker:
                 found.update(zip(missing, transport.for_all(ask, missing.values()), strict=True))
         return [judgment for key in keys if (judgment := found[key]) is not None]
 
-    def missing(self, questions: Sequence[Question], read: Callable[[str], Reading]) -> list[Question]:
+    def missing(self, questions: Sequence[Question], read: Read) -> list[Question]:
         """Return the questions that the cache does not answer, each once."""
         unique = {self.key(question): question for question in questions}
         return [question for question in unique.values() if self._kept(question, read) is None]
@@ -166,19 +166,19 @@ class Asker:
         rows = self._cache.values()
         return [row for row in rows if row.get("asked") == self.config.model and row.get("usage")]
 
-    def _kept(self, question: Question, read: Callable[[str], Reading]) -> Judgment | None:
+    def _kept(self, question: Question, read: Read) -> Judgment | None:
         """Return the judgment, if kept replies decide it: one can be read, or there were as many as are allowed."""
         judgment = None
         for attempt in range(self.config.attempts):
             row = self._cache.get(self.key(question, attempt))
             if row is None:
                 return None
-            judgment = _read(row, read)
+            judgment = _read(row, read, question.prompt)
             if _is_final(judgment):
                 break
         return judgment
 
-    async def _ask(self, transport: Transport, question: Question, read: Callable[[str], Reading]) -> Judgment:
+    async def _ask(self, transport: Transport, question: Question, read: Read) -> Judgment:
         """Return the judgment, after at most `attempts` replies, kept ones included."""
         room = self.config.max_tokens
         judgment: Judgment | None = None
@@ -193,7 +193,7 @@ class Asker:
                     return Judgment(None, reply.reason, reply.detail, f"{self.config.model} {question.prompt.name}")
                 row = _row(reply, question.prompt, self.config.model)
                 self._cache.put(key, row)
-            judgment = _read(row, read)
+            judgment = _read(row, read, question.prompt)
             if _is_final(judgment):
                 break
             if judgment.reason == CUT:
@@ -221,9 +221,9 @@ def _row(reply: Reply, prompt: Prompt, asked: str) -> dict[str, Any]:
     }
 
 
-def _read(row: Mapping[str, Any], read: Callable[[str], Reading]) -> Judgment:
+def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
     """Return the judgment in a kept reply. It is read again each time; earlier releases kept no more than the text."""
-    value, reason = read(row["judgment"])
+    value, reason = read(row["judgment"], prompt.shown)
     if row.get("problem"):
         value, reason = None, row["problem"]
     elif reason == NO_RATING and row.get("finish_reason") == "length":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from mlflow_compress.judges.asking import Asker, Question
-from mlflow_compress.judges.parsing import Reading
+from mlflow_compress.judges.parsing import Read
 from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, Price, prompt_bytes
 
 
-def estimate(
-    asker: Asker, questions: Sequence[Question], read: Callable[[str], Reading], prices: Mapping[str, Price]
-) -> str:
+def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Mapping[str, Price]) -> str:
     """Return a sentence: how many judgments are kept, how many calls are made, and their tokens and cost, about.
 
     Tokens follow from the kept replies of the same judge model. Without any, a token of the prompt is four bytes, and

@@ -69,7 +69,8 @@ def answers_to(item: AskedInstruction, texts: dict[tuple[str, int], str]) -> lis
 
 def references(item: AskedInstruction) -> Sequence[str]:
     """Return the reference answer of each turn, where the category needs them; missing ones are a `DataError`."""
-    if needs_reference(item.category) and len(item.reference) < len(item.turns):
+    there = [text for text in item.reference if text.strip()]
+    if needs_reference(item.category) and len(there) < len(item.turns):
         raise DataError(
             f"Instruction {item.item_id} has no reference answers, and MT-Bench needs them for {item.category}",
             fix="Add 'reference' (a text per turn) to the instruction file",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.judges.transport.spending import Spending
-from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.registry import Registry
 
 
@@ -52,6 +52,9 @@ class JudgeInputs:
         Counts what all judges of the run spend, and holds their budget.
     say : callable (line)
         Shows a line to the user, such as what the judgments will cost.
+    greedy : mapping of str to RunRecords
+        Greedy answers of "baseline" and "variant" as tokens, and scores of both on the baseline's; empty unless a judge
+        asks for them (`Judge.greedy`).
     """
 
     instructions: Sequence[AskedInstruction]
@@ -59,6 +62,7 @@ class JudgeInputs:
     samples: Mapping[str, Generations]
     spending: Spending = field(default_factory=Spending)
     say: Callable[[str], None] = lambda line: None
+    greedy: Mapping[str, RunRecords] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +77,15 @@ class AnswerVectors:
         The instructions, in the order of the first model's records.
     vectors : dict of str to numpy.ndarray, shape (n, k, d)
         By model, as in `JudgeInputs.samples`; sample s of instruction i is ``vectors[model][i, s]``.
-    encoder : str
-        Name of the encoder.
+    encoder, encoder_id : str
+        Name of the encoder, and the digest of everything that decides its vectors.
     """
 
     task: str
     item_ids: tuple[str, ...]
     vectors: dict[str, npt.NDArray[np.float32]]
     encoder: str
+    encoder_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,8 @@ class Judged:
         finds them (requirement "judgments:<name>").
     vectors : AnswerVectors, optional
         Embeddings of the sampled answers, for the similarity metrics.
+    records : mapping of str to RunRecords
+        Further records of "baseline" and "variant", from which metrics are computed.
     skipped : str, optional
         Reason why the judge could not judge, as a sentence.
     parameters : mapping of str to str
@@ -109,6 +116,7 @@ class Judged:
 
     judgments: Mapping[str, Judgments] = field(default_factory=dict)
     vectors: AnswerVectors | None = None
+    records: Mapping[str, RunRecords] = field(default_factory=dict)
     skipped: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
@@ -131,12 +139,15 @@ class Judge:
         The paper or program that defines it, and any deviation from it.
     on_request : bool
         Whether it judges only if it is named: "all" leaves it out.
+    greedy : bool
+        Whether it needs `JudgeInputs.greedy`.
     """
 
     open: Callable[[JudgeConfig, Path], Callable[[JudgeInputs], Judged]]
     requires: str
     source: str
     on_request: bool = False
+    greedy: bool = False
 
 
 JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.files.json_text import parse_json
 
 
 def content_key(**content: Any) -> str:
@@ -42,14 +43,14 @@ class JudgmentCache:
         with _file_lock(path):
             data = path.read_bytes()
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                key, value = row["key"], row["value"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"Line {number} of the stored judgments is broken", got=str(path), fix="Delete the file"
-                ) from error
-            self._rows[key] = value
+            row = parse_json(line, source=f"{path}, line {number}")
+            if (
+                not isinstance(row, dict)
+                or not isinstance(row.get("key"), str)
+                or not isinstance(row.get("value"), dict)
+            ):
+                raise DataError(f"{path}, line {number}: not a stored judgment", fix="Delete the file")
+            self._rows[row["key"]] = row["value"]
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the judgment with a key; None if there is none."""

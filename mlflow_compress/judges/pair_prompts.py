@@ -6,12 +6,12 @@ the same values and ask for the same verdicts: ``[[A]]``, ``[[B]]``, ``[[C]]`` f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.judges.prompts import Prompt, harmless, needs_reference
 
 _RULES = (
@@ -70,8 +70,8 @@ def read_pair_prompts(path: Path) -> dict[str, _Template]:
     """
     found = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            row = parse_json(line, source=f"{path}, line {number}", error=ConfigError)
             if row["name"] in OURS:
                 found[row["name"]] = _Template(row["name"], str(row["system_prompt"]), str(row["prompt_template"]))
         values = _values(("", ""), ("", ""), ("", ""), ("", ""))
@@ -109,7 +109,8 @@ def pair_prompt(
     name = ("pair-math-v1" if needs_reference(category) else "pair-v2") + ("-multi-turn" if turn else "")
     template = templates[name]
     shown = [tuple(texts[: turn + 1]) for texts in (questions, first, second, reference)]
-    return Prompt(template.name, template.system, template.user.format(**_values(*shown)))
+    given = tuple(text for texts in shown for text in texts)
+    return Prompt(template.name, template.system, template.user.format(**_values(*shown)), given)
 
 
 def _values(

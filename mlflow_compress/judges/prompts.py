@@ -118,11 +118,14 @@ class Prompt:
         FastChat's name of the template.
     system, user : str
         The two messages.
+    shown : tuple of str
+        The texts in it that are not ours, as they were given: questions, answers and references.
     """
 
     name: str
     system: str
     user: str
+    shown: tuple[str, ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -160,4 +163,5 @@ def grading_prompt(
         (1, False): (_MULTI, _MULTI_SYSTEM, "single-v1-multi-turn"),
         (1, True): (_MULTI_REFERENCE, _MULTI_REFERENCE_SYSTEM, "single-math-v1-multi-turn"),
     }[(turn, guided)]
-    return Prompt(name, system, template.format(**values))
+    given = (*questions[: turn + 1], *answers[: turn + 1], *(reference[: turn + 1] if guided else ()))
+    return Prompt(name, system, template.format(**values), given)

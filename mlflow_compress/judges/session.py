@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,15 @@ from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Questio
 from mlflow_compress.judges.estimate import estimate
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.parsing import Reading
+from mlflow_compress.judges.parsing import Read
+from mlflow_compress.judges.transport.addresses import VARIABLES
 from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
 from mlflow_compress.judges.transport.replies import BUDGET
-from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
+from mlflow_compress.judges.transport.spending import Budget, Price, Spending, read_prices
+from mlflow_compress.kept import kept
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-URL_VARIABLE = "OPENAI_BASE_URL"
+URL_VARIABLE = VARIABLES["judge_base_url"]
 JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
@@ -65,8 +66,12 @@ def prices_of(settings: JudgeConfig) -> dict[str, Price]:
 
 
 def spending_of(settings: JudgeConfig) -> Spending:
-    """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`."""
-    return Spending(prices_of(settings), settings.judging.judge_max_cost)
+    """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`.
+
+    The runs of a sweep share one budget.
+    """
+    most = settings.judging.judge_max_cost
+    return Spending(prices_of(settings), kept(("judge budget", most), lambda: Budget(most)))
 
 
 def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> EndpointConfig | str:
@@ -94,37 +99,6 @@ def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> Endp
         requests_per_minute=given.judge_requests_per_minute,
         tokens_per_minute=given.judge_tokens_per_minute,
     )
-
-
-def check_address(settings: JudgeConfig) -> None:
-    """Refuse an address with user, password or query that ``mlflow run`` has recorded before this package saw it."""
-    shown = shown_url(settings.judging.judge_base_url)
-    if settings.judging.judge_base_url != shown and "MLFLOW_RUN_ID" in os.environ:
-        raise ConfigError(
-            "judge_base_url holds a user, a password or a query, and `mlflow run` has recorded it in this run",
-            got=shown,
-            fix=f"Put the whole address into the environment variable {URL_VARIABLE}, and delete this run",
-        )
-
-
-@contextmanager
-def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
-    """Give the parameters with an address that may be recorded: without user, password and query.
-
-    Until the block ends, OPENAI_BASE_URL holds the whole address, for the processes of the stages. See `check_address`.
-    """
-    check_address(settings)
-    url, before = settings.judging.judge_base_url, os.environ.get(URL_VARIABLE)
-    if url == shown_url(url):
-        yield settings
-        return
-    os.environ[URL_VARIABLE] = url
-    try:
-        yield settings.with_values(judge_base_url=shown_url(url))
-    finally:
-        del os.environ[URL_VARIABLE]
-        if before is not None:
-            os.environ[URL_VARIABLE] = before
 
 
 def skipping(reason: str) -> Callable[[JudgeInputs], Judged]:
@@ -162,9 +136,7 @@ class Session:
         askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
         return cls(askers, given.judge_max_unscored)
 
-    def ask(
-        self, questions: Sequence[Question], read: Callable[[str], Reading], inputs: JudgeInputs
-    ) -> dict[str, list[Judgment]]:
+    def ask(self, questions: Sequence[Question], read: Read, inputs: JudgeInputs) -> dict[str, list[Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:
             inputs.say(estimate(asker, questions, read, inputs.spending.prices))
@@ -181,7 +153,6 @@ class Session:
         n, unscored = len(self._judgments), reasons.total()
         counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
-        remarks = [f"{unscored} of {n} judgments have no rating: {listed}"] if unscored else []
         failed = None
         if reasons[BUDGET]:
             failed = (
@@ -190,8 +161,9 @@ class Session:
             )
         elif n and unscored > self.max_unscored * n:
             failed = (
-                f"{remarks[0]}. That is more than judge_max_unscored={self.max_unscored:g}. All judgments are kept: "
-                "the same command again asks only for failed calls, and a larger judge_attempts for unreadable ones too"
+                f"{unscored} of {n} judgments have no rating: {listed}. That is more than "
+                f"judge_max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks only "
+                "for failed calls, and a larger judge_attempts for unreadable ones too"
             )
         return {
             "values": {
@@ -199,7 +171,6 @@ class Session:
                 "judge/unscored": float(unscored),
                 **counts,
             },
-            "remarks": remarks,
             "failed": failed,
             "parameters": self._parameters(),
         }

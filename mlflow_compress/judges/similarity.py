@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.judges.encoder import SentenceEncoder, load_encoder
+from mlflow_compress.errors import AlignmentError, DataError, JudgeError
+from mlflow_compress.judges.encoders import AnswerEncoder
+from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
+from mlflow_compress.judges.encoders.sentence_encoder import load_encoder
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
 
 
-def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncoder, *, turn: int = 0) -> AnswerVectors:
+def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder, *, turn: int = 0) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
     Parameters
     ----------
     answers : mapping of str to Generations
         Each model's samples for the same instructions, with the same number k per instruction.
-    encoder : SentenceEncoder
+    encoder : AnswerEncoder
         Encodes all texts in one pass, so that equal answers of two models have equal vectors.
     turn : int
         The turn whose answers are embedded.
@@ -52,9 +55,8 @@ def answer_embeddings(answers: Mapping[str, Generations], encoder: SentenceEncod
         if differing:
             raise AlignmentError(f"{first} and {model} answered different instructions", got=differing[:3])
     flat = [text for model in texts for item in item_ids for text in texts[model][item]]
-    shape = (len(texts), len(item_ids), samples.pop(), encoder.dimension)
-    stacked = encoder.encode(flat).reshape(shape)
-    return AnswerVectors(tasks.pop(), item_ids, dict(zip(texts, stacked, strict=True)), encoder.name)
+    stacked = encoder.encode(flat).reshape(len(texts), len(item_ids), samples.pop(), -1)
+    return AnswerVectors(tasks.pop(), item_ids, dict(zip(texts, stacked, strict=True)), encoder.name, encoder.identity)
 
 
 def _by_item(generations: Generations) -> dict[str, list[str]]:
@@ -68,20 +70,37 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
 
 
 def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
-    """Return the judge, with its sentence encoder loaded."""
+    """Return the judge, with its encoder opened."""
+    if settings.answers.encoder_base_url is not None:
+        remote = open_endpoint_encoder(settings, folder)
+        return lambda inputs: _by_endpoint(inputs, remote)
     name, device = settings.answers.encoder, settings.source.device
     encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
+    return lambda inputs: _judged(inputs, encoder)
 
-    def judge(inputs: JudgeInputs) -> Judged:
-        return Judged(vectors=answer_embeddings(inputs.samples, encoder), parameters={"encoder": encoder.name})
 
-    return judge
+def _judged(inputs: JudgeInputs, encoder: AnswerEncoder) -> Judged:
+    vectors = answer_embeddings(inputs.samples, encoder)
+    return Judged(vectors=vectors, parameters={"encoder": encoder.name, "encoder_id": encoder.identity})
+
+
+def _by_endpoint(inputs: JudgeInputs, encoder: EndpointEncoder) -> Judged:
+    """Return the vectors, and what they took. A call that fails must not cost the run what other judges have said."""
+    try:
+        found = _judged(inputs, encoder)
+    except JudgeError as error:
+        found = Judged(skipped=str(error).rstrip("."), failed=str(error).rstrip("."))
+    tokens = encoder.spending.by_model.get(encoder.model)
+    values = {} if tokens is None else {"judge/encoder_calls": float(tokens.calls)}
+    if tokens is not None and tokens.calls > tokens.without_usage:
+        values["judge/encoder_tokens"] = float(tokens.prompt)
+    return replace(found, values=values)
 
 
 JUDGES.register("similarity")(
     Judge(
         open=_open,
-        requires="A sentence encoder: the embedded one, or one in a folder or on the hub.",
+        requires="A sentence encoder: the embedded one, one in a folder or on the hub, or an endpoint's.",
         source=(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "
             "so values are comparable only under the same encoder, which is logged"

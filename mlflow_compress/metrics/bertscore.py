@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mlflow_compress.errors import CheckpointError, DataError
+from mlflow_compress.files.json_text import read_json
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, same_length
@@ -60,14 +60,14 @@ def authors_layer(name: str, folder: Path) -> int:
     """
     from bert_score.utils import model2layers
 
-    try:
-        last = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    config = read_json(folder / "config.json", error=CheckpointError)
+    last = config.get("num_hidden_layers") if isinstance(config, dict) else None
+    if not isinstance(last, int) or isinstance(last, bool):
         raise CheckpointError(
             "Not a model that BERTScore can use",
             allowed="a folder with a config.json that has num_hidden_layers",
             got=str(folder),
-        ) from error
+        )
     return int(model2layers.get(name, last))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from itertools import combinations
-from typing import Any
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -12,11 +10,10 @@ from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.judge_scores import TurnScores, by_judge_model, compared, judge_key, turn_scores
+from mlflow_compress.metrics.raters.rater_agreement import rater_agreement
 from mlflow_compress.records import Judgments, MetricResult
 
 PANEL = "mt_bench_panel"
-Ratings = Mapping[Hashable, float]
-"""A judge model's ratings, by answer."""
 
 
 def _agreement_key(name: str, meaning: str) -> MetricKey:
@@ -64,7 +61,7 @@ ALPHA = _agreement_key(
     "2011, nltk. Grades of baseline and variant count alike, each repeat by itself",
 )
 def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
-    """Mean of the judge models' scores, bootstrap over questions; agreement over the answers that two of them graded.
+    """Mean of the judge models' scores, and agreement over the answers that two graded; bootstrap over questions.
 
     The pooled agreement is that of all judges, the one with a pair as `task` that of two.
     """
@@ -73,7 +70,9 @@ def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
     both = inputs.variant is not None
     baseline = _panel(by_judge_model(inputs.baseline.judgments)) if both else None
     runs = {"subject": inputs.subject.judgments, **({"baseline": inputs.baseline.judgments} if both else {})}
-    return compared(inputs, subject, baseline, name=PANEL) + agreement(_ratings(runs))
+    return compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
+        _ratings(runs), _question, inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
+    )
 
 
 def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
@@ -91,65 +90,16 @@ def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
 
 
 def _ratings(runs: Mapping[str, Judgments]) -> dict[str, dict[Hashable, float]]:
-    """Return each judge model's readable ratings, by answer and repeat."""
+    """Return each judge model's readable ratings, by question, and then answer and repeat."""
     found: dict[str, dict[Hashable, float]] = {}
     for who, judgments in runs.items():
         for model, part in by_judge_model(judgments).items():
             rows = found.setdefault(model, {})
             for row in part.table.to_pylist():
                 if row["score"] is not None:
-                    rows[who, row["item_id"], row["turn"], row["repeat"]] = row["score"]
+                    rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
     return found
 
 
-def agreement(ratings: Mapping[str, Ratings]) -> list[MetricResult]:
-    """Return kappa and alpha of every pair of judge models, and pooled; what is undefined is left out.
-
-    Both are undefined where all ratings are one and the same.
-    """
-    kappas, results = [], []
-    for one, other in combinations(sorted(ratings), 2):
-        shared = sorted(ratings[one].keys() & ratings[other].keys(), key=str)
-        pair = f"{one} and {other}"
-        kappa = cohen_kappa([ratings[one][k] for k in shared], [ratings[other][k] for k in shared])
-        if kappa is not None:
-            kappas.append(MetricResult(name=KAPPA.name, value=kappa, n=len(shared), task=pair))
-        alpha = krippendorff_alpha({one: ratings[one], other: ratings[other]})
-        if alpha is not None:
-            results.append(MetricResult(name=ALPHA.name, value=alpha, n=len(shared), task=pair))
-    rated = [sum(key in given for given in ratings.values()) for key in set().union(*ratings.values())]
-    n = sum(count > 1 for count in rated)
-    alpha = krippendorff_alpha(ratings)
-    if alpha is not None:
-        results.append(MetricResult(name=ALPHA.name, value=alpha, n=n))
-    if kappas:
-        mean = float(np.mean([result.value for result in kappas]))
-        kappas.append(MetricResult(name=KAPPA.name, value=mean, n=min(result.n for result in kappas)))
-    return kappas + results
-
-
-def cohen_kappa(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Cohen's kappa of two raters, weighted by the square of the difference; None where it is undefined."""
-    from statsmodels.stats.inter_rater import cohens_kappa
-
-    values, codes = np.unique([*one, *other], return_inverse=True)
-    if len(values) < 2:
-        return None
-    table = np.zeros((len(values), len(values)))
-    np.add.at(table, (codes[: len(one)], codes[len(one) :]), 1)
-    return float(cohens_kappa(table, weights=values, wt="quadratic", return_results=False))
-
-
-def krippendorff_alpha(ratings: Mapping[str, Ratings]) -> float | None:
-    """Return Krippendorff's alpha on the interval scale; None where it is undefined. Missing ratings are left out."""
-    from nltk.metrics.agreement import AnnotationTask
-    from nltk.metrics.distance import interval_distance
-
-    units: dict[Hashable, list[tuple[Any, ...]]] = {}
-    for model, given in ratings.items():
-        for unit, value in given.items():
-            units.setdefault(unit, []).append((model, unit, value))
-    rows = [row for found in units.values() if len(found) > 1 for row in found]
-    if len({value for *_, value in rows}) < 2:
-        return None
-    return float(AnnotationTask(data=rows, distance=interval_distance).alpha())
+def _question(rated: tuple[str, ...]) -> str:
+    return rated[0]

@@ -85,6 +85,7 @@ def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
         option_scores=rows(baseline.option_scores, items),
         generations=rows(baseline.generations, items),
         token_scores=rows(baseline.token_scores, windows),
+        traces=noise.traces,
     )
 
 

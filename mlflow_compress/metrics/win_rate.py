@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import is_of
-from mlflow_compress.metrics.stats.bootstrap import bootstrap, ratio
+from mlflow_compress.metrics.raters.preferences import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "pairwise"
+_PREFIX = "judge/"
 
 
 def _share(name: str, meaning: str, **more: Any) -> MetricKey:
     return MetricKey.share(
-        f"judge/{name}", more.pop("direction", "neither"), meaning, counted="answers", by_task=True, **more
+        f"{_PREFIX}{name}", more.pop("direction", "neither"), meaning, counted="answers", by_task=True, **more
     )
 
 
@@ -68,44 +67,24 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
         if row["score"] not in (None, 0.0, 0.5, 1.0) or row["repeat"] not in (0, 1):
             raise DataError("Comparisons need verdicts of 0, 0.5 or 1 (or none), in two orders", got=row["item_id"])
         pairs.setdefault((row["item_id"], row["turn"]), {})[row["repeat"]] = row
-    questions = sorted({item for item, _ in pairs})
-    place = {item: i for i, item in enumerate(questions)}
-    category = np.full(len(questions), "", dtype=object)
-    # Per question: sum and count of each share, and the number of pairs without a verdict.
-    sums = {key: np.zeros((len(questions), 2)) for key in (WIN_RATE, WINS, LOSSES, CONSISTENCY, FIRST, SECOND)}
-    unscored = np.zeros(len(questions), dtype=np.int64)
+    preferences = []
     for (item, _), orders in pairs.items():
-        row = place[item]
-        category[row] = orders[min(orders)]["category"] or ""
         first, second = (orders[order]["score"] if order in orders else None for order in (0, 1))
-        if first is None or second is None:
-            unscored[row] += 1
-            continue
-        for key, value in _outcome(first, second, asked=orders[0]["judge"] != "none").items():
-            sums[key][row] += (value, 1)
-    results = []
-    s = inputs.settings
-    for part in [None, *sorted({c for c in category if c})]:
-        rows = np.arange(len(questions)) if part is None else np.flatnonzero(category == part)
-        for key, columns in sums.items():
-            total, n = columns[rows].sum(axis=0)
-            if n == 0:
-                continue
-            interval = bootstrap(
-                columns[rows], ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-            )
-            low, high = (None, None) if interval is None else interval
-            counted = {"level": s.level, "n": int(n), "n_unscored": int(unscored[rows].sum()), "category": part}
-            results.append(MetricResult(name=key.name, value=float(total / n), low=low, high=high, **counted))
-    return results
+        adds = None
+        if first is not None and second is not None:
+            adds = _outcome(first, second, asked=orders[0]["judge"] != "none")
+        preferences.append(Preference(item, orders[min(orders)]["category"] or "", adds))
+    return preference_shares(preferences, inputs.settings, prefix=_PREFIX)
 
 
-def _outcome(first: float, second: float, *, asked: bool) -> dict[MetricKey, float]:
+def _outcome(first: float, second: float, *, asked: bool) -> dict[str, float]:
     """Return what one pair adds to each share. A verdict for the variant is 1: it is B in the first order, then A."""
-    won, lost = first == second == 1.0, first == second == 0.0
-    outcome = {WIN_RATE: 1.0 if won else 0.0 if lost else 0.5, WINS: float(won), LOSSES: float(lost)}
+    outcome = won_and_lost(first if first == second else 0.5)
     if asked:
-        outcome[CONSISTENCY] = float(first == second)
-        outcome[FIRST] = float(first == 0.0 and second == 1.0)
-        outcome[SECOND] = float(first == 1.0 and second == 0.0)
+        bias = {
+            CONSISTENCY: first == second,
+            FIRST: first == 0.0 and second == 1.0,
+            SECOND: first == 1.0 and second == 0.0,
+        }
+        outcome |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
     return outcome

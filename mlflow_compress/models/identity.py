@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, CheckpointError
+from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.models import architectures
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
@@ -78,7 +79,7 @@ def weights_hash(path: Path | str) -> str:
     for file in files:
         with file.open("rb") as source:
             total.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json_object(folder / "config.json", error=CheckpointError)
     for name in ("transformers_version", "_name_or_path"):
         config.pop(name, None)
     total.update(json.dumps(config, sort_keys=True).encode())

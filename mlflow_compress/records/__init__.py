@@ -7,13 +7,18 @@ with its baseline row by row. `align` joins two tables on their key, and raises 
 
 from mlflow_compress.records.kinds import (
     Generations,
+    GreedyAnswers,
+    GreedyDistances,
+    GreedyScores,
     Items,
     Judgments,
     OptionDistances,
     OptionScores,
     RunRecords,
+    TokenAnswers,
     TokenDistances,
     TokenScores,
+    Traces,
     columns_hash,
 )
 from mlflow_compress.records.table import Records, align
@@ -21,6 +26,9 @@ from mlflow_compress.records.values import MetricResult, Request
 
 __all__ = [
     "Generations",
+    "GreedyAnswers",
+    "GreedyDistances",
+    "GreedyScores",
     "Items",
     "Judgments",
     "MetricResult",
@@ -29,8 +37,10 @@ __all__ = [
     "Records",
     "Request",
     "RunRecords",
+    "TokenAnswers",
     "TokenDistances",
     "TokenScores",
+    "Traces",
     "align",
     "columns_hash",
 ]

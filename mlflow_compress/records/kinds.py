@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,57 @@ class Generations(Records):
     )
 
 
+class TokenAnswers(Records):
+    """Answers of one model to instructions, as tokens, so that they can be scored without being tokenized again.
+
+    `prompt_tokens` is what the model read. `tokens` is what it wrote, with its end token if it wrote one, and `text` is
+    the same without special tokens. The tokens ``tokens[reasoning_begin:reasoning_end]`` are the model's reasoning (the
+    text between <think> and </think>); both are null where there is none.
+    """
+
+    NAME = "token_answers"
+    KEY = ("task", "item_id", "sample")
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("sample", pa.int16()),
+            pa.field("prompt_tokens", pa.list_(pa.int32())),
+            pa.field("tokens", pa.list_(pa.int32())),
+            pa.field("text", pa.string()),
+            pa.field("reasoning_begin", pa.int32()),
+            pa.field("reasoning_end", pa.int32()),
+        ]
+    )
+
+    def windows(self) -> list[str]:
+        """Return each answer's `item_id` in the token records, where an answer is a window: "<item_id>/<sample>"."""
+        return [f"{item_id}/{sample}" for _, item_id, sample in self.key_rows()]
+
+
+class Traces(TokenAnswers):
+    """The baseline's own sampled answers: a corpus, whose tokens are in `TokenScores` under the same task."""
+
+    NAME = "traces"
+
+
+class GreedyAnswers(TokenAnswers):
+    """A model's answers under greedy decoding."""
+
+    NAME = "greedy_answers"
+
+
+class GreedyScores(TokenScores):
+    """Scores of every token of the baseline's greedy answers, by the baseline itself or by the variant."""
+
+    NAME = "greedy_scores"
+
+
+class GreedyDistances(TokenDistances):
+    """Distances of the variant at every token of the baseline's greedy answers."""
+
+    NAME = "greedy_distances"
+
+
 class Judgments(Records):
     """A judge's rating of one answer: `score` from 1 to 10, or null where there is none.
 
@@ -198,6 +249,10 @@ class RunRecords:
     token_distances: TokenDistances | None = None
     generations: Generations | None = None
     judgments: Judgments | None = None
+    traces: Traces | None = None
+    greedy_answers: GreedyAnswers | None = None
+    greedy_scores: GreedyScores | None = None
+    greedy_distances: GreedyDistances | None = None
 
     def write(self, folder: Path) -> list[Path]:
         """Write every table that exists as Parquet, and return the paths."""
@@ -206,14 +261,32 @@ class RunRecords:
     @classmethod
     def read(cls, folder: Path) -> RunRecords:
         """Read every table that exists; a folder without any is a `DataError`."""
-        kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
-        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in kinds if (folder / f"{k.NAME}.parquet").is_file()}
+        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in _KINDS if (folder / f"{k.NAME}.parquet").is_file()}
         if not tables:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**tables)
 
+    def with_records(self, other: RunRecords) -> RunRecords:
+        """Return these records together with the other's; a table that both have is the other's."""
+        theirs = {f.name: getattr(other, f.name) for f in fields(other)}
+        return replace(self, **{name: table for name, table in theirs.items() if table is not None})
+
+
+_KINDS: tuple[type[Records], ...] = (
+    Items,
+    OptionScores,
+    OptionDistances,
+    TokenScores,
+    TokenDistances,
+    Generations,
+    Judgments,
+    Traces,
+    GreedyAnswers,
+    GreedyScores,
+    GreedyDistances,
+)
+
 
 def columns_hash() -> str:
     """Return a digest of all tables' columns; records that were stored under another digest cannot be read."""
-    kinds = (Items, OptionScores, OptionDistances, TokenScores, TokenDistances, Generations, Judgments)
-    return hashlib.sha256("\n".join(f"{k.NAME} {k.SCHEMA.to_string()}" for k in kinds).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(f"{k.NAME} {k.SCHEMA.to_string()}" for k in _KINDS).encode()).hexdigest()[:16]

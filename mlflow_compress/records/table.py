@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from mlflow_compress import atomic
 from mlflow_compress.errors import AlignmentError, DataError
 
+_ROWS = b"mlflow_compress.rows"  # metadata of a stored table: how many rows were written
+
 
 @dataclass(frozen=True)
 class Records:
@@ -92,22 +94,43 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.NAME}.parquet"
         with atomic.writing(path) as sink:
-            pq.write_table(self.table, sink, compression="zstd")
+            # The number of rows stays with a table that is cut by a tool, and a checksum tells a changed page.
+            told = self.table.replace_schema_metadata({_ROWS: str(len(self))})
+            pq.write_table(told, sink, compression="zstd", write_page_checksum=True)
         return path
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what `write` wrote; a missing or unreadable file is a `DataError`."""
+        """Read what `write` wrote, or another program's table of the same columns.
+
+        Raises
+        ------
+        DataError
+            The file is missing, unreadable or changed; it has other columns, or values of another type; or it has not
+            the rows that were written.
+        """
         path = folder / f"{cls.NAME}.parquet"
         if not path.is_file():
             raise DataError(f"No {cls.NAME} records", got=str(path), fix="Run the evaluate stage again")
         try:
-            table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
+            table = pq.ParquetFile(path, page_checksum_verification=True).read()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"The {cls.NAME} records cannot be read: {error}", got=str(path)) from error
         if table.schema.names != cls.SCHEMA.names:
             raise DataError(f"{cls.NAME} records have the wrong columns", allowed=cls.SCHEMA.names, got=str(path))
-        return cls(table.cast(cls.SCHEMA))
+        written = (table.schema.metadata or {}).get(_ROWS)
+        if written is not None and written != str(table.num_rows).encode():
+            allowed = f"{written.decode(errors='replace')} rows"
+            raise DataError(f"The {cls.NAME} records are not whole", allowed=allowed, got=table.num_rows)
+        try:
+            typed = table.cast(cls.SCHEMA)
+        except pa.ArrowException as error:
+            raise DataError(f"The {cls.NAME} records have a column of another type: {error}", got=str(path)) from error
+        missing = [name for name in cls.KEY if typed.column(name).null_count]
+        if missing:
+            raise DataError(f"The {cls.NAME} records have rows without {missing[0]}", got=str(path))
+        return cls(typed)
 
 
 def align(baseline: Records, variant: Records) -> np.ndarray[Any, Any]:

@@ -12,13 +12,19 @@ import matplotlib
 from mlflow_compress.decide.promotion import KL, SIZE
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.compute import headline
+from mlflow_compress.metrics.core.greedy_tokens import forks
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.kl_by_position import TRACES_KL
+from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.plots.answer_map import draw_map, draw_matrix
+from mlflow_compress.reporting.plots.answers_part import draw_answers_part
 from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.correlations import draw_correlations
 from mlflow_compress.reporting.plots.divergence import draw_divergence
 from mlflow_compress.reporting.plots.margin import draw_margin
 from mlflow_compress.reporting.plots.pairs import draw_pairs
+from mlflow_compress.reporting.plots.positions import draw_positions
 from mlflow_compress.reporting.plots.style import RC, Drawing
 from mlflow_compress.reporting.plots.variants import draw_variants
 from mlflow_compress.reporting.record_tables import (
@@ -94,12 +100,25 @@ def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawin
     return draw_categories(groups) if groups else None
 
 
+def _answers_part(judged: MetricInputs | None) -> Drawing | None:
+    if judged is None or any(judged.missing(name) is not None for name in ("variant", "greedy_answers")):
+        return None
+    return draw_answers_part(forks(judged), level=judged.settings.level)
+
+
+def _positions(results: Sequence[MetricResult]) -> Drawing | None:
+    found = {result.category: result for result in results if result.name == TRACES_KL.name}
+    parts = {category: result for category, result in found.items() if category is not None}
+    return draw_positions(found[None], parts) if parts else None
+
+
 def draw_all(
     inputs: MetricInputs,
     results: Sequence[MetricResult],
     variants: Sequence[Mapping[str, Any]],
     current: str,
     folder: Path,
+    judged: MetricInputs | None = None,
 ) -> list[Figure]:
     """Draw every figure that has data, and write it as a PNG file 1110 pixels wide.
 
@@ -116,12 +135,14 @@ def draw_all(
         Name of this variant in `variants`.
     folder : Path
         Folder of the files; created if it does not exist.
+    judged : MetricInputs, optional
+        Records of the judge stage.
 
     Returns
     -------
     list of Figure
-        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant. A
-        figure without data is left out.
+        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant, where
+        answers part, KL by position. A figure without data is left out.
     """
     with matplotlib.rc_context(RC):
         drawings = {
@@ -130,6 +151,8 @@ def draw_all(
             "change_by_margin": _margin(inputs),
             "flips_by_category": _categories(inputs, results),
             "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
+            "answers_part": _answers_part(judged),
+            "kl_by_position": _positions(results),
         }
         return _saved(drawings, folder)
 
@@ -147,6 +170,12 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
             "correlations": draw_correlations(board),
         }
         return _saved(drawings, folder)
+
+
+def draw_similarity(found: ModelSimilarity, folder: Path) -> list[Figure]:
+    """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
+    with matplotlib.rc_context(RC):
+        return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
 
 
 def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.answers.answers_page import REPORT_SHOWS, answer_cards
+from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
+from mlflow_compress.reporting.answers.judge_account import account_rows
 from mlflow_compress.reporting.footnotes import failures, footnotes
 from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
 from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
+from mlflow_compress.reporting.templates import TEMPLATES
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.reporting.figures import Figure
-
-# Every value is escaped, whatever the template's file suffix is. An undefined name in a template is an error.
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 def _embedded(figure: Figure) -> dict[str, str]:
@@ -76,6 +68,8 @@ def render_report(
     gates: Mapping[str, float] | None = None,
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
+    judge_values: Mapping[str, float] | None = None,
+    answers: Sequence[ComparedAnswer] = (),
 ) -> str:
     """Return the report as one HTML page, with embedded images and without scripts or external files.
 
@@ -103,6 +97,10 @@ def render_report(
         Prompts that were too long for the model and lost their beginning.
     failed_stages : mapping of str to str, optional
         Error message by name of the failed stage; shown under the verdict.
+    judge_values : mapping of str to float, optional
+        Metrics of the judge's run: judgments, those without a rating, calls, tokens, cost.
+    answers : sequence of ComparedAnswer, optional
+        Answers to the same instructions, largest drop first. The first ten are shown, the others are counted.
 
     Raises
     ------
@@ -110,7 +108,7 @@ def render_report(
         A figure's file cannot be read.
     """
     pooled = headline(list(results))
-    return _TEMPLATES.get_template("report.html.j2").render(
+    return TEMPLATES.get_template("report.html.j2").render(
         title=title,
         verdict=verdict,
         failures=failures(failed_stages),
@@ -125,4 +123,7 @@ def render_report(
         setup=setting_pairs(setup or {}),
         not_computed=list((not_computed or {}).items()),
         values=value_rows(pooled),
+        account=account_rows(judge_values or {}),
+        answer_cards=answer_cards(answers[:REPORT_SHOWS]),
+        n_answers=len(answers),
     )

@@ -33,6 +33,8 @@ PERCENT = Scale(suffix=" %", difference_suffix=" pt", decimals=1)
 PLAIN = Scale()
 NATS = Scale(decimals=0)
 
+COUNT = Scale(decimals=0)
+
 _MOST_DECIMALS = 6
 _SIGNIFICANT = 3
 _SAME_SIZE = "same size"
@@ -43,7 +45,7 @@ _SPARSE = (
 
 def scale_of(unit: str) -> Scale:
     """Return the scale of a unit of `MetricKey`."""
-    return {"share": SHARE, "percent": PERCENT, "nats": NATS}.get(unit, PLAIN)
+    return {"share": SHARE, "percent": PERCENT, "nats": NATS, "tokens": COUNT}.get(unit, PLAIN)
 
 
 def _decimals_of(value: float, half_width: float | None) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mlflow_compress.decide.promotion import FLIPS, KL
 from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
 from mlflow_compress.decide.scoreboard.score_columns import DELTA, JUDGE, SIMILARITY
+from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.reporting.numbers import bytes_text, interval_text, plain, scale_of
@@ -172,6 +173,16 @@ def scoreboard_csv(board: Scoreboard) -> str:
             cell = row.cells.get(column.key)
             values += [None] * 4 if cell is None else [cell.value, cell.low, cell.high, cell.n]
         writer.writerow(values)
+    return out.getvalue()
+
+
+def similarity_csv(found: ModelSimilarity) -> str:
+    """Return the similarity of every pair of models as CSV, and each model's place on the principal components."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["model", *map(_not_a_formula, found.names), "component_1", "component_2"])
+    for name, row, place in zip(found.names, found.values.tolist(), found.coordinates.tolist(), strict=True):
+        writer.writerow([_not_a_formula(name), *row, *place])
     return out.getvalue()
 
 

@@ -3,8 +3,10 @@
 from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
+from mlflow_compress.results.cost_plan import CostPlan, StageCost
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
+from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
@@ -16,16 +18,20 @@ from mlflow_compress.tracking.store import RunLink
 __all__ = [
     "AliasHistory",
     "AnswerEvaluation",
+    "BlindSheet",
     "Comparison",
     "CompressedModel",
+    "CostPlan",
     "Evaluation",
     "GateRow",
     "GateVerdict",
+    "HumanRatings",
     "Listing",
     "PlannedVariant",
     "Promotion",
     "Rollback",
     "RunLink",
+    "StageCost",
     "Sweep",
     "SweepPlan",
     "SweepProgress",

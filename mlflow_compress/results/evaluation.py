@@ -160,10 +160,13 @@ class AnswerEvaluation(Measurement):
         The baseline's short name.
     skipped : str
         What was left out or found in the store, and why; empty where nothing was.
+    account : mapping of str to float
+        Judgments, those without a rating by reason, calls, tokens and cost; empty where no judge model was asked.
     """
 
     baseline: str
     skipped: str = ""
+    account: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -173,4 +176,5 @@ class AnswerEvaluation(Measurement):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the texts as plain values, ready for JSON."""
-        return {**super().to_dict(), "baseline": self.baseline, "skipped": self.skipped}
+        own = {"baseline": self.baseline, "skipped": self.skipped, "account": dict(self.account)}
+        return {**super().to_dict(), **own}

@@ -13,22 +13,20 @@ import numpy as np
 
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
-from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenDistances, TokenScores
+from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.execution import Baseline, Execution, InThisProcess, PassWork, RunsElsewhere
-from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_documents, cut_strided, cut_windows
+from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
 from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
-from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport
+from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport, default_limits
 from mlflow_compress.scoring.scoring_pass import Targets
 
 __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
 logger = logging.getLogger(__name__)
-
-_HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
 
 
 class Scorer:
@@ -111,7 +109,7 @@ class Scorer:
     def score_corpus(
         self,
         task: str,
-        text: str | Sequence[str],
+        text: str | Sequence[str] | TokenAnswers,
         *,
         window: int = 512,
         stride: int | None = None,
@@ -120,11 +118,12 @@ class Scorer:
         baseline: Baseline = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Score each token of a running text, or of several documents.
+        """Score each token of a running text, of several documents, or of a model's answers.
 
         A text without a `stride` is cut into llama.cpp's independent windows (see `corpus_windows.cut_windows`). With a
         `stride` the windows overlap, and every token but the first is scored once (see `corpus_windows.cut_strided`).
-        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`).
+        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers
+        the tokens behind the prompt are scored, as they were written (see `corpus_windows.cut_answers`).
 
         Raises
         ------
@@ -134,12 +133,7 @@ class Scorer:
             When the window exceeds the model's context, or the stride the window.
         """
         began = time.monotonic()
-        if not isinstance(text, str):
-            windows: Windows = cut_documents(self.encoder, text)
-        elif stride is None:
-            windows = cut_windows(self.encoder, text, window, max_tokens)
-        else:
-            windows = cut_strided(self.encoder, text, window, stride)
+        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
         work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)
@@ -197,11 +191,10 @@ class Scorer:
             stored = baseline.manifest.limits
         elif isinstance(baseline, LoadedModel):
             check_same_tokenizer(baseline, self.loaded)
-        automatic = 4096 if self.loaded.device.type == "cuda" else 1024
-        rows = max(1, min(1024, _HEAD_BYTES // (4 * self.loaded.vocab_size)))
+        automatic = default_limits(self.loaded.vocab_size, on_gpu=self.loaded.device.type == "cuda")
         return {
-            "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic,
-            "head_rows": self.config.head_rows or stored.get("head_rows") or rows,
+            "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic["batch_tokens"],
+            "head_rows": self.config.head_rows or stored.get("head_rows") or automatic["head_rows"],
         }
 
     def _path(self, max_length: int, baseline: Baseline) -> tuple[str, str | None]:

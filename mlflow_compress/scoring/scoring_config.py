@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from mlflow_compress.errors import ConfigError
 
 PATHS = ("auto", "packed", "plain")
+_HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
+
+
+def default_limits(vocabulary: int, *, on_gpu: bool) -> dict[str, int]:
+    """Return the sizes of batches and head products where neither settings nor a baseline decide."""
+    return {
+        "batch_tokens": 4096 if on_gpu else 1024,
+        "head_rows": max(1, min(1024, _HEAD_BYTES // (4 * vocabulary))),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

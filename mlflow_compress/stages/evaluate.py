@@ -24,6 +24,7 @@ from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.evaluation.baseline_traces import with_traces
 from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.open_models import engine_started, light, load
@@ -50,6 +51,15 @@ def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") ->
     return suite.rendered(lambda message: chat.prompt([message], system=system))
 
 
+def readable(store: Store, base: LightModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+    """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
+
+    Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
+    """
+    rendered = with_chat_template(base, suite, config.inference.system_prompt or "")
+    return with_traces(store, base, rendered, config, write=write)
+
+
 def open_baseline(config: EvaluateConfig) -> LightModel:
     """Return the baseline without its weights."""
     with folder_or_hub("model", model_path(config.source.model)):
@@ -59,8 +69,7 @@ def open_baseline(config: EvaluateConfig) -> LightModel:
 def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
     """Return the baseline's evaluation: found in the store, or evaluated now."""
     base = open_baseline(config)
-    suite = with_chat_template(base, suite_of(config), config.inference.system_prompt or "")
-    return find_or_evaluate(store, base, suite, config)
+    return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,7 @@ def evaluate_variant(
     base = open_baseline(config)
     variant = light(str(config.checkpoint), config.source, config.inference, config.running)
     check_same_tokenizer(base, variant)
-    suite = with_chat_template(base, suite, config.inference.system_prompt or "")
+    suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config)
     # The id of the baseline's run identifies tasks, settings and states.
     fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})

@@ -20,7 +20,7 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.results import GateVerdict
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluate import with_chat_template
+from mlflow_compress.stages.evaluate import readable
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
 from mlflow_compress.stages.evaluation.open_models import light, load
 from mlflow_compress.stages.gating.final_verdict import at_once, is_sure, verdict_of_gate
@@ -63,10 +63,10 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         base = light(model_path(config.source.model), config.source, config.inference)
     variant = light(str(config.checkpoint), config.source, config.inference)
     check_same_tokenizer(base, variant)
-    suite = with_chat_template(base, suite, config.inference.system_prompt or "")
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
     with store.run(f"gate {manifest.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
         run.log_params({**as_text(config), "policy_sha256": policy.sha256})
+        suite = readable(store, base, suite, evaluation)
         baseline = find_or_evaluate(store, base, suite, evaluation)
         run.set_tags({run_names.EVALUATION: baseline.evaluation, run_names.BASELINE_RUN: baseline.run_id})
         inputs = MetricInputs(baseline=baseline.records)

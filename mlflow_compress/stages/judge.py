@@ -9,22 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.errors import ConfigError, JudgeError
+from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
-from mlflow_compress.judges.encoder import EMBEDDED, embedded_folder
-from mlflow_compress.judges.session import check_address, prices_of, spending_of
+from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.judge_registry import AnswerVectors
+from mlflow_compress.judges.session import prices_of, spending_of
+from mlflow_compress.judges.transport.addresses import check_address
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
-from mlflow_compress.records import Judgments, RunRecords
+from mlflow_compress.records import Generations, Judgments, RunRecords
+from mlflow_compress.records.embeddings import Embeddings
+from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import engine_started, light
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, engine_started, light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
+from mlflow_compress.stages.judging.answers_artifact import log_answers
+from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
+from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
@@ -45,8 +52,17 @@ def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
     return Judgments.concat(found) if found else None
 
 
-def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
-    """Return the embeddings that the similarity metrics compare; None if no judge computes embeddings.
+def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> RunRecords:
+    """Return the answers of one model, and all that judges have found about it."""
+    found = RunRecords(generations=answers, judgments=_judgments(judged, who))
+    for one in judged.values():
+        if who in one.records:
+            found = found.with_records(one.records[who])
+    return found
+
+
+def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
+    """Return the embedded answers; None if no judge computes embeddings.
 
     Raises
     ------
@@ -56,11 +72,23 @@ def _embeddings(judged: Mapping[str, Judged]) -> AnswerEmbeddings | None:
     vectors = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
     if len(vectors) > 1:
         raise ConfigError("Only one judge may give embeddings", got=", ".join(vectors), fix="Uninstall one of them")
-    if not vectors:
+    return next(iter(vectors.values()), None)
+
+
+def _embeddings(given: AnswerVectors | None) -> AnswerEmbeddings | None:
+    """Return the embeddings as the similarity metrics compare them."""
+    if given is None:
         return None
-    [given] = vectors.values()
     by_model = given.vectors
     return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
+
+
+def _write_embeddings(given: AnswerVectors, folder: Path) -> None:
+    """Write one folder of records per model, for the comparison of all variants of an experiment."""
+    for who, vectors in given.vectors.items():
+        Embeddings.from_array(
+            given.task, given.item_ids, vectors, encoder=given.encoder, encoder_id=given.encoder_id
+        ).write(folder / who)
 
 
 def _bertscore_model(name: str | None) -> tuple[str, int] | None:
@@ -73,12 +101,16 @@ def _bertscore_model(name: str | None) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What a run's metrics are computed from, what was skipped, what its note adds, and why it fails at its end."""
+    """What a run's metrics are computed from, what was skipped, what its note adds, and why it fails at its end.
+
+    `account` has the numbers of judgments, calls and tokens, and the cost.
+    """
 
     inputs: MetricInputs
     skipped: str
     remarks: tuple[str, ...]
     failed: str | None
+    account: Mapping[str, float]
 
 
 def judge(
@@ -93,25 +125,40 @@ def judge(
         base = light(model_path(config.source.model), config.source, config.inference, config.running)
     models = base, light(str(config.checkpoint), config.source, config.inference, config.running)
     check_same_tokenizer(*models)
-    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config)
-    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config)
+    load, greedy = OneLoaded(), {}
+    greedily = any(JUDGES.get(name).greedy for name in judges)
+    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
+    decoded = baseline_greedy(store, models[0], instructions, config, load) if greedily else None
+    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
+    if decoded is not None:
+        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
+        greedy = {"baseline": decoded[1], "variant": of_variant}
+    load.free()
     spending = spending_of(config)
+    estimates: list[str] = []
+
+    def tell(line: str) -> None:
+        estimates.append(line)
+        say(line)
+
     answers = JudgeInputs(
         instructions=instructions,
         graded={"baseline": baseline.graded, "variant": variant.graded},
         samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
         spending=spending,
-        say=say,
+        say=tell,
+        greedy=greedy,
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}
     finally:  # what was spent is logged too when a judge stops, or is stopped
         if spending.calls:
             run.log_values(spending.values())
+    vectors = _vectors(judged)
     inputs = MetricInputs(
-        baseline=RunRecords(generations=baseline.graded, judgments=_judgments(judged, "baseline")),
-        variant=RunRecords(generations=variant.graded, judgments=_judgments(judged, "variant")),
-        embeddings=_embeddings(judged),
+        baseline=_records(baseline.graded, judged, "baseline"),
+        variant=_records(variant.graded, judged, "variant"),
+        embeddings=_embeddings(vectors),
         settings=settings,
     )
     run.log_params(
@@ -121,8 +168,11 @@ def judge(
             "device": models[1].device.type,
         }
     )
-    if values := _sums(one.values for one in judged.values()):
-        run.log_values({**values, "judge/calls": spending.calls})
+    account = _sums(one.values for one in judged.values())
+    if "judge/judgments" in account:
+        account = {**account, **spending.values()}
+    if account:
+        run.log_values(account)
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
     skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
@@ -135,15 +185,35 @@ def judge(
         with tempfile.TemporaryDirectory() as folder:
             inputs.baseline.judgments.write(Path(folder))
             run.log_folder(Path(folder), run_names.BASELINE_GRADES)
+    title = f"{read_manifest(config.checkpoint).label} against {model_label(config.source.model)}"
+    log_answers(run, title, instructions, (baseline.graded, variant.graded), inputs)
     with tempfile.TemporaryDirectory() as folder:
         variant.samples.write(Path(folder))
         run.log_folder(Path(folder), SAMPLES)
+    if vectors is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _write_embeddings(vectors, Path(folder))
+            run.log_folder(Path(folder), run_names.EMBEDDINGS)
+    remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
+    if config.judging.judge_traces:
+        remarks.append(_show(run, instructions, answers, inputs))
     return _Outcome(
         inputs=inputs,
         skipped=skipped,
-        remarks=(*(remark for one in judged.values() for remark in one.remarks), spending.remark),
+        remarks=tuple(remarks),
+        account=account,
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
+
+
+def _show(run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: MetricInputs) -> str:
+    """Show the judgments as traces; return what the note says if that failed. They are in the records in any case."""
+    said = {"baseline": inputs.baseline.judgments, "variant": inputs.subject.judgments}
+    try:
+        run.log_judged_answers(judged_answers(instructions, answers.graded, said))
+    except TrackingError as error:
+        return str(error).rstrip(".")
+    return ""
 
 
 def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -204,4 +274,5 @@ def run_judge(
         run=store.link(run.run_id),
         baseline=label,
         skipped=skipped,
+        account=outcome.account,
     )

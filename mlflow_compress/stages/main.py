@@ -20,7 +20,8 @@ from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.judges.session import prices_of, without_password
+from mlflow_compress.judges.session import prices_of
+from mlflow_compress.judges.transport.addresses import VARIABLES, without_password
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
@@ -227,7 +228,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
         A stage failed.
     """
     with without_password(config.judge_config()) as judging:
-        return _run_main(config.with_values(judge_base_url=judging.judging.judge_base_url), say)
+        return _run_main(config.with_values(**{name: judging.values()[name] for name in VARIABLES}), say)
 
 
 def _run_main(config: MainConfig, say: Callable[[str], None]) -> VariantRun:

@@ -10,7 +10,7 @@ from mlflow_compress import demo
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
-from mlflow_compress.judges.encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.paths import started_in
 
 

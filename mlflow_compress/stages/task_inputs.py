@@ -10,7 +10,8 @@ from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig, 
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite
-from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.items.task import TaskSettings, seeded
+from mlflow_compress.items.trace_corpus import TraceCorpus
 from mlflow_compress.kept import kept
 
 
@@ -25,10 +26,25 @@ def task_settings(config: EvaluateConfig) -> TaskSettings:
 def suite_of(config: EvaluateConfig) -> Suite:
     """Return the suite that a configuration names: tasks and corpora."""
     deciding = tuple((name, value) for name, value in as_text(config).items() if name != "checkpoint")
-    return kept(
+    suite = kept(
         ("suite", deciding),
         lambda: load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config)),
     )
+    if any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
+        trace_prompts(config)  # a wrong set is refused now, not when a model has been loaded
+    return suite
+
+
+def trace_prompts(config: EvaluateConfig) -> list[Instruction]:
+    """Return the instructions that the baseline answers for the task `traces`: a seeded draw, in the set's order."""
+    asked, settings = config.traces, task_settings(config)
+    found = find_instructions(
+        asked.trace_instructions, model=config.source.model, settings=settings, parameter="trace_instructions"
+    )
+    if not 0 < asked.trace_prompts < len(found):
+        return found
+    chosen = seeded(settings, "traces").sample(range(len(found)), asked.trace_prompts)
+    return [found[number] for number in sorted(chosen)]
 
 
 def instructions_of(config: JudgeConfig) -> list[Instruction]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from mlflow_compress.errors import TrackingError
+from mlflow_compress.files.json_text import read_json
 from mlflow_compress.home import home
 from mlflow_compress.tracking.downloads import Downloads, limit_bytes
 
@@ -63,9 +63,8 @@ def json_of_found(run: Run, name: str) -> Any:
     if not _is_local(run.info.artifact_uri):
         return json_artifact(run.info.run_id, name)
     try:
-        folder = Path(local_file_uri_to_path(run.info.artifact_uri))
-        return json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(Path(local_file_uri_to_path(run.info.artifact_uri)) / name, error=TrackingError)
+    except TrackingError as error:
         raise TrackingError(
             f"Run {run.info.run_id} has no artifact {name!r} that can be read", got=str(error)
         ) from error

@@ -17,8 +17,10 @@ from typing import Any
 
 from mlflow_compress import atomic
 from mlflow_compress.errors import TrackingError
+from mlflow_compress.files.json_text import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
+from mlflow_compress.records.judged_answers import JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.store import RunLink, StoredRun
@@ -91,6 +93,9 @@ class FolderRun:
         """Store a JSON-serialisable value."""
         atomic.write(self.folder / name, (json.dumps(value, indent=1) + "\n").encode())
 
+    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+        """Do nothing: a folder has no page for them; its records hold every judgment."""
+
     def set_note(self, markdown: str) -> None:
         """Set the run's description."""
         self._content["note"] = markdown
@@ -134,11 +139,22 @@ class FolderStore:
             raise
         run.end("FINISHED")
 
+    def add_to(self, run_id: str) -> FolderRun:
+        """Return a run that has ended, to add to it; see `Store.add_to`."""
+        run = FolderRun(self.root / run_id)
+        run._content = self._content(run_id)
+        return run
+
     def _content(self, run_id: str) -> dict[str, Any]:
+        path = self.root / run_id / RUN_FILE
         try:
-            return dict(json.loads((self.root / run_id / RUN_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise TrackingError(f"The folder {self.root} has no such run", got=run_id) from error
+            content = read_json_object(path, error=TrackingError)
+        except TrackingError as error:
+            raise TrackingError(f"The folder {self.root} has no such run: {error}", got=run_id) from error
+        kinds = {"tags": dict, "metrics": dict, "params": dict, "status": str, "started": float}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]:
+            raise TrackingError(f"{path} does not describe a run: {wrong[0]} is missing or broken")
+        return content
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         """Return the finished runs of a stage with these tags, newest first."""
@@ -176,8 +192,8 @@ class FolderStore:
     def fetch_json(self, run_id: str, name: str) -> Any:
         """Return a JSON artifact of a run."""
         try:
-            return json.loads((self.root / run_id / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return read_json(self.root / run_id / name, error=TrackingError)
+        except TrackingError as error:
             raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
 
     def link(self, run_id: str) -> RunLink:

@@ -21,6 +21,7 @@ BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files; several
 WEIGHTS = "weights"  # of a logged model: "logged" (stored with it) or "reference" (to a folder)
 METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
+BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
@@ -34,7 +35,9 @@ FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the oth
 
 # Artifact folders and files of the stages' runs.
 RECORDS, NOISE = "records", "noise"
+EMBEDDINGS = "embeddings"  # of a judge run: vectors of the answers of "baseline", "again" and "variant"
 BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
+ANSWERS = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.records import MetricResult
+from mlflow_compress.records.judged_answers import JudgedAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,9 @@ class OpenRun(Protocol):
     def log_json(self, value: Any, name: str) -> None:
         """Store a JSON-serialisable value."""
 
+    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+        """Show judged answers, where the store has a page for them."""
+
     def set_note(self, markdown: str) -> None:
         """Set the run's description."""
 
@@ -91,6 +95,9 @@ class Store(Protocol):
         self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True
     ) -> AbstractContextManager[Any]:
         """Open a run; it ends FINISHED, FAILED with the error, or KILLED when interrupted."""
+
+    def add_to(self, run_id: str) -> OpenRun:
+        """Return a run that has ended, to add to it. Its status stays. An unknown id is a `TrackingError`."""
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         """Return the finished runs of a stage with these tags, newest first."""

@@ -13,7 +13,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from mlflow_compress.records import MetricResult
+from mlflow_compress.records.judged_answers import JudgedAnswer
 from mlflow_compress.tracking.logged_values import new_parameters, rounded
+from mlflow_compress.tracking.traces.judgment_traces import log_judged_answers
 
 _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
@@ -105,6 +107,10 @@ class TrackedRun:
         paths = [f"figures/{name}.png" for name in names]
         images = [{"type": "image", "filepath": path, "compressed_filepath": path} for path in paths]
         self.log_table({"figure": names, "image": images}, "figures.json")
+
+    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+        """Show judged answers as traces of this run, with an assessment per judgment."""
+        log_judged_answers(self._client.tracking_uri, str(self.info.experiment_id), self.run_id, judged)
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""

@@ -243,6 +243,11 @@ class Tracker:
         """Return the finished runs of a stage with the given tags, newest first, over all experiments."""
         return [_stored(run) for run in self.find_finished(stage, **tags)]
 
+    def add_to(self, run_id: str) -> TrackedRun:
+        """Return a run that has ended, to add to it; see `Store.add_to`."""
+        self.look_up(run_id)
+        return TrackedRun(self.client, run_id)
+
     def look_up(self, run_id: str) -> StoredRun:
         """Return one run. An unknown id is a `TrackingError`."""
         try:

@@ -21,7 +21,7 @@ from mlflow_compress.metrics import (
     unmet,
 )
 from mlflow_compress.records import OptionScores, Records, RunRecords
-from tests import metric_records
+from tests import metric_records, written_records
 
 # What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
 # fails `test_no_key_was_forgotten`: decide where it belongs.
@@ -48,6 +48,7 @@ IDENTITY = {
     "distance/corpus_top10_agreement": 1.0,
     "distance/corpus_rbo10": 1.0,
     "distance/corpus_kl_mean": 0.0,
+    "distance/traces_kl": 0.0,
     "distance/corpus_kl_p99": 0.0,
     "distance/corpus_kl_max": 0.0,
     "distance/corpus_acceptance": 1.0,
@@ -63,6 +64,10 @@ IDENTITY = {
     "robustness/orders_position_bias_delta": 0.0,
     "uncertainty/uacc_delta": 0.0,
     "uncertainty/set_size_delta": 0.0,
+    "judge/identical_answers_pct": 100.0,
+    "judge/share_of_divergent_tokens_pct": 0.0,
+    "judge/kl_greedy": 0.0,
+    "judge/kl_to_fork": 0.0,
     "judge/mt_bench_delta": 0.0,
     "judge/similarity_unweighted": 1.0,
     "judge/similarity": 1.0,
@@ -78,6 +83,7 @@ IDENTITY = {
     "noise/kl_mean": 0.0,
     "noise/top1_agreement": 1.0,
     "noise/corpus_kl_mean": 0.0,
+    "noise/traces_kl": 0.0,
     "noise/corpus_top1_agreement": 1.0,
     "noise/corpus_dp_rms_pct": 0.0,
 }
@@ -112,6 +118,9 @@ ALONE = {
     "uncertainty/coverage_kept",
     "judge/mt_bench_turn1",
     "judge/mt_bench_turn2",
+    "judge/first_divergent_token",  # of identical models none exists
+    "judge/kl_behind_fork",
+    "judge/share_of_divergent_tokens_floor_pct",
     "judge/similarity_floor",
     "judge/similarity_rouge_pearson",  # of identical models none exists: nothing varies
     "judge/similarity_rouge_spearman",
@@ -136,9 +145,9 @@ ON_REQUEST = {
     "judge/pairwise_second",
 }
 
-FULL = metric_records.inputs(60)
+FULL = written_records.inputs(60)
 RESULTS = compute_all(FULL)
-SAME = headline(compute_all(metric_records.identical(FULL)))
+SAME = headline(compute_all(written_records.identical(60)))
 
 
 def test_no_key_was_forgotten():
@@ -263,7 +272,7 @@ def test_all_ties_take_the_first_option_for_both_models():
 
 
 def test_equal_input_gives_equal_output():
-    fresh = compute_all(metric_records.inputs(60))
+    fresh = compute_all(written_records.inputs(60))
     assert fresh == RESULTS
 
 

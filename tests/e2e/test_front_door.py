@@ -29,6 +29,8 @@ ORDER = (
     "compare",
     "load",
     "judge",
+    "blind",
+    "ratings",
     "gate",
 )
 

@@ -113,6 +113,11 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(
     again = parent(tracker)
     assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7
+    # What the judgments will take is said before the first call; what they took stands in the report, with the answers.
+    assert "[judge] j: " in done.stderr and " calls: about " in done.stderr
+    page = (tracker.fetch(again.info.run_id, "report") / "report.html").read_text(encoding="utf-8")
+    assert "Judgments and their cost" in page and "all with a rating" in page
+    assert page.count('<article class="pair">') == 2 and "grade 7 of 10" in page
     assert again.data.metrics["distance/kl_mean"] == main.data.metrics["distance/kl_mean"]
     now = tracker.children(main.info.run_id)
     assert {stage: now[stage].info.run_id for stage in ("quantize", "evaluate")} == {

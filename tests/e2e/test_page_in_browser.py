@@ -56,7 +56,8 @@ def test_what_models_wrote_does_not_run_and_the_policy_is_kept(tab: Browser, pag
 def test_figures_are_drawn_as_vectors_with_a_text_for_readers(tab: Browser, page: str) -> None:
     tab.show(page)
     tab.ready()
-    assert tab.run("document.querySelectorAll('.plot svg circle').length") == 4  # two variants in two figures
+    # Two variants in two figures, and four models by their answers.
+    assert tab.run("document.querySelectorAll('.plot svg circle').length") == 8
     labels = tab.run("[...document.querySelectorAll('.plot svg')].map((svg) => svg.getAttribute('aria-label'))")
     assert labels[0] == "Size against KL, items (nats) of 2 variants; the scoreboard has the numbers."
     assert tab.run("document.querySelectorAll('canvas').length") == 0
@@ -123,7 +124,7 @@ def test_without_scripts_the_page_is_tables(tab: Browser, page: str) -> None:
     tab.show(page, scripts=False)
     seen = "[...document.querySelectorAll(%r)].map((found) => found.checkVisibility())"
     tab.until("document.readyState === 'complete' && document.querySelector('.scores') !== null")
-    assert tab.run(seen % ".scores, .heat, .static table, .pairs") == [True] * 7
+    assert tab.run(seen % ".scores, .heat, .static table, .pairs") == [True] * 8
     assert set(tab.run(seen % ".needs-script")) == {False}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, hash_others
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import stored_weights
 
@@ -151,6 +151,7 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
         device="cpu",
         library_versions={"torch": "2"},
         weight_files=stored_weights.hash_weights(checkpoint)[0],
+        other_files=hash_others(checkpoint),
         probe_sha256="1" * 64,
         reload={"kl_max": 0.0},
     )
@@ -192,3 +193,34 @@ def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest
     save_file({"x": torch.zeros(1)}, checkpoint / "extra.safetensors")
     with pytest.raises(CheckpointError, match=r"not those of its manifest.*extra\.safetensors"):
         CheckpointManifest.read(checkpoint)
+
+
+def test_every_file_is_covered_not_the_weights_alone(checkpoint: Path, manifest: CheckpointManifest) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        (checkpoint / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"not in its manifest.*config\.json"):
+        CheckpointManifest.read(checkpoint)
+    whole = replace(manifest, other_files=hash_others(checkpoint))
+    whole.write(checkpoint)
+    assert CheckpointManifest.read(checkpoint) == whole and "config.json" in whole.other_files
+    for harmless in ("README.md", ".cache", "a.lock"):
+        (checkpoint / harmless).write_text("x")
+    assert CheckpointManifest.read(checkpoint) == whole
+    (checkpoint / "config.json").write_text('{"hidden_size": 1}')
+    with pytest.raises(CheckpointError, match=r"has changed.*config\.json"):
+        CheckpointManifest.read(checkpoint)
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"is missing.*config\.json"):
+        CheckpointManifest.read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size_bytes": "120"}, {"settings": []}, {"other_files": {"a": 1}}, {"size_ratio": None}, {"label": 3}]
+)
+def test_a_manifest_with_a_field_of_another_type_is_refused(
+    checkpoint: Path, manifest: CheckpointManifest, wrong: dict[str, object]
+) -> None:
+    path = checkpoint / MANIFEST_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    with pytest.raises(CheckpointError, match=f"{MANIFEST_FILE} is broken: {next(iter(wrong))}"):
+        CheckpointManifest.read(checkpoint, verify=False)

@@ -23,7 +23,7 @@ from mlflow_compress.judges.transport.client import Transport
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from mlflow_compress.judges.transport.pacing import PerMinute
 from mlflow_compress.judges.transport.replies import NoReply, Reply, Usage, read_completion
-from mlflow_compress.judges.transport.spending import Price, Spending, read_prices
+from mlflow_compress.judges.transport.spending import Budget, Price, Spending, read_prices
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, WRITING, grade, instructions
 
@@ -209,7 +209,7 @@ def test_the_budget_stops_before_the_next_call_and_the_next_run_goes_on(tmp_path
     st.floats(0.01, 1.0),
 )
 def test_what_is_spent_never_exceeds_the_budget(calls: list[tuple[int, int, float, bool]], budget: float) -> None:
-    spending = Spending({"m": Price(prompt=30.0, completion=60.0)}, budget)
+    spending = Spending({"m": Price(prompt=30.0, completion=60.0)}, Budget(budget))
     for n_bytes, longest, used, counted in calls:
         most = spending.most("m", n_bytes, longest)
         if spending.is_decided(most) and spending.begin(most):

@@ -18,7 +18,8 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError, Judge
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.judgment_cache import JudgmentCache
-from mlflow_compress.judges.session import check_address, endpoint_from, without_password
+from mlflow_compress.judges.session import endpoint_from
+from mlflow_compress.judges.transport.addresses import check_address, without_password
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
@@ -360,7 +361,7 @@ def test_missing_answers_and_references_are_named() -> None:
 def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "judgments.jsonl"
     path.write_text('{"key": "a", "value": {}}\nnot json\n{"key": "b", "value": {}}\n')
-    with pytest.raises(DataError, match="Line 2"):
+    with pytest.raises(DataError, match="line 2: not JSON"):
         open_judge("http://localhost/v1", tmp_path)
 
 
@@ -389,3 +390,14 @@ def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
         sink.write('{"key": "c", "val')
     cache.put("d", {"text": "d"})  # by a process that had the file open before
     assert len(JudgmentCache(path)) == 81
+
+
+def test_a_reply_that_only_quotes_the_question_is_asked_again_and_then_unscored(tmp_path: Path) -> None:
+    item = Instruction("q", "writing", ("Explain why you would give [[10]] here.",))
+    with judge_server(lambda number, body: 'The user writes "give [[10]] here".') as server:
+        judged = grade(server.base_url, tmp_path, item)
+    assert len(server.bodies) == 3
+    assert judged.values["judge/unscored/quoted"] == judged.values["judge/judgments"] == 1
+    with judge_server(lambda number, body: "Clear. Rating: [[10]]") as server:
+        judged = grade(server.base_url, tmp_path / "other", item)
+    assert judged.judgments["variant"].column("score").tolist() == [10.0] and len(server.bodies) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, DataError
-from mlflow_compress.judges.encoder import SentenceEncoder, check_files, load_encoder
+from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, check_files, load_encoder
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.records import Generations
 

@@ -56,12 +56,17 @@ def test_order_does_not_matter_and_unanswered_is_counted_apart():
         compare_answers(base, _rows([None] * 5))
 
 
-def test_answers_of_any_type_compare_by_equality():
-    # 1 and "1" are different answers, 1 and 1.0 are not; 1 is right where the gold is 1.
-    found = compare_answers(_rows([1, "1"], gold=[1, 1]), _rows(["1", "one"], gold=[1, 1]))
-    assert (found["c2w"], found["w2w"]) == (1, 1)
+def test_answers_of_any_type_compare_by_their_text():
+    # One program writes 1, another one "1", a third one 1.0: one answer.
+    found = compare_answers(
+        _rows([1, "1", 1.0, True], gold=[1, 1, "1", "true"]), _rows(["1", "one", 1, True], gold=[1, 1, 1, "true"])
+    )
+    assert (found["n"], found["c2w"], found["w2c"], found["w2w"]) == (4, 1, 0, 0)
     found = compare_answers(_rows([2, [1, 2]], gold=[1, 1]), _rows([2.0, [1, 2]], gold=[1, 1]))
     assert (found["c2w"], found["w2w"]) == (0, 0)
+    for broken in ({"a": 1}, float("inf")):
+        with pytest.raises(DataError, match="Row 1 has a pred that is no answer"):
+            _rows([broken], gold=["x"])
 
 
 def test_other_items_golds_and_prompts_are_refused():

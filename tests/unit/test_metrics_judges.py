@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from mlflow_compress.metrics.core.compute import compute_all, unmet
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.judge_panel import cohen_kappa, krippendorff_alpha
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.raters.rater_agreement import cohen_kappa, krippendorff_alpha, rater_agreement
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 
 Grades = Mapping[str, Sequence[Sequence[float | None]]]
@@ -100,6 +100,47 @@ def test_alpha_is_that_of_krippendorffs_example() -> None:
     assert krippendorff_alpha(ratings) == pytest.approx(0.811, abs=5e-4)
     assert krippendorff_alpha({"a": {1: 5.0}, "b": {1: 5.0}}) is None
     assert krippendorff_alpha({"a": {1: 5.0}, "b": {2: 4.0}}) is None
+
+
+def agreed(ratings: Mapping[str, Mapping[Any, float]], **settings: Any) -> dict[tuple[str, str | None], MetricResult]:
+    found = rater_agreement(ratings, lambda key: key[0], MetricSettings(**settings), kappa="kappa", alpha="alpha")
+    return {(result.name, result.task): result for result in found}
+
+
+def test_agreement_has_an_interval_over_questions() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(1, 10, size=60).astype(float)
+    ratings = {who: {(q, turn): truth[q] + rng.integers(0, 2) for q in range(60) for turn in (0, 1)} for who in "abc"}
+    found = agreed(ratings)
+    assert found.keys() == {(n, t) for n in ("kappa", "alpha") for t in (None, "a and b", "a and c", "b and c")}
+    for result in found.values():
+        assert result.low is not None and result.high is not None
+        assert 0.9 < result.low < result.value < result.high < 1.0
+    # A question whose two turns are equal counts once: the interval is that of the first turns alone, as wide.
+    doubled = {who: {(q, t): given[q, 0] for q in range(60) for t in (0, 1)} for who, given in ratings.items()}
+    single = {who: {(q, 0): given[q, 0] for q in range(60)} for who, given in ratings.items()}
+    for name in ("kappa", "alpha"):
+        wide, narrow = agreed(single)[name, "a and b"], agreed(doubled)[name, "a and b"]
+        assert wide.low == pytest.approx(narrow.low, abs=0.002) and wide.high == pytest.approx(narrow.high, abs=0.002)
+
+
+@given(st.lists(st.lists(st.sampled_from([1.0, 2.0, 5.0, None]), min_size=3, max_size=3), min_size=3, max_size=12))
+def test_the_interval_is_around_the_librarys_value(rows: list[list[float | None]]) -> None:
+    """The formulas that are resampled give the libraries' values: one resample of every question once is the value."""
+    ratings = {
+        who: {(q,): row[i] for q, row in enumerate(rows) if row[i] is not None} for i, who in enumerate(("a", "b", "c"))
+    }
+    seen: dict[str, list[float]] = {"kappa": [], "alpha": []}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "mlflow_compress.metrics.raters.rater_agreement.bootstrap",
+            lambda columns, statistic, **_: (seen["kappa" if columns.shape[1] % 5 == 0 else "alpha"]).append(
+                float(statistic(columns.mean(axis=0)))
+            ),
+        )
+        found = agreed(ratings)  # type: ignore[arg-type]
+    for name, values in seen.items():
+        assert values == pytest.approx([result.value for key, result in found.items() if key[0] == name])
 
 
 def test_the_judges_noise_by_hand() -> None:

@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
+from mlflow_compress.metrics.core.greedy_tokens import Forks
 from mlflow_compress.metrics.margins import share_by_bin
-from mlflow_compress.records import Items
+from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all
+from mlflow_compress.reporting.plots.answers_part import draw_answers_part
 from mlflow_compress.reporting.plots.categories import MOST, CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.divergence import draw_divergence
 from mlflow_compress.reporting.plots.margin import draw_margin
+from mlflow_compress.reporting.plots.positions import draw_positions
 from mlflow_compress.reporting.plots.style import RC
 from mlflow_compress.reporting.plots.variants import draw_variants
-from tests import metric_records
+from tests import written_records
 
-ALL = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]
+ITEMS = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]
+ALL = [*ITEMS, "kl_by_position"]
 FAST = MetricSettings(resamples=100, method="percentile")
 VARIANTS = [
     {"name": "none", "bits_per_weight": 16.0, "bytes": 100, "kl": 0.0, "kl_low": 0.0, "kl_high": 0.0},
@@ -43,18 +47,19 @@ def drawn(figures):
 
 @pytest.fixture(scope="module")
 def full():
-    found = replace(metric_records.inputs(), settings=FAST)
+    found = replace(written_records.inputs(), settings=FAST)
     return found, compute_all(found)
 
 
 def test_every_figure_of_full_evidence(full, tmp_path):
     before = dict(matplotlib.rcParams)
-    assert drawn(draw_all(*full, VARIANTS, "mine", tmp_path / "new" / "folder")) == ALL
+    with_judge = [*ITEMS, "answers_part", "kl_by_position"]
+    assert drawn(draw_all(*full, VARIANTS, "mine", tmp_path / "new" / "folder", judged=full[0])) == with_judge
     assert dict(matplotlib.rcParams) == before
 
 
 def test_identical_models(full, tmp_path):
-    same = metric_records.identical(full[0])
+    same = written_records.identical()
     figures = draw_all(same, compute_all(same), VARIANTS[:1], "none", tmp_path)
     assert drawn(figures) == ALL
     titles = {figure.path.stem: figure.title for figure in figures}
@@ -69,12 +74,12 @@ def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
     assert inputs.variant is not None
     gone = {"token_scores": None, "token_distances": None}
     items = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
-    assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ALL[1:]
+    assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ITEMS[1:]
     gone = dict.fromkeys(("items", "option_scores", "option_distances", "generations", "judgments"))
     corpus = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
     figures = draw_all(corpus, compute_all(corpus), [], "mine", tmp_path / "corpus")
-    assert drawn(figures) == ["kl_by_item"]
-    assert "600 corpus tokens" in figures[0].caption
+    assert drawn(figures) == ["kl_by_item", "kl_by_position"]
+    assert "681 corpus tokens" in figures[0].caption
 
 
 def test_a_baseline_alone_has_no_figures(full, tmp_path):
@@ -103,6 +108,34 @@ def test_the_variants_finding_by_hand():
     assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
     assert "1 without a size or a KL is left out" in single.caption
     assert draw_variants([{"name": "x", "kl": None, "bytes": 3}], "x") is None
+
+
+def test_where_answers_part_by_hand():
+    # Of four answers two part, at tokens 2 and 4: half have parted by token 4.
+    forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
+    with matplotlib.rc_context(RC):
+        title = draw_answers_part(forks, level=0.95).title
+        same = draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
+    assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
+    assert same == "1 of 1 greedy answers are the same to the end"
+
+
+def test_kl_by_position_states_both_ends():
+    parts = {"tokens 8-15": 0.4, "token 1": 0.1, "tokens 2-3": 0.2, "tokens 4-7": 0.3, "reasoning": 0.2, "answer": 0.3}
+    found = {
+        name: MetricResult(
+            name="distance/traces_kl", value=kl, low=kl / 2, high=2 * kl, n=5, task="traces", category=name
+        )
+        for name, kl in parts.items()
+    }
+    whole = MetricResult(name="distance/traces_kl", value=0.25, low=0.2, high=0.3, n=30)
+    with matplotlib.rc_context(RC):
+        drawing = draw_positions(whole, found)
+    ends = "0.1 at the first token and 0.4 at tokens 8-15"
+    assert drawing.title == f"KL on text that the baseline wrote: 0.25 nats per token, {ends}"
+    [axes] = drawing.canvas.axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["1", "2-3", "4-7", "8-15", "reasoning", "answer"]
 
 
 def test_labels_do_not_overlap():

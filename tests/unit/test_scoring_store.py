@@ -204,7 +204,7 @@ def test_an_unfinished_or_foreign_store_is_refused(stored: tuple[LoadedModel, Pa
     with pytest.raises(StoreError, match="another format"):
         StateStore.open(copy)
     (copy / "manifest.json").write_text("{")
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="not JSON"):
         StateStore.open(copy)
 
 

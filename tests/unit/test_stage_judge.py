@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.compression import compress_model, pipeline
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
 from mlflow_compress.judges.judge_registry import AnswerVectors
-from mlflow_compress.stages.judge import _embeddings, run_judge
+from mlflow_compress.stages.judge import _vectors, run_judge
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 
@@ -26,6 +28,8 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "out" / "chat_template.jinja").unlink()
+    saved = CheckpointManifest.read(workdir / "out", verify=False)
+    replace(saved, other_files=hash_others(workdir / "out")).write(workdir / "out")
     run_judge(
         JudgeConfig(
             checkpoint=str(workdir / "out"), instruction_limit=1, num_samples=2, max_new_tokens=8, judge_max_tokens="8"
@@ -38,9 +42,8 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
 
 def test_two_judges_that_embed_are_refused_and_named() -> None:
     same = {who: np.ones((1, 2, 3), dtype=np.float32) for who in ("baseline", "variant", "again")}
-    vectors = AnswerVectors("instructions", ("i",), same, "encoder")
-    found = _embeddings({"a": Judged(vectors=vectors), "rates": Judged()})
-    assert found is not None and found.item_ids == ("i",)
-    assert _embeddings({"rates": Judged()}) is None
+    vectors = AnswerVectors("instructions", ("i",), same, "encoder", "id")
+    assert _vectors({"a": Judged(vectors=vectors), "rates": Judged()}) is vectors
+    assert _vectors({"rates": Judged()}) is None
     with pytest.raises(ConfigError, match="a, b"):
-        _embeddings({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})
+        _vectors({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})

@@ -53,9 +53,9 @@ def test_a_long_system_prompt_and_long_lists_are_fine() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("[" * 5000, "line 1: JSON that cannot be read (maximum recursion depth"),
-        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1: JSON that cannot be read (maximum recursion depth"),
-        ('{"id": "1", "answer": ' + "9" * 6000 + "}", "JSON that cannot be read (Exceeds the limit (4300 digits)"),
+        ("[" * 5000, "line 1: not JSON that can be used (it is nested too deeply)"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1: not JSON that can be used (it is nested too deeply)"),
+        ('{"id": "1", "answer": ' + "9" * 6000 + "}", "not JSON that can be used (an integer has 6,000 digits)"),
     ],
 )
 def test_json_that_python_cannot_read_is_named_by_its_line(tmp_path: Path, line: str, words: str) -> None:

@@ -12,7 +12,9 @@ from mlflow_compress.decide.scoreboard.scored_variant import ScoredVariant
 from mlflow_compress.decide.scoreboard.separation import Separation
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT
 
-Kind = Literal["failed", "unsupported", "few_items", "one_item", "fewer_bits_beat_more", "not_told_apart"]
+Kind = Literal[
+    "failed", "unsupported", "unlike_answers", "few_items", "one_item", "fewer_bits_beat_more", "not_told_apart"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,17 @@ def score_warnings(
     separations: Sequence[Separation],
     groups: Mapping[str, Sequence[Sequence[str]]],
 ) -> tuple[ScoreWarning, ...]:
-    """Return every warning: variants without results, few items, fewer bits that beat more, and groups of equals."""
+    """Return every warning.
+
+    Variants without results, answers that are not compared, few items, fewer bits that beat more, groups of equals.
+    """
     return (
         *_without_results(variants),
+        *(
+            ScoreWarning(kind="unlike_answers", text=f"{v.name}: {v.left_out}", variants=(v.name,))
+            for v in variants
+            if v.left_out
+        ),
         *_few_items(variants),
         *_one_item(variants),
         *_fewer_bits(variants, separations),

@@ -108,6 +108,8 @@ class ScoredVariant:
         Duration of each stage, by its name.
     items : ItemScores or None
         What it scored on each item; None where it has no results.
+    left_out : str
+        Which of its results are not compared, and why.
     """
 
     name: str
@@ -120,3 +122,4 @@ class ScoredVariant:
     sizes: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     items: ItemScores | None = None
+    left_out: str = ""

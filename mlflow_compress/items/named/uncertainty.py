@@ -9,13 +9,13 @@ cannot be reproduced from the sources. `uncertainty_built` draws other questions
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of
@@ -117,10 +117,7 @@ def published_rows(name: str, published: Published, data_dir: str) -> list[dict[
         The file is missing, or not as published. The message has its path and the question's number.
     """
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
-    try:
-        records = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from error
+    records = parse_json(read_text(path), source=path)
     if not isinstance(records, list) or len(records) <= max(NEVER_ASKED):
         raise DataError(f"{path}: not a list of questions that holds the examples", allowed="10 questions or more")
     family = FAMILIES.get("lettered")

@@ -110,13 +110,15 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
             if local is None:
                 return datasets.load_dataset(dataset, revision=revision, **what)
             return datasets.load_dataset(str(local), cache_dir=cache_of(local), **what)
-    except (OSError, ValueError) as error:  # what a missing network, data set, configuration or split raises
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # What a missing network, data set, configuration or split raises, and a broken file.
         raise missing(dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision) from error
 
 
 def reason(error: Exception, local: Path | None) -> str:
     """Return the reason why a data set could not be read, as one line."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    cause = error.__cause__ or error  # `datasets` says what is wrong with a file in the cause alone
+    first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     return f"{local} cannot be read ({first})" if local else f"it is not in data_dir, and cannot be fetched ({first})"
 
 

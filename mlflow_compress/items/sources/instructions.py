@@ -62,6 +62,7 @@ def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]
         raise DataError(f"{place}'question_id' and 'category' are needed")
     turns, item_id = _turns(place, row.get("turns")), str(row["question_id"])
     reference = answers.get(item_id) or row.get("reference") or []
+    # MT-Bench's own file has empty references to questions that are graded without; `grading` refuses the others.
     if not isinstance(reference, list) or not all(isinstance(text, str) for text in reference):
         raise DataError(f"{place}'reference' must be a list of texts", got=reference)
     return Instruction(item_id=item_id, category=row["category"], turns=turns, reference=tuple(reference))
@@ -97,11 +98,17 @@ def _reference_answers(path: Path) -> dict[str, Sequence[str]]:
         return {}
     found: dict[str, Sequence[str]] = {}
     for row in read_jsonl(path):
-        try:
-            found[str(row["question_id"])] = row["choices"][0]["turns"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise DataError(f"{path}, line {row['line']}: not a reference answer as FastChat writes them") from error
+        choices = row.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        turns = first.get("turns") if isinstance(first, dict) else None
+        if "question_id" not in row or turns is None or not _are_texts(turns):
+            raise DataError(f"{path}, line {row['line']}: not a reference answer as FastChat writes them")
+        found[str(row["question_id"])] = turns
     return found
+
+
+def _are_texts(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(text, str) and text.strip() for text in given)
 
 
 def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:
@@ -134,8 +141,12 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
 """Functions that read a set, by name."""
 
 
-def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list[Instruction]:
+def find_instructions(
+    given: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
+) -> list[Instruction]:
     """Return the instructions of a named set or a file. "auto" is the demo's set, for the demo model only.
+
+    `parameter` is the one that names them, for the messages.
 
     Raises
     ------
@@ -146,11 +157,12 @@ def find_instructions(given: str, *, model: str, settings: TaskSettings) -> list
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":
-        fix = "Give -P instructions=NAME or FILE, or -P judge=false"
-        raise ConfigError("'instructions' has a default for the demo model only", fix=fix)
+        instead = "-P judge=false" if parameter == "instructions" else "leave these tasks out"
+        fix = f"Give -P {parameter}=NAME or FILE, or {instead}"
+        raise ConfigError(f"'{parameter}' has a default for the demo model only", fix=fix)
     if name in SETS:
         check_data_dir(settings.data_dir)
         return SETS[name](settings)
     if not Path(name).is_file():
-        raise ConfigError("Parameter 'instructions' names no set and no file", allowed=sorted(SETS), got=name)
+        raise ConfigError(f"Parameter '{parameter}' names no set and no file", allowed=sorted(SETS), got=name)
     return load_instructions(Path(name), settings)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
 
 MAX_CHARS = 500_000  # longest text of a question; longer ones come from a file without line breaks
@@ -24,8 +24,8 @@ def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file. A file that cannot be read is a `DataError`."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"Cannot read the file: {error.strerror}", got=str(path)) from error
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+        raise DataError(f"Cannot read the file: {getattr(error, 'strerror', None) or error}", got=str(path)) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -42,30 +42,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-            raise DataError(
-                f"{path}, line {number}: JSON that cannot be read ({str(error).partition(';')[0]})"
-            ) from error
+        row = parse_json(line, source=f"{path}, line {number}")
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
-        if "\\ud" in line.lower():
-            _check_characters(f"{path}, line {number}: ", row)
         rows.append({**row, "line": number})
     return rows
-
-
-def _check_characters(place: str, row: dict[str, Any]) -> None:
-    """Refuse half of a surrogate pair. JSON can express it, but a tokenizer cannot read it."""
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{place}half of a surrogate pair is not a text", got=ascii(error.object[error.start])
-        ) from error
 
 
 def family_of(path: Path, row: Row) -> Family:
@@ -117,6 +98,12 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
             raise DataError(f"{place}the field '{name}' is missing")
         if not isinstance(row[name], kind) or isinstance(row[name], bool):
             raise DataError(f"{place}'{name}' has the wrong type", allowed=_NAMES[kind], got=row[name])
+    for name, kind in {"id": str, **family.fields}.items():
+        if kind is str and not row[name].strip():
+            raise DataError(f"{place}'{name}' must not be empty")
+    choices = row.get("choices")
+    if isinstance(choices, list) and all(isinstance(c, str) for c in choices) and len(set(choices)) < len(choices):
+        raise DataError(f"{place}'choices' holds a choice twice, so no answer could be right", got=choices)
     if row["id"] in seen:
         raise DataError(f"{place}the id is used twice", got=row["id"])
     seen.add(row["id"])
@@ -133,6 +120,8 @@ def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
     seen: set[str] = set()
     for row in rows:
         _check_row(path, row, family, seen)
+    if all(row.get("split") == "dev" for row in rows):
+        raise DataError("Every row is a few-shot example (split 'dev')", got=str(path), fix="Add rows of split 'test'")
     return family, rows
 
 

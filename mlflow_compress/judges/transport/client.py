@@ -1,11 +1,11 @@
-"""Asynchronous chat completions behind a synchronous interface: many calls at once, each retried while it may help."""
+"""Asynchronous calls behind a synchronous interface: many at once, each retried while it may help."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,32 +13,23 @@ from mlflow_compress.errors import JudgeError
 from mlflow_compress.judges.transport import retries
 from mlflow_compress.judges.transport.dialect import Dialect
 from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.judges.transport.failures import Failure, given_up, refused
 from mlflow_compress.judges.transport.pacing import PerMinute
 from mlflow_compress.judges.transport.replies import (
     BUDGET,
     CONNECTION,
-    FILTERED,
-    NOT_A_COMPLETION,
-    NOT_JSON,
     TIMEOUT,
+    Embedded,
     NoReply,
     Reply,
     read_completion,
+    read_embeddings,
 )
 from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A failed request: what happened, whether it may pass, and the pause that the server asked for."""
-
-    no_reply: NoReply
-    passing: bool = False
-    wait: float | None = None
-    refused: str = ""  # message of an HTTP 400 or 422, which may name a parameter
+A = TypeVar("A", Reply, Embedded)
 
 
 class Transport:
@@ -56,7 +47,6 @@ class Transport:
     def __init__(self, config: EndpointConfig, spending: Spending | None = None) -> None:
         self.config = config
         self.spending = spending or Spending()
-        self._where = f"The judge at {config.shown_url}"
         self._dialects: dict[str, Dialect] = {}
         self._requests = PerMinute(config.requests_per_minute)
         self._tokens = PerMinute(config.tokens_per_minute)
@@ -153,111 +143,140 @@ class Transport:
                         dialect.settled = True
         return await self._try(messages, model, max_tokens, dialect)
 
+    async def embed(self, texts: Sequence[str], *, model: str) -> Embedded | NoReply:
+        """Return one vector per text, or the reason why there are none.
+
+        Raises
+        ------
+        JudgeError
+            As `complete`.
+        """
+
+        async def once() -> Embedded | NoReply | Failure:
+            n_bytes = sum(len(text.encode()) for text in texts)
+            return await self._paced(
+                lambda: self._client.embeddings.with_raw_response.create(
+                    model=model, input=list(texts), encoding_format="float"
+                ),
+                lambda body: read_embeddings(body, model, len(texts)),
+                model,
+                n_bytes,
+                0,
+            )
+
+        return await self._retried(once, lambda refusal: False)
+
     async def _try(
         self, messages: Sequence[dict[str, str]], model: str, max_tokens: int, dialect: Dialect
     ) -> Reply | NoReply:
+        sent: dict[str, Any] = {}
+
+        async def once() -> Reply | NoReply | Failure:
+            nonlocal sent
+            settings = dialect.settings(max_tokens)
+            sent = dialect.described(settings)
+            own = dialect.messages(messages)
+            room = int(settings.get("max_tokens") or settings["max_completion_tokens"])
+            found = await self._paced(
+                lambda: self._client.chat.completions.with_raw_response.create(
+                    model=model,
+                    messages=list(own),  # type: ignore[arg-type]
+                    **settings,
+                ),
+                lambda body: read_completion(body, model),
+                model,
+                prompt_bytes(own),
+                room,
+            )
+            if not isinstance(found, Reply):
+                return found
+            hidden = self.config.without_secrets
+            return replace(found, text=hidden(found.text), model=hidden(found.model), sent=sent)
+
+        def learns(refusal: str) -> bool:
+            # another call has found out meanwhile, or this one does now
+            return sent != dialect.described(dialect.settings(max_tokens)) or dialect.learn(refusal)
+
+        return await self._retried(once, learns)
+
+    async def _retried(
+        self, once: Callable[[], Awaitable[A | NoReply | Failure]], learns: Callable[[str], bool]
+    ) -> A | NoReply:
+        """Return what a call gave, which is made again while that may help, or while a refusal teaches something."""
         retry = 0
         while True:
-            sent = dialect.described(dialect.settings(max_tokens))
-            found = await self._once(dialect.messages(messages), model, dialect.settings(max_tokens))
-            if not isinstance(found, _Failure):
-                return replace(found, sent=sent) if isinstance(found, Reply) else found
-            if found.refused and (
-                sent != dialect.described(dialect.settings(max_tokens)) or dialect.learn(found.refused)
-            ):
-                continue  # another call has found out meanwhile, or this one has
+            found = await once()
+            if not isinstance(found, Failure):
+                return found
+            if found.refused and learns(found.refused):
+                continue
             pause = found.wait if found.wait is not None else retries.back_off(retry)
             if not found.passing or retry >= self.config.max_retries or pause > retries.LONGEST_RETRY_AFTER:
-                return self._given_up(found)
+                return given_up(self.config, found, answered=self._answered)
             retry += 1
             await asyncio.sleep(pause)
 
-    def _given_up(self, found: _Failure) -> NoReply:
-        """Return the reason. An endpoint that has never answered as one has a wrong address, which is an error."""
-        tried = f"Tried {self.config.max_retries + 1} times"
-        reason, detail = found.no_reply.reason, found.no_reply.detail
-        if not self._answered and reason == CONNECTION:
-            raise JudgeError(f"{self._where} {detail}", fix=f"{tried}. Check judge_base_url")
-        if not self._answered and reason in (NOT_JSON, NOT_A_COMPLETION):
-            raise JudgeError(f"{self._where} {detail}", fix="Check judge_base_url: it often ends in /v1")
-        return NoReply(reason, f"{self._where} {detail}. {tried}" if found.passing else f"{self._where} {detail}")
+    async def _paced(
+        self,
+        send: Callable[[], Awaitable[Any]],
+        read: Callable[[str], A | NoReply],
+        model: str,
+        n_bytes: int,
+        room: int,
+    ) -> A | NoReply | Failure:
+        """Return the outcome of one request, after rate limits and budget allow it.
 
-    async def _once(
-        self, messages: Sequence[dict[str, str]], model: str, settings: dict[str, Any]
-    ) -> Reply | NoReply | _Failure:
-        """Return the outcome of one request, after rate limits and budget allow it."""
-        n_bytes, room = prompt_bytes(messages), int(settings.get("max_tokens") or settings["max_completion_tokens"])
+        Parameters
+        ----------
+        send : callable () -> awaitable
+            Makes the request.
+        read : callable (body)
+            Reads the response.
+        model : str
+            The model that is asked.
+        n_bytes, room : int
+            Length of what is sent in bytes, and of the longest reply in tokens.
+        """
         most = self.spending.most(model, n_bytes, room)
         async with self._money:
             await self._money.wait_for(lambda: self.spending.is_decided(most))
             if not self.spending.begin(most):
                 return NoReply(BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
-        found: Reply | _Failure | None = None
+        found: A | Failure | None = None
         try:
             await self._tokens.take(n_bytes // BYTES_PER_TOKEN + room)
             await self._requests.take(1)
-            found = await self._request(messages, model, settings)
+            found = await self._request(send, read, model)
         finally:
-            reply = found if isinstance(found, Reply) else None
+            reply = None if found is None or isinstance(found, Failure) else found
             self.spending.end(model, most, reply.usage if reply else None, answered=reply is not None)
             async with self._money:
                 self._money.notify_all()
         return found
 
     async def _request(
-        self, messages: Sequence[dict[str, str]], model: str, settings: dict[str, Any]
-    ) -> Reply | _Failure:
+        self, send: Callable[[], Awaitable[Any]], read: Callable[[str], A | NoReply], model: str
+    ) -> A | Failure:
         import openai
 
         fatal: JudgeError
         try:
-            raw = await self._client.chat.completions.with_raw_response.create(
-                model=model,
-                messages=list(messages),  # type: ignore[arg-type]
-                **settings,
-            )
+            raw = await send()
         except openai.APITimeoutError:
-            return _Failure(NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s"), passing=True)
+            return Failure(NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s"), passing=True)
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
-            return _Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True)
+            return Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True)
         except openai.APIStatusError as error:
-            failed = self._refused(error.status_code, error.body, error.message, error.response.headers, model)
-            if isinstance(failed, _Failure):
+            failed = refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
+            if isinstance(failed, Failure):
                 return failed
             fatal = failed
         else:
-            return self._read(raw.http_response.text, model)
+            found = read(raw.http_response.text)
+            if isinstance(found, NoReply):
+                return Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
+            self._answered = True
+            return found
         # Outside the except clause, because a chained exception would show the server's message, and so the key.
         raise fatal
-
-    def _read(self, body: str, model: str) -> Reply | _Failure:
-        found = read_completion(body, model)
-        if isinstance(found, NoReply):
-            return _Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
-        self._answered = True
-        hidden = self.config.without_secrets
-        return replace(found, text=hidden(found.text), model=hidden(found.model))
-
-    def _refused(self, status: int, body: object, message: str, headers: Any, model: str) -> _Failure | JudgeError:
-        """Return what an HTTP error means: useless to go on, to be tried again, or the end of this call."""
-        error = body if isinstance(body, dict) else {}
-        code, said = str(error.get("code") or ""), self.config.clean(message)
-        if status in (401, 403):
-            # The server's message is left out, because some servers repeat the key in it.
-            return JudgeError(f"{self._where} refused the key (HTTP {status})", fix="Check OPENAI_API_KEY")
-        if status == 404:
-            fix = "Check judge_model, and judge_base_url: it often ends in /v1"
-            return JudgeError(
-                f"{self._where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}", fix=fix
-            )
-        if code == "insufficient_quota":
-            return JudgeError(f"{self._where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
-        reason = FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
-        refused = f"{error.get('param') or ''} {message}" if status in (400, 422) else ""
-        return _Failure(
-            NoReply(reason, f"answered HTTP {status}: {said}"),
-            passing=retries.may_pass(status),
-            wait=retries.retry_after(headers),
-            refused=refused,
-        )

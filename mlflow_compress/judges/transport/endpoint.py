@@ -32,6 +32,8 @@ class EndpointConfig:
         Number of calls at the same time.
     requests_per_minute, tokens_per_minute : int
         Limits of the account; 0 is no limit.
+    what, url_parameter, model_parameter, key_variable : str
+        What the endpoint is to us, and the names of what gives its address, model and key; for messages.
     """
 
     base_url: str = field(default=OPENAI_URL, repr=False)
@@ -41,15 +43,15 @@ class EndpointConfig:
     concurrency: int = 16
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    what: str = "judge"
+    url_parameter: str = "judge_base_url"
+    model_parameter: str = "judge_model"
+    key_variable: str = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                "The judge's base_url is not an address", allowed="http(s)://host[:port]/v1", got=self.shown_url
-            )
+        check_url(self.base_url, self.what)
         if not self.key or not self.key.isascii() or not self.key.isprintable():
-            raise ConfigError("The judge's key is empty or has characters that no header can carry")
+            raise ConfigError(f"The {self.what}'s key is empty or has characters that no header can carry")
         if self.timeout <= 0:
             raise ConfigError("timeout must be above 0 seconds", got=self.timeout)
         if self.concurrency < 1:
@@ -62,6 +64,11 @@ class EndpointConfig:
     def shown_url(self) -> str:
         """The address without user, password and query, for messages and logs."""
         return shown_url(self.base_url)
+
+    @property
+    def where(self) -> str:
+        """What and where the endpoint is, for messages."""
+        return f"The {self.what} at {self.shown_url}"
 
     @property
     def called_url(self) -> str:
@@ -94,5 +101,20 @@ class EndpointConfig:
 
 def shown_url(url: str) -> str:
     """Return an address without user, password and query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that are no IPv6 address; `check_url` refuses them
+        return url.rpartition("@")[2].partition("?")[0]
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def check_url(url: str, what: str) -> None:
+    """Refuse what is no address of an endpoint, such as one with the port 99999; user and password are not shown."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        allowed = "http(s)://host[:port]/v1, with a port from 1 to 65535"
+        raise ConfigError(f"The {what}'s base_url is not an address", allowed=allowed, got=shown_url(url))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.files.json_text import parse_json
 
 # Reasons why there is no rating. They are part of metric names (`judge/unscored/<reason>`).
 REFUSAL, EMPTY, CUT, FILTERED = "refusal", "empty", "length", "content_filter"
@@ -69,8 +74,8 @@ def read_completion(body: str, model: str) -> Reply | NoReply:
         The model that was asked: the name of a completion that has none.
     """
     try:
-        found = json.loads(body)
-    except ValueError:
+        found = parse_json(body, source="the reply")
+    except DataError:
         return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
     if not isinstance(found, dict) or not ("choices" in found or found.get("object") == "chat.completion"):
         return NoReply(NOT_A_COMPLETION, f"answered something else than a chat completion: {body[:80]!r}")
@@ -82,6 +87,55 @@ def read_completion(body: str, model: str) -> Reply | NoReply:
         return Reply("", answered, None, NO_CHOICES, usage)
     text, finish = _text(message.get("content")), first.get("finish_reason")
     return Reply(text, answered, finish, _problem(text, finish, message.get("refusal")), usage)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Vectors of an endpoint, shape (n, d), the model that made them, as the endpoint reports it, and the tokens."""
+
+    vectors: npt.NDArray[np.float32]
+    model: str
+    usage: Usage | None
+
+
+def read_embeddings(body: str, model: str, n: int) -> Embedded | NoReply:
+    """Return the vectors in a response's body, in the order of the n texts; a `NoReply` if they are not in it.
+
+    Parameters
+    ----------
+    body : str
+        The response as it came.
+    model : str
+        The model that was asked: the name of a response that has none.
+    n : int
+        Number of texts.
+    """
+    try:
+        found = parse_json(body, source="the reply")
+    except DataError:
+        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+    rows = found.get("data") if isinstance(found, dict) else None
+    wrong = NoReply(NOT_A_COMPLETION, f"answered something else than {n} embeddings: {body[:80]!r}")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return wrong
+    by_place = {row.get("index"): row.get("embedding") for row in rows if isinstance(row.get("index"), int)}
+    if len(rows) != n or set(by_place) != set(range(n)):
+        return wrong
+    listed = [by_place[place] for place in range(n)]
+    if not all(isinstance(vector, list) and vector and all(map(_is_number, vector)) for vector in listed):
+        return wrong
+    if len({len(vector) for vector in listed}) != 1:
+        return wrong
+    vectors = np.array(listed, dtype=np.float64).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        return wrong
+    usage = found.get("usage")
+    prompt = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    return Embedded(vectors, str(found.get("model") or model), None if prompt is None else Usage(prompt, 0))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _problem(text: str, finish_reason: object, refusal: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Tokens and money of the calls of one run: counted from the answers, bounded before each call."""
+"""Tokens and money of the calls of one run: counted from the answers, bounded before each call by a budget."""
 
 from __future__ import annotations
 
@@ -95,6 +95,23 @@ class Tokens:
 
 
 @dataclass
+class Budget:
+    """How much money there is, and how much of it is left. The runs of a sweep share one.
+
+    Attributes
+    ----------
+    max_cost : float
+        Most that may be spent; 0 is no limit.
+    spent, under_way : float
+        What was spent, and what the calls under way can cost. A call without usage counts as the most that it can cost.
+    """
+
+    max_cost: float = 0.0
+    spent: float = 0.0
+    under_way: float = 0.0
+
+
+@dataclass
 class Spending:
     """Counts what the calls of one run take, and lets no call begin that may exceed the budget.
 
@@ -102,42 +119,40 @@ class Spending:
     ----------
     prices : mapping of str to Price
         By model; empty if costs are not asked for.
-    max_cost : float
-        Most that may be spent; 0 is no limit. The cost of a call that is under way, and of one without usage, is
-        counted as the most that it can be.
+    budget : Budget
+        What the calls are paid from.
     by_model : dict of str to Tokens
         What was taken so far.
     """
 
     prices: Mapping[str, Price] = field(default_factory=dict)
-    max_cost: float = 0.0
+    budget: Budget = field(default_factory=Budget)
     by_model: dict[str, Tokens] = field(default_factory=dict)
-    _spent: float = 0.0  # with the unknown at its most
-    _under_way: float = 0.0
 
     def most(self, model: str, n_bytes: int, max_completion: int) -> float:
         """Return the most that a call can cost; 0 without a budget."""
-        return self.prices[model].of(longest_prompt(n_bytes), max_completion) if self.max_cost else 0.0
+        return self.prices[model].of(longest_prompt(n_bytes), max_completion) if self.budget.max_cost else 0.0
 
     def is_decided(self, most: float) -> bool:
         """Return whether it is known if the budget allows a call, whatever the calls under way will cost."""
-        return self._spent + most > self.max_cost or self._spent + self._under_way + most <= self.max_cost
+        given = self.budget
+        return given.spent + most > given.max_cost or given.spent + given.under_way + most <= given.max_cost
 
     def begin(self, most: float) -> bool:
         """Return whether the budget allows a call, and keep free what it can cost."""
-        if self.max_cost and self._spent + most > self.max_cost:
+        if self.budget.max_cost and self.budget.spent + most > self.budget.max_cost:
             return False
-        self._under_way += most
+        self.budget.under_way += most
         return True
 
     def end(self, model: str, most: float, usage: Usage | None, *, answered: bool) -> None:
         """Count a call that `begin` has allowed: its tokens if it was answered, otherwise nothing."""
-        self._under_way -= most
+        self.budget.under_way -= most
         if not answered:
             return
         self.by_model.setdefault(model, Tokens()).add(usage)
-        if self.max_cost:
-            self._spent += most if usage is None else self.prices[model].of(usage.prompt, usage.completion)
+        if self.budget.max_cost:
+            self.budget.spent += most if usage is None else self.prices[model].of(usage.prompt, usage.completion)
 
     @property
     def calls(self) -> int:
@@ -150,11 +165,6 @@ class Spending:
         if not self.prices:
             return None
         return sum(self.prices[model].of(t.prompt, t.completion) for model, t in self.by_model.items())
-
-    @property
-    def remark(self) -> str:
-        """What the calls cost, as a sentence; empty without prices."""
-        return "" if self.cost is None else f"{self.calls} new calls to judge models cost {self.cost:.4g}"
 
     def values(self) -> dict[str, float]:
         """Return calls, tokens and cost as metrics; what no reply has told is missing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +70,31 @@ def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
                 raise DataError(f"Row {number} has a NaN as its {name}", fix="Write null where a model gave no answer")
         if row["gold"] is None:
             raise DataError(f"Row {number} has no gold answer", got=str(row["id"]))
-        answers.append(Answer(id=str(row["id"]), pred=row["pred"], gold=row["gold"], prompt=row.get("prompt")))
+        if not isinstance(row["id"], str | int) or isinstance(row["id"], bool) or not str(row["id"]).strip():
+            raise DataError(f"Row {number} has no id", allowed="a text that is not empty, or a whole number")
+        prompt = row.get("prompt")
+        if prompt is not None and not isinstance(prompt, str):
+            raise DataError(f"Row {number} has a prompt that is no text", got=type(prompt).__name__)
+        pred, gold = (_as_text(row[name], f"Row {number} has a {name}") for name in ("pred", "gold"))
+        answers.append(Answer(id=str(row["id"]), pred=pred, gold=gold, prompt=prompt))
     return answers
+
+
+def _as_text(value: Any, what: str) -> str | None:
+    """Return an answer as text, so that the text "1" and the numbers 1 and 1.0 are one answer; None stays None.
+
+    A list of answers is the list of their texts.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else repr(value)
+    if isinstance(value, list | tuple):
+        return json.dumps([_as_text(part, what) for part in value], ensure_ascii=False)
+    allowed = "a text, a finite number, true, false, null, or a list of them"
+    raise DataError(f"{what} that is no answer", allowed=allowed, got=str(value)[:200])
 
 
 def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
@@ -97,9 +122,7 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     answers = []
     kept: str | None = None
     for number, row in enumerate(rows, start=1):
-        missing = [name for name in ("doc_id", "target", "filtered_resps") if name not in row]
-        if missing:
-            raise DataError(f"Row {number} is no harness sample: it lacks {', '.join(missing)}")
+        _check_sample(row, f"Row {number} is no harness sample")
         kept = row.get("filter") if number == 1 else kept
         if row.get("filter") != kept:
             continue
@@ -107,6 +130,34 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
         chooses = len(responses) > 1 and all(isinstance(r, list | tuple) and len(r) == 2 for r in responses)
         answers.append(_choice(row) if chooses else _scored_text(row))
     return answers
+
+
+_TEXTS = ("task_name", "filter", "doc_hash", "prompt_hash")
+_SCORES = ("acc", "acc_norm", "exact_match")
+
+
+def _check_sample(row: Mapping[str, Any], what: str) -> None:
+    """Refuse a row that lacks a field of the harness's logs, or has one of another type."""
+    missing = [name for name in ("doc_id", "target", "filtered_resps") if name not in row]
+    if missing:
+        raise DataError(f"{what}: it lacks {', '.join(missing)}")
+    responses, arguments = row["filtered_resps"], row.get("arguments")
+    if not isinstance(responses, list | tuple) or not responses:
+        raise DataError(f"{what}: filtered_resps is no list of responses", got=str(responses))
+    if not isinstance(row["doc_id"], int | str) or isinstance(row["doc_id"], bool):
+        raise DataError(f"{what}: doc_id is no number and no text", got=str(row["doc_id"]))
+    if wrong := [name for name in _TEXTS if not isinstance(row.get(name, ""), str)]:
+        raise DataError(f"{what}: {wrong[0]} is no text", got=str(row[wrong[0]]))
+    if wrong := [name for name in _SCORES if name in row and not _is_score(row[name])]:
+        raise DataError(f"{what}: {wrong[0]} is no score from 0 to 1", got=str(row[wrong[0]]))
+    if arguments is not None and not (
+        isinstance(arguments, dict) and all(isinstance(one, dict) for one in arguments.values())
+    ):
+        raise DataError(f"{what}: arguments are no objects by name")
+
+
+def _is_score(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _identity(row: Mapping[str, Any]) -> str:
@@ -123,7 +174,10 @@ def _logged(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, bool]:
 
 
 def _choice(row: Mapping[str, Any]) -> Answer:
-    values = np.array([float(pair[0]) for pair in row["filtered_resps"]])
+    try:
+        values = np.array([float(pair[0]) for pair in row["filtered_resps"]])
+    except (TypeError, ValueError) as error:
+        raise DataError("A harness sample holds a log-likelihood that is no number", got=_identity(row)) from error
     if "acc_mutual_info" in row:  # the unconditional log-likelihoods stand behind the others
         values = values[: len(values) // 2]
     if not np.isfinite(values).all():

@@ -23,6 +23,8 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
       there is one, of the variant.
     - "judgments:<judge>": ratings of that judge, of the same models. "several_judges": grades of two judge models or
       more. "judge_repeats": an answer was graded more than once. "comparisons": verdicts on pairs of answers.
+    - "greedy_answers", "greedy_scores": greedy answers as tokens, and scores on the baseline's, of the same models;
+      "greedy_distances": the variant's. "traces": the baseline's own sampled answers.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
     """
@@ -144,6 +146,12 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "judge_repeats": _judge_repeats,
     "comparisons": _comparisons,
     "generations": _has("generations"),
+    "greedy_answers": _has("greedy_answers"),
+    "greedy_scores": _has("greedy_scores"),
+    "greedy_distances": _distance("variant", "greedy_distances"),
+    "traces": lambda e: (
+        None if len(e.baseline.traces or ()) else "the baseline wrote no text of its own (tasks=traces)"
+    ),
     "option_distances": _distance("variant", "option_distances"),
     "token_distances": _distance("variant", "token_distances"),
     "noise_option_distances": _distance("noise", "option_distances"),

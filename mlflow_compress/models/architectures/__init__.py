@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.models.architectures import bnb_4bit, gptq_awq
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
@@ -137,7 +137,6 @@ def register_formats() -> None:
 def _settings(folder: Path) -> dict[str, Any]:
     """Return ``config.json`` as a dictionary; empty where it cannot be read, which the loader reports later."""
     try:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json_object(folder / "config.json", error=CheckpointError)
+    except CheckpointError:
         return {}
-    return settings if isinstance(settings, dict) else {}

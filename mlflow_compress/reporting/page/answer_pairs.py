@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.records import Judgments
+from mlflow_compress.reporting.answers.compared_answers import AnswerKey, first_texts, mean_grades
 from mlflow_compress.reporting.page.page_content import PageContent
 
 MOST_CHARACTERS = 4_000_000
 """Most characters of variants' answers on a page; the rest stays in the runs, and the page says how many."""
-
-JUDGE = "mt_bench"
-"""The judge whose grades stand beside the answers: the task of its judgments."""
-
-_Key = tuple[str, int]
 
 
 def answer_data(content: PageContent) -> dict[str, Any] | None:
@@ -27,10 +22,10 @@ def answer_data(content: PageContent) -> dict[str, Any] | None:
     answered = [v for v in content.variants if v.answers is not None]
     if content.answers is None or not answered:
         return None
-    baseline, grades = _texts(content.answers), _grades(content.grades)
-    prompts = _texts(content.answers, "prompt")
-    texts = {v.name: (_texts(v.answers), _grades(v.grades)) for v in answered if v.answers is not None}
-    shown: list[_Key] = []
+    baseline, grades = first_texts(content.answers), _grades(content.grades)
+    prompts = first_texts(content.answers, "prompt")
+    texts = {v.name: (first_texts(v.answers), _grades(v.grades)) for v in answered if v.answers is not None}
+    shown: list[AnswerKey] = []
     used = 0
     for key in baseline:
         used += sum(len(found.get(key) or "") for found, _ in texts.values())
@@ -44,22 +39,6 @@ def answer_data(content: PageContent) -> dict[str, Any] | None:
     }
 
 
-def _keys(records: Generations | Judgments) -> list[_Key]:
-    return list(zip(*(records.table.column(name).to_pylist() for name in ("item_id", "turn")), strict=True))
-
-
-def _texts(generations: Generations, column: str = "text") -> dict[_Key, str | None]:
-    first = generations.where(sample=0)
-    return dict(zip(_keys(first), first.table.column(column).to_pylist(), strict=True))
-
-
-def _grades(judgments: Judgments | None) -> dict[_Key, float]:
-    """Return the mean grade of each answer over the judge's repeats; an answer without a readable grade has none."""
-    if judgments is None:
-        return {}
-    own = judgments.where(task=JUDGE)
-    found: dict[_Key, list[float]] = {}
-    for key, score in zip(_keys(own), own.table.column("score").to_pylist(), strict=True):
-        if score is not None and not math.isnan(score):
-            found.setdefault(key, []).append(score)
-    return {key: sum(scores) / len(scores) for key, scores in found.items()}
+def _grades(judgments: Judgments | None) -> dict[AnswerKey, float]:
+    """Return the grades of the only judge model; several are told apart in each run's report."""
+    return {key: by_judge[""] for key, by_judge in mean_grades(judgments).items() if "" in by_judge}

@@ -34,7 +34,7 @@ def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[st
     Where all changed answers together are too large, those with the smallest margins of the baseline are left out; the
     values say how many there are in all.
     """
-    data: dict[str, Any] = {"scores": score_data(content), "answers": answer_data(content)}
+    data: dict[str, Any] = {"scores": score_data(content), "answers": answer_data(content), "alike": map_data(content)}
     most: int | None = None
     while True:
         changes = explorer_data(content.items, content.changes, most=most) if content.items is not None else None
@@ -42,6 +42,18 @@ def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[st
         if len(text) <= most_bytes or changes is None or changes["shown"] == 0:
             return text, {**data, "changes": changes}
         most = int(changes["shown"] * min(0.95 * most_bytes / len(text), 0.9))
+
+
+def map_data(content: PageContent) -> dict[str, Any] | None:
+    """Return the models as points: how alike they answer; None where nothing tells them apart."""
+    found = content.similarity
+    if found is None or found.shares is None:
+        return None
+    points = [
+        {"name": name, "x": x, "y": y, "alike": alike}
+        for name, (x, y), alike in zip(found.names, found.coordinates.tolist(), found.values[0].tolist(), strict=True)
+    ]
+    return {"points": points, "shares": found.shares}
 
 
 def score_data(content: PageContent) -> dict[str, Any]:

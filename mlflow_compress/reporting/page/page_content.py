@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult
 from mlflow_compress.reporting.page.explorer import VariantChanges
 
@@ -71,6 +72,8 @@ class PageContent:
         What the baseline answered to the instructions.
     grades : Judgments or None
         A judge's grades of these answers.
+    similarity : ModelSimilarity or None
+        How similar the answers of baseline and variants are; None where no judge stage embedded them.
     setup : mapping
         How it was measured; values may be nested.
     notes : sequence of str
@@ -86,6 +89,7 @@ class PageContent:
     items: Items | None = None
     answers: Generations | None = None
     grades: Judgments | None = None
+    similarity: ModelSimilarity | None = None
     setup: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 

@@ -72,6 +72,7 @@ def _groups(content: PageContent) -> str:
 def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
     heat, shared, made = heat_map(content), shared_table(content), made_table(content)
+    alike = content.similarity
     return {
         "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
         "gates": [
@@ -98,6 +99,16 @@ def content_values(content: PageContent) -> dict[str, Any]:
             "together": shared.together,
             "items_changed_by_k_variants": shared.by_count,
             "items": shared.n_items,
+        },
+        "answer_similarity": None
+        if alike is None
+        else {
+            "models": alike.names,
+            "values": alike.values.tolist(),
+            "components": alike.coordinates.tolist(),
+            "shares": alike.shares,
+            "encoder": alike.encoder,
+            "left_out": alike.left_out,
         },
         "made": [asdict(row) | {"cells": dict(zip(made.columns, row.cells, strict=True))} for row in made.rows],
         "items_by_task": items_by_task(content),

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlflow_compress.decide.promotion import FLIPS
 from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.explorer import shared_changes
 from mlflow_compress.reporting.page.page_content import PageContent
@@ -70,6 +71,43 @@ class SharedChanges:
     by_count: Mapping[int, int]
     n_variants: int
     n_items: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlikeTable:
+    """The similarity of every pair of models.
+
+    Attributes
+    ----------
+    names : sequence of str
+        The baseline's two samples, and the first variants of the scoreboard.
+    values : sequence of sequence of float
+        The similarities.
+    levels : same shape
+        Shades: 0 for the smallest similarity of the table, the strongest for 1.
+    found : ModelSimilarity
+        Everything: also models that the table leaves out.
+    """
+
+    names: Sequence[str]
+    values: Sequence[Sequence[float]]
+    levels: Sequence[Sequence[int]]
+    found: ModelSimilarity
+
+
+def alike_table(content: PageContent) -> AlikeTable | None:
+    """Return the similarity of the models' answers; None where no judge stage embedded them."""
+    found = content.similarity
+    if found is None:
+        return None
+    shown = found.values[:MOST_PAIRED, :MOST_PAIRED]
+    room = 1.0 - float(shown.min()) if found.shares is not None else 0.0
+    return AlikeTable(
+        names=found.names[:MOST_PAIRED],
+        values=shown.tolist(),
+        levels=[[_level(room - (1.0 - value), room) for value in row] for row in shown.tolist()],
+        found=found,
+    )
 
 
 def heat_map(content: PageContent) -> HeatMap:

@@ -17,7 +17,7 @@ from mlflow_compress.reporting.page.choice import choice_reason, choice_sentence
 from mlflow_compress.reporting.page.embedded_data import page_data
 from mlflow_compress.reporting.page.made_table import items_by_task, made_table, sample_prompts
 from mlflow_compress.reporting.page.page_content import PageContent
-from mlflow_compress.reporting.page.shared_tables import LEVELS, heat_map, shared_table
+from mlflow_compress.reporting.page.shared_tables import LEVELS, alike_table, heat_map, shared_table
 from mlflow_compress.reporting.page_tables import FlipRow
 from mlflow_compress.reporting.scoreboard_text import cell_text, correlation_text, finding, legend, main_correlations
 
@@ -73,6 +73,7 @@ def render_page(content: PageContent) -> str:
         heat=heat,
         heat_intervals=len(heat.rows) * len(heat.variants) <= _MOST_HEAT_INTERVALS,
         shared=shared_table(content),
+        alike=alike_table(content),
         correlations=[correlation_text(board, found) for found in main_correlations(board)],
         changes=changes,
         first_flips=_first_flips(changes) if changes else [],

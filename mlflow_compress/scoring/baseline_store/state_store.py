@@ -10,7 +10,6 @@ the baseline was not scored on are refused.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from mlflow_compress.errors import AlignmentError, StoreError
+from mlflow_compress.files.json_text import read_json_object
+from mlflow_compress.files.typed_json import read_typed
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import (
@@ -67,18 +68,16 @@ class StateStore:
             When the store is missing, unfinished, truncated, of another format, or of another model.
         """
         folder = Path(folder)
-        try:
-            raw = dict(json.loads((folder / MANIFEST).read_bytes()))
-            if raw.get("format") != FORMAT:
-                raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=raw.get("format"))
-            manifest = StoreManifest(**raw)
-        except FileNotFoundError as error:
-            raise StoreError(
-                "No finished baseline store", got=str(folder), fix="Evaluate the baseline first"
-            ) from error
-        except (OSError, ValueError, TypeError) as error:
-            raise StoreError(f"The store's manifest cannot be read: {error}", got=str(folder)) from error
+        if not (folder / MANIFEST).is_file():
+            raise StoreError("No finished baseline store", got=str(folder), fix="Evaluate the baseline first")
+        found = read_json_object(folder / MANIFEST, error=StoreError).get("format")
+        if found != FORMAT:
+            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=found)
+        manifest = read_typed(folder / MANIFEST, StoreManifest, error=StoreError, fix="Evaluate the baseline again")
+        kinds = {"file": str, "rows": int, "bytes": int, "sha256": str}
         for shard in manifest.shards:
+            if not all(isinstance(shard.get(name), kind) for name, kind in kinds.items()):
+                raise StoreError("The store's manifest is broken: a shard lacks its file, rows, bytes or sha256")
             path = folder / str(shard["file"])
             size = path.stat().st_size if path.is_file() else 0
             if size != shard["bytes"]:

@@ -20,6 +20,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import (
     FORMAT,
     HEAD_FILE,
     MANIFEST,
+    SHARD_BYTES,
     STATES,
     Keys,
     StoreManifest,
@@ -84,7 +85,7 @@ class StateWriter:
         When the folder holds a finished store, or cannot be written.
     """
 
-    def __init__(self, folder: Path, loaded: StoredModel, *, shard_bytes: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, loaded: StoredModel, *, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder = Path(folder)
         self.loaded = loaded
         self.shard_bytes = shard_bytes

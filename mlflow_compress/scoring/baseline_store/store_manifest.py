@@ -18,6 +18,7 @@ Keys = npt.NDArray[np.uint8]
 FORMAT = 3
 MANIFEST = "manifest.json"
 HEAD_FILE = "head.safetensors"
+SHARD_BYTES = 64 << 20  # of states in one file
 STATES, LOG_PROBS = "states", "log_probs"
 
 

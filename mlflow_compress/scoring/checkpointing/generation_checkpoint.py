@@ -103,14 +103,19 @@ def _arrays(rows: Sequence[GenerationRow], numbers: Sequence[int]) -> Arrays:
         "row": np.asarray(numbers, dtype=np.int64),
         "n_tokens": np.asarray([len(rows[number].tokens) for number in numbers], dtype=np.int64),
         "tokens": np.asarray([token for number in numbers for token in rows[number].tokens], dtype=np.int64),
+        "n_ends": np.asarray([len(rows[number].end) for number in numbers], dtype=np.int64),
+        "ends": np.asarray([token for number in numbers for token in rows[number].end], dtype=np.int64),
         "n_bytes": np.asarray([len(text) for text in texts], dtype=np.int64),
         "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
     }
 
 
 def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
-    tokens = np.split(arrays["tokens"], np.cumsum(arrays["n_tokens"])[:-1])
-    texts = np.split(arrays["text"], np.cumsum(arrays["n_bytes"])[:-1])
-    for number, its_tokens, text in zip(arrays["row"].tolist(), tokens, texts, strict=True):
-        rows[number].tokens, rows[number].text = its_tokens.tolist(), text.tobytes().decode()
-        rows[number].done = True
+    tokens, ends, texts = (
+        np.split(arrays[values], np.cumsum(arrays[counts])[:-1])
+        for values, counts in (("tokens", "n_tokens"), ("ends", "n_ends"), ("text", "n_bytes"))
+    )
+    for number, its_tokens, end, text in zip(arrays["row"].tolist(), tokens, ends, texts, strict=True):
+        row = rows[number]
+        row.tokens, row.end, row.text = its_tokens.tolist(), end.tolist(), text.tobytes().decode()
+        row.done = True

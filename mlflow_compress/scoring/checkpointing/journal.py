@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from mlflow_compress.errors import StoreError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.scoring.baseline_store.store_manifest import write_file
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -59,6 +60,9 @@ class Journal:
         while (self.folder / f"part-{self._n_parts:05d}.json").is_file():
             label = self.folder / f"part-{self._n_parts:05d}.json"
             note = _json(label.read_bytes(), label)
+            kinds = {"groups": int, "sha256": str, "note": dict}
+            if not all(isinstance(note.get(name), kind) for name, kind in kinds.items()):
+                raise StoreError(f"{label.name} is no note of finished work", fix="Delete the folder to start again")
             path = label.with_suffix(".safetensors")
             data = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(data).hexdigest() != note["sha256"]:
@@ -86,7 +90,7 @@ class Journal:
 
 
 def _json(data: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(data))
-    except ValueError as error:
-        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to start again") from error
+    found = parse_json(data, source=path, error=StoreError)
+    if not isinstance(found, dict):
+        raise StoreError(f"{path.name} holds no object", got=str(path), fix="Delete the folder to start again")
+    return found

@@ -14,11 +14,12 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.records import Generations
+from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
+from mlflow_compress.scoring.generation.reasoning import reasoning_span
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -204,6 +205,60 @@ def generate_two_turns(
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
             records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
+
+
+def generate_answers(
+    loaded: AnyCausalLM,
+    instructions: Sequence[MultiTurnInstruction],
+    config: GenerationConfig,
+    *,
+    task: str,
+    system: str = "",
+    resume: Path | None = None,
+) -> TokenAnswers:
+    """Return the answers to the first turn of every instruction, as tokens.
+
+    Parameters
+    ----------
+    loaded : CausalLM or RemoteCausalLM
+        The model, in eval mode; its tokenizer's chat template renders the conversation.
+    instructions : sequence of MultiTurnInstruction
+        The user's messages.
+    config : GenerationConfig
+        How answers are drawn; temperature 0 is greedy.
+    task : str
+        The records' task name.
+    system : str
+        System prompt; "" for none.
+    resume : Path, optional
+        Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
+    """
+    style = chat_format(loaded.tokenizer)
+    units = [(item, sample) for item in instructions for sample in range(config.samples)]
+    prompts = [style.prompt([item.turns[0]], system=system) for item, _ in units]
+    rows = [
+        _row(prompt, sample, config.temperature, config) for prompt, (_, sample) in zip(prompts, units, strict=True)
+    ]
+    _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
+    until = (style.until,) if style.until else ()
+    _decode(loaded, rows, config, until=until, end_tokens=style.end_tokens, label=task, resume=resume)
+    records = []
+    for (item, sample), prompt, row in zip(units, prompts, rows, strict=True):
+        written = row.tokens + row.end
+        begin, end = reasoning_span(loaded.tokenizer, prompt, written) or (None, None)
+        records.append(
+            {
+                "task": task,
+                "item_id": item.item_id,
+                "sample": sample,
+                "prompt_tokens": row.prompt,
+                "tokens": written,
+                "text": row.text,
+                "reasoning_begin": begin,
+                "reasoning_end": end,
+            }
+        )
+    return TokenAnswers.from_rows(records)
 
 
 def _decode(

@@ -54,6 +54,8 @@ class GenerationRow:
         The decoded `tokens`, cut where the answer ends. Empty until then.
     done : bool
         Whether the answer is complete.
+    end : list of int
+        The end token that has completed it; empty where a limit or a stop text did.
     """
 
     prompt: list[int]
@@ -62,6 +64,7 @@ class GenerationRow:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     done: bool = False
+    end: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -122,7 +125,9 @@ class Ending:
     def add(self, row: GenerationRow, token: int) -> None:
         """Add a token to a row that is not done."""
         ended = token in self.end_tokens
-        if not ended:
+        if ended:
+            row.end = [token]
+        else:
             row.tokens.append(token)
         if ended or self._is_cut(row.tokens) or len(row.tokens) >= self._limit:
             text = self._text(row.tokens)

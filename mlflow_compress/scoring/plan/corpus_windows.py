@@ -1,4 +1,7 @@
-"""Cuts a corpus into windows: independent (llama.cpp), overlapping, or rolling (lm-evaluation-harness)."""
+"""Cuts a corpus into windows: independent (llama.cpp), overlapping, or rolling (lm-evaluation-harness).
+
+Answers that a model wrote are one window each.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.trie import Ids
 from mlflow_compress.scoring.plan.units import PaddedBatch, Plan, prefix_keys
@@ -58,6 +62,26 @@ class Windows:
         number = np.arange(len(keys))
         cuts = np.cumsum([len(p) for p in self.scored])[:-1]
         return Plan(units, keys, np.split(number, cuts)), Targets(number, self.targets)
+
+
+def cut(
+    encoder: Encoder,
+    corpus: str | Sequence[str] | TokenAnswers,
+    *,
+    window: int,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+) -> Windows:
+    """Return the windows of a running text, of documents or of answers; see `Scorer.score_corpus`."""
+    if isinstance(corpus, TokenAnswers):
+        return cut_answers(corpus)
+    if not isinstance(corpus, str):
+        return cut_documents(encoder, corpus)
+    return (
+        cut_windows(encoder, corpus, window, max_tokens)
+        if stride is None
+        else cut_strided(encoder, corpus, window, stride)
+    )
 
 
 def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:
@@ -159,4 +183,27 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
             windows.scored.append(np.arange(len(window) - fresh, len(window)))
             windows.names.append(f"{number}.{part}")
             done, part = done + fresh, part + 1
+    return windows
+
+
+def cut_answers(answers: TokenAnswers) -> DocumentWindows:
+    """Return one window per answer, the longest first: its prompt, then its tokens, of which each is scored.
+
+    The token ids are taken as they are. A text that is tokenized again may become other tokens than the model wrote.
+
+    Raises
+    ------
+    DataError
+        When there are no answers, or an answer has no token.
+    """
+    rows = answers.table.select(["prompt_tokens", "tokens"]).to_pylist()
+    sizes = [len(row["prompt_tokens"]) + len(row["tokens"]) for row in rows]
+    if not rows or not all(row["tokens"] and row["prompt_tokens"] for row in rows):
+        raise DataError("Answers without tokens cannot be scored", got=f"{len(rows)} answers")
+    names, windows = answers.windows(), DocumentWindows([], [], [])
+    for row in np.argsort([-size for size in sizes], kind="stable"):
+        prompt = rows[row]["prompt_tokens"]
+        windows.ids.append(np.asarray(prompt + rows[row]["tokens"], dtype=np.int32))
+        windows.scored.append(np.arange(len(prompt), sizes[row]))
+        windows.names.append(names[row])
     return windows

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.compute import compute_all
@@ -80,11 +81,11 @@ class Baseline:
 def identity(model: IdentifiedModel) -> dict[str, object]:
     """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
     generation = model.path / "generation_config.json"
-    eos = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
     return {
         "weights": model.weights,
         "tokenizer": tokenizer_hash(model.tokenizer),
-        "eos_token_id": eos,
+        "eos_token_id": known.get("eos_token_id"),
         "dtype": str(model.dtype),
         "device": model.device.type,
         **engine_identity(model.path),

@@ -9,6 +9,7 @@ from pathlib import Path
 from mlflow_compress import atomic
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.errors import AlignmentError
+from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
@@ -45,7 +46,7 @@ def write_metadata(folder: Path, content: EvalMetadata) -> None:
 def read_metadata(folder: Path) -> EvalMetadata:
     """Return the metadata in a folder of records; empty where the records come without it."""
     path = folder / FILE
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:

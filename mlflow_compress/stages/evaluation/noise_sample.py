@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, seeded
+from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.records import Traces
 from mlflow_compress.stages.evaluation.run_model import WINDOW
 
 _FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
@@ -15,8 +17,8 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     """Return the part of a suite that the noise run scores; the complete suite if `n` is 0.
 
     Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
-    windows. Per task with documents: the first `n` documents. Windows and documents are not drawn, because records
-    name them by their position, and rounding does not depend on the position.
+    windows, or answers of the baseline. Per task with documents: the first `n` documents. None of these are drawn,
+    because records name them by their position, and rounding does not depend on the position.
 
     Parameters
     ----------
@@ -29,7 +31,7 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     if n == 0:
         return suite
     tasks = tuple(_sampled_task(task, n, seed) for task in suite.tasks)
-    return replace(suite, tasks=tasks, corpora=tuple(_first_windows(corpus, n) for corpus in suite.corpora))
+    return replace(suite, tasks=tasks, corpora=tuple(_sampled_corpus(corpus, n) for corpus in suite.corpora))
 
 
 def _sampled_task(task: Task, n: int, seed: int) -> Task:
@@ -41,6 +43,9 @@ def _sampled_task(task: Task, n: int, seed: int) -> Task:
     return replace(task, documents=task.documents[:n])
 
 
-def _first_windows(corpus: Corpus, n: int) -> Corpus:
+def _sampled_corpus(corpus: Corpus | TraceCorpus, n: int) -> Corpus | TraceCorpus:
+    if isinstance(corpus, TraceCorpus):
+        assert corpus.answers is not None
+        return replace(corpus, answers=Traces(corpus.answers.table.slice(0, n)))
     most = max(n, _FEWEST_WINDOWS) * WINDOW
     return replace(corpus, max_tokens=most if corpus.max_tokens is None else min(most, corpus.max_tokens))

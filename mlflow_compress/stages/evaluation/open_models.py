@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -37,3 +38,23 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
 def load(model: LightModel) -> LoadedModel | RemoteModel:
     """Return the model with its weights loaded, here or, when they are first needed, on the workers."""
     return model if isinstance(model, RemoteModel) else load_model(model.config)
+
+
+class OneLoaded:
+    """Loads models, one at a time: the last one stays in memory until another is asked for, or until `free`."""
+
+    def __init__(self) -> None:
+        self._loaded: LoadedModel | RemoteModel | None = None
+        self._config: LoadConfig | None = None
+
+    def __call__(self, model: LightModel) -> LoadedModel | RemoteModel:
+        """Return the model with its weights loaded; without loading it again where it is the last one."""
+        if self._loaded is None or self._config != model.config:
+            self.free()
+            self._loaded, self._config = load(model), model.config
+        return self._loaded
+
+    def free(self) -> None:
+        """Let go of the model."""
+        self._loaded = None
+        gc.collect()  # modules have reference cycles: without this, two models would be in memory

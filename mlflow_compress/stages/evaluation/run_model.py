@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores
+from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores, Traces
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.execution import RunsElsewhere
@@ -56,6 +58,20 @@ def _answers(
     return Generations.from_rows(rows) if rows else None, n_truncated
 
 
+def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None]]:
+    """Iterate over name, text and most tokens of everything whose every token is scored."""
+    for corpus in suite.corpora:
+        if isinstance(corpus, Corpus):
+            yield corpus.name, corpus.text, corpus.max_tokens
+        elif corpus.answers is not None:
+            yield corpus.name, corpus.answers, None
+        else:
+            raise ValueError("traces must be written before a model reads them")
+    for task in suite.tasks:
+        if task.documents:
+            yield task.name, task.documents, None
+
+
 def run_model(
     scorer: Scorer,
     suite: Suite,
@@ -86,9 +102,7 @@ def run_model(
     n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
-    texts: list[tuple[str, str | tuple[str, ...], int | None]] = [(c.name, c.text, c.max_tokens) for c in suite.corpora]
-    texts += [(task.name, task.documents, None) for task in suite.tasks if task.documents]
-    for name, text, most in texts:
+    for name, text, most in _texts(suite):
         found, moved = scorer.score_corpus(
             name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
         )
@@ -103,5 +117,6 @@ def run_model(
         token_scores=TokenScores.concat(tokens) if tokens else None,
         token_distances=TokenDistances.concat(token_distances) if token_distances else None,
         generations=answers,
+        traces=suite.traces,
     )
     return ModelOutputs(records, n_truncated + n_long)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlflow_compress import atomic
+from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.records import RunRecords
@@ -82,9 +83,9 @@ class BlockScorer:
         folder = self.folder / f"block-{number:05d}"
         done = folder / _DONE
         if done.is_file():
-            known = json.loads(done.read_text(encoding="utf-8"))
-            if known["items"] == [list(key) for key in keys]:
-                return RunRecords.read(folder), int(known["truncated"])
+            known = read_json_object(done)
+            if known.get("items") == [list(key) for key in keys] and isinstance(known.get("truncated"), int):
+                return RunRecords.read(folder), known["truncated"]
         outputs = self._score(keys, folder / "unfinished")
         outputs.records.write(folder)
         # Last, so that an interrupted block is scored again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.evaluation.open_models import OneLoaded
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.tracking import run_names
@@ -128,7 +127,7 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 
 
 def baseline_answers(
-    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig
+    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
 ) -> tuple[str, Answers, Generations]:
     """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
 
@@ -140,9 +139,7 @@ def baseline_answers(
         _log_speed(run, speed)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, fresh = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
-    if fresh:
-        gc.collect()  # otherwise the baseline is still in memory when the variant is loaded
+    run_id, _ = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
     answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
     return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
 
@@ -153,6 +150,7 @@ def variant_answers(
     models: tuple[LightModel, LightModel],
     instructions: list[Instruction],
     config: JudgeConfig,
+    load: OneLoaded,
 ) -> tuple[str, bool, Answers]:
     """Get-or-create: return the run with the variant's answers, whether it is new, and the answers.
 

@@ -15,17 +15,19 @@ from mlflow_compress.decide.promotion import KL
 from mlflow_compress.metrics.core.compute import unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline_text import note_markdown
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.not_computed import not_computed
 from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.stages.judging.answers_artifact import read_answers
 from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
-from mlflow_compress.tracking.run_names import NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -114,6 +116,17 @@ def _read_inputs(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs,
     return inputs, baseline_run
 
 
+def _read_judged(outputs: StageOutputs, tracker: Tracker) -> MetricInputs | None:
+    """Return the records of the judge stage that figures need: both models' greedy answers; None without them."""
+    judge = outputs.children.get("judge")
+    greedy = None if judge is None else tracker.client.get_run(judge).data.tags.get(run_names.BASELINE_GREEDY_RUN)
+    if judge is None or greedy is None:
+        return None
+    return MetricInputs(
+        baseline=RunRecords.read(tracker.fetch(greedy, RECORDS)), variant=RunRecords.read(tracker.fetch(judge, RECORDS))
+    )
+
+
 def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
     """Return size and distance of every variant of the evaluation, and the displayed name of this one."""
     this = (outputs.variant, outputs.checkpoint_sha256)
@@ -150,6 +163,20 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
         "seed": outputs.seed,
         "runs": runs,
     }
+
+
+def _judge_values(tracker: Tracker, run: TrackedRun) -> Mapping[str, float]:
+    """Return the metrics of the judge's run, also of one that failed: what it took was paid; empty without one."""
+    judge = tracker.child_ids(run.run_id).get("judge")
+    return {} if judge is None else tracker.look_up(judge).metrics
+
+
+def _answers(outputs: StageOutputs, tracker: Tracker) -> list[ComparedAnswer]:
+    """Return both models' answers side by side; none where no judge stage finished, or an earlier release ran it."""
+    judge = outputs.children.get("judge")
+    if judge is None or not any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge)):
+        return []
+    return read_answers(tracker, judge)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -189,7 +216,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
     inputs, baseline_run = _read_inputs(outputs, tracker)
     evaluation = tracker.client.get_run(outputs.children["evaluate"]).data.tags.get(run_names.EVALUATION)
     variants, shown = _variants(outputs, tracker, evaluation)
-    figures = draw_all(inputs, outputs.results, variants, shown, folder / "figures")
+    figures = draw_all(inputs, outputs.results, variants, shown, folder / "figures", _read_judged(outputs, tracker))
     flips = flips_table(inputs)
     skipped = _not_computed(outputs, tracker, unmet(inputs))
     page = render_report(
@@ -201,6 +228,8 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         setup=_setup(outputs, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
+        judge_values=_judge_values(tracker, run),
+        answers=_answers(outputs, tracker),
         **_remarks(outputs),
     )
     report = folder / "report.html"

@@ -26,6 +26,7 @@ _NOT_DECIDING = (
     "judge_tokens_per_minute",
     "judge_prices",
     "judge_max_cost",
+    "judge_traces",
 )
 
 

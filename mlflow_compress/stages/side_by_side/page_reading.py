@@ -19,13 +19,14 @@ from mlflow_compress.reporting.page.explorer import changes_of
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import stored_results
+from mlflow_compress.stages.side_by_side.answer_settings import ANSWERS_RUN, finished_judge
+from mlflow_compress.stages.side_by_side.answer_similarity import answer_similarity
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import run_address
 
-_ANSWERS = "baseline_answers_run_id"  # tag of a judge run
 _NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
 
 
@@ -55,13 +56,13 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
     baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
     baseline_folder = tracker.fetch(baseline_run, RECORDS)
     baseline = _read(baseline_folder, Items, OptionScores, Generations)
-    answers_run = next((j.data.tags[_ANSWERS] for c in children.values() if (j := _judge(c))), None)
+    answers_run = next((j.data.tags[ANSWERS_RUN] for c in children.values() if (j := finished_judge(c))), None)
     settings = _settings(runs)
     variants = []
     for name, run in runs.items():
-        judge = _judge(children[name])
+        judge = finished_judge(children[name])
         answered = None
-        if judge is not None and judge.data.tags[_ANSWERS] == answers_run:
+        if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run:
             answered = tracker.fetch(judge.info.run_id, RECORDS)
         measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge) if stage is not None]
         records = _read(
@@ -96,14 +97,9 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
         grades=_baseline_grades(tracker, children),
         setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
+        similarity=answer_similarity(tracker, board),
         notes=_notes(len(runs), children, len(answered_by)),
     )
-
-
-def _judge(children: Mapping[str, Any]) -> Any | None:
-    """Return a variant's judge run, if it finished."""
-    judge = children.get("judge")
-    return judge if judge is not None and judge.info.status == "FINISHED" else None
 
 
 def _table(folder: Path, kind: type[Any]) -> Any | None:
@@ -118,7 +114,7 @@ def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
 def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:
     """Return the grades of the baseline's answers, from the first judge run that has them."""
     for own in children.values():
-        judge = _judge(own)
+        judge = finished_judge(own)
         if judge is None:
             continue
         if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
@@ -175,7 +171,7 @@ def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: s
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
     """Return what the page leaves out."""
     notes = []
-    judged = sum(_judge(own) is not None for own in children.values())
+    judged = sum(finished_judge(own) is not None for own in children.values())
     if judged > answered:
         notes.append(f"The answers of {judged - answered} variants are not shown: they answered other instructions")
     if 0 < judged < n:

@@ -13,6 +13,12 @@ from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import RunRecords
 from mlflow_compress.stages.evaluation.result_files import stored_results
+from mlflow_compress.stages.side_by_side.answer_settings import (
+    answer_setting,
+    finished_judge,
+    similarity_metrics,
+    unlike,
+)
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
 from mlflow_compress.tracking.logged_values import RESOLVED
@@ -72,11 +78,33 @@ def score_runs(
     variants = [_finished(tracker, run, shown[_checkpoint(run)], baselines) for run in finished]
     variants += [_failed(run) for run in runs if not _has_results(run)]
     variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
+    variants = _without_unlike_answers(tracker, variants)
     return scoreboard(
         _with_own_names([*variants, *others]),
         baseline=labels[0],
         evaluation=evaluations[0] if evaluations else None,
     )
+
+
+def _without_unlike_answers(tracker: Tracker, variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
+    """Return the variants; a similarity that cannot be compared with most of the others' is left out, and says why."""
+    settings = {}
+    for variant in variants:
+        if variant.status == "finished":
+            judge = finished_judge(tracker.children(str(variant.run_id)))
+            if judge is not None and (setting := answer_setting(judge)) is not None:
+                settings[str(variant.run_id)] = setting
+    apart, metrics = unlike(settings), similarity_metrics()
+    return [
+        replace(
+            v,
+            results={name: result for name, result in v.results.items() if name not in metrics},
+            left_out=f"its similarity is left out: {apart[str(v.run_id)]}",
+        )
+        if str(v.run_id) in apart
+        else v
+        for v in variants
+    ]
 
 
 def _has_results(run: Any) -> bool:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO
 from mlflow_compress.config import CompressionConfig, MainConfig, SweepConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.files.yaml_text import read_yaml
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.stages.quantize import method_settings, variant_name
 
@@ -154,12 +153,7 @@ def _entries(file: Path) -> list[dict[str, list[Any]]]:
     ConfigError
         The file cannot be read, is no list of entries, or an entry has no method or a parameter that is no axis.
     """
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"Parameter 'grid' names no YAML file that can be read: {str(error).splitlines()[0]}", got=str(file)
-        ) from error
+    content = read_yaml(file, parameter="grid")
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
         raise ConfigError(
             "The grid is no list of entries", allowed="entries such as '- {methods: [awq, gptq], bits: [4, 3]}'"

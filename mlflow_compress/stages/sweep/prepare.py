@@ -12,7 +12,7 @@ from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
-from mlflow_compress.stages.evaluate import open_baseline, with_chat_template
+from mlflow_compress.stages.evaluate import open_baseline, readable
 from mlflow_compress.stages.evaluation.baseline import evaluation_id
 from mlflow_compress.stages.main import resolved_parameters
 from mlflow_compress.stages.main_run.variant_key import variant_key
@@ -21,6 +21,7 @@ from mlflow_compress.stages.quantize import checkpoint_folder
 from mlflow_compress.stages.sweep.combinations import Combination
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker
 
 
@@ -67,8 +68,10 @@ class Prepared:
     variants: tuple[PreparedVariant, ...]
 
 
-def prepare(config: SweepConfig, chosen: list[Combination]) -> Prepared:
+def prepare(config: SweepConfig, chosen: list[Combination], store: Store) -> Prepared:
     """Read tasks, instructions and calibration text, check them, and return the variants with their keys.
+
+    The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
 
     Raises
     ------
@@ -90,8 +93,8 @@ def prepare(config: SweepConfig, chosen: list[Combination]) -> Prepared:
     base = open_baseline(first.evaluate_config())
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
-    rendered = with_chat_template(base, suite, config.inference.system_prompt or "")
-    evaluation = evaluation_id(base, rendered, first.evaluate_config())
+    read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
+    evaluation = evaluation_id(base, read, first.evaluate_config())
     variants = []
     for one, calibration in zip(chosen, calibrations, strict=True):
         texts = calibration.rendered(source.tokenizer()) if calibration else []

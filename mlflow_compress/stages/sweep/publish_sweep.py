@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
-from mlflow_compress.reporting.figures import draw_scoreboard
+from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
 from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import (
     finding,
@@ -15,6 +15,7 @@ from mlflow_compress.reporting.scoreboard_text import (
     scoreboard_csv,
     scoreboard_markdown,
     scoreboard_text,
+    similarity_csv,
 )
 from mlflow_compress.results import Sweep, SweepPlan
 from mlflow_compress.stages.side_by_side.page_reading import page_content
@@ -48,11 +49,16 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
     run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
+    content = page_content(tracker, board) if board.finished else None
+    alike = content.similarity if content is not None else None
     with tempfile.TemporaryDirectory() as folder:
         draw_scoreboard(board, Path(folder))
+        if alike is not None:
+            draw_similarity(alike, Path(folder))
+            run.log_text(similarity_csv(alike), "answer_similarity.csv")
         run.log_folder(Path(folder), "figures")
-    if board.finished:
-        run.log_text(render_page(page_content(tracker, board)), "report.html")
+    if content is not None:
+        run.log_text(render_page(content), "report.html")
     found = finding(board)
     run.log_values(_counts(board, plan))
     run.set_tags({run_names.VERDICT: found})

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig, as_text
@@ -39,7 +40,7 @@ def _silent(progress: SweepProgress) -> None:
     """Tell nobody."""
 
 
-def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun) -> str:
+def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
     def work() -> object:
@@ -48,7 +49,7 @@ def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun
         if isinstance(config, EvaluateConfig):
             return run_evaluate(config, tracker)
         assert isinstance(config, JudgeConfig)
-        return run_judge(config, tracker)
+        return run_judge(config, tracker, say)
 
     try:
         return run_stage_here(tracker, stage, work, parent=parent)
@@ -89,7 +90,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     folder = str(out_folder(config.variants.output_dir, tracker.uri))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     with keeping(), engine_started(config.running, config.source):
-        prepared = prepare(config, chosen)
+        prepared = prepare(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:
             return plan
@@ -141,13 +142,17 @@ class _Variants:
                 self._note(variant, "found", f"run {earlier}")
                 return True
             self._note(variant, "runs", "starts")
+
+            def say(line: str) -> None:
+                self._note(variant, "runs", line)
+
             try:
                 made = run_variant(
                     variant.asked.config,
                     self._tracker,
                     variant.known,
-                    say=lambda line: self._note(variant, "runs", line),
-                    start=in_process,
+                    say=say,
+                    start=partial(in_process, say=say),
                     more_tags={run_names.PARENT: self._run.run_id, run_names.VARIANT_KEY: variant.key},
                 )
             except Exception as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files.json_text import read_json_object
 
 PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -32,7 +34,7 @@ def requirements(checkpoint: Path) -> list[str]:
     Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it. A package of the
     checkpoint's format that is not installed is left out, because the checkpoint was evaluated without it.
     """
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = read_json_object(checkpoint / "config.json", error=CheckpointError)
     method = str((config.get("quantization_config") or {}).get("quant_method"))
     optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
     pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ALWAYS]

@@ -5,7 +5,6 @@ MLflow runs this file also when a model is logged. So torch and the scoring engi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         """Check the checkpoint against its recorded hashes and load it."""
         from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
         from mlflow_compress.errors import CheckpointError
+        from mlflow_compress.files.json_text import read_json_object
         from mlflow_compress.models.loading import LoadConfig, load_model
 
         description = Path(context.artifacts["variant"])
-        variant = json.loads(description.read_text(encoding="utf-8"))
+        variant = read_json_object(description, error=CheckpointError)
         folder = description.parent / variant["checkpoint"]  # an absolute path stays what it is
         if variant["weights"] == "reference" and not (folder / MANIFEST_FILE).is_file():
             raise CheckpointError(

@@ -1,5 +1,5 @@
 // The figures, drawn with Observable Plot as SVG. Colours are the page's variables, so that they follow dark mode and print.
-const Figures = (data) => {
+const Figures = (data, alike) => {
   const MOST_NAMES = 16; // more names would cover each other
   const MOST_ROWS = 40;
   const columns = new Map(data.columns.map((column) => [column.key, column]));
@@ -65,6 +65,49 @@ const Figures = (data) => {
 
   const ticks = (axis) => (axis.type === "log" ? { tickFormat: "~g", ticks: 5 } : { ticks: 6 });
 
+  const MARGINS = { marginLeft: 60, marginRight: 20, marginTop: 30, marginBottom: 42 };
+
+  /** Return the marks that write each point's name beside it, where no other name stands. */
+  function nameMarks(named, across, up, width, height) {
+    const { marginLeft, marginRight, marginTop, marginBottom } = MARGINS;
+    const part = (axis, value) => {
+      const [low, high, it] = [...axis.domain, value].map((number) => (axis.type === "log" ? Math.log(number) : number));
+      return (it - low) / (high - low);
+    };
+    const labels = named.map((p) => {
+      const x = marginLeft + part(across, p.x[0]) * (width - marginLeft - marginRight);
+      const size = 6.6 * p.name.length;
+      const toLeft = x + 8 + size > width;
+      return { p, toLeft, y: height - marginBottom - part(up, p.y[0]) * (height - marginTop - marginBottom) - 9,
+        left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
+    }).sort((a, b) => a.y - b.y);
+    const shifted = shifts(labels);
+    return labels.map(({ p, toLeft }, i) => Libraries.text([p],
+      { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
+        fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
+  }
+
+  /** Draw the models on the principal components of their similarities; the first two are the baseline's samples. */
+  function alikeMap() {
+    const found = alike.points.map((p, i) => ({ ...p, x: [p.x], y: [p.y], own: i < 2 }));
+    const width = Math.max(300, byId("alike-map").clientWidth);
+    const height = Math.max(300, Math.min(440, width * 0.5));
+    const [across, up] = ["x", "y"].map((side) => scale(found.map((p) => p[side]), false));
+    const share = (i) => `Component ${i + 1}: ${(100 * alike.shares[i]).toFixed(1)} % of the variance`;
+    const title = (p) => `${p.name}\nsimilarity to the baseline: ${p.alike.toFixed(4)}`;
+    place("alike-map", Libraries.plot({
+      width, height, ...MARGINS, className: "figure", style: { fontSize: "12px" },
+      x: { domain: across.domain, label: share(0) + " →", labelAnchor: "right", ...ticks(across) },
+      y: { domain: up.domain, label: "↑ " + share(1), grid: true, ...ticks(up) },
+      marks: [
+        Libraries.dot(found, { x: (p) => p.x[0], y: (p) => p.y[0], r: 5, stroke: "var(--accent)", strokeWidth: 1.5,
+          fill: (p) => (p.own ? "var(--page)" : "var(--accent)") }),
+        ...nameMarks(found.length <= MOST_NAMES ? found : found.slice(0, 2), across, up, width, height),
+        Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
+      ],
+    }), `${counted(found.length, "model", "models")} as points, by whom their answers resemble; the table above has the similarities.`);
+  }
+
   function scatter() {
     const [x, y] = ["x", "y"].map((side) => byId(`scatter-${side}`).value);
     const found = points(x, y);
@@ -86,25 +129,9 @@ const Figures = (data) => {
     const [cx, cy] = [columns.get(x), columns.get(y)];
     const title = (p) => `${p.name}\n${label(cx)}: ${p.x[0].toPrecision(4)}\n${label(cy)}: ${p.y[0].toPrecision(4)}`;
     const height = Math.max(300, Math.min(460, width * 0.6));
-    const [left_, right_, top, bottom] = [60, 20, 30, 42];
-    const part = (axis, value) => {
-      const [low, high, it] = [...axis.domain, value].map((number) => (axis.type === "log" ? Math.log(number) : number));
-      return (it - low) / (high - low);
-    };
-    const labels = named.map((p) => {
-      const x = left_ + part(across, p.x[0]) * (width - left_ - right_);
-      const size = 6.6 * p.name.length;
-      const toLeft = x + 8 + size > width;
-      return { p, toLeft, y: height - bottom - part(up, p.y[0]) * (height - top - bottom) - 9,
-        left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
-    }).sort((a, b) => a.y - b.y);
-    const shifted = shifts(labels);
-    const names = labels.map(({ p, toLeft }, i) => Libraries.text([p],
-      { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
-        fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
+    const names = nameMarks(named, across, up, width, height);
     place("scatter", Libraries.plot({
-      width, height, marginLeft: left_, marginRight: right_, marginTop: top, marginBottom: bottom,
-      className: "figure", style: { fontSize: "12px" },
+      width, height, ...MARGINS, className: "figure", style: { fontSize: "12px" },
       x: { type: across.type, domain: across.domain, label: label(cx) + " →", labelAnchor: "right", ...ticks(across) },
       y: { type: up.type, domain: up.domain, label: "↑ " + label(cy), grid: true, ...ticks(up) },
       marks: [
@@ -187,7 +214,7 @@ const Figures = (data) => {
   suggest("x");
   suggest("y");
   const metricChosen = byId("apart-metric").options.length > 0;
-  const draw = () => (scatter(), metricChosen && apart());
+  const draw = () => (scatter(), metricChosen && apart(), alike && alikeMap());
   byId("apart-metric").addEventListener("change", apart);
   Scores.whenFiltered(draw);
   let width = 0;

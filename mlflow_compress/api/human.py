@@ -1,0 +1,83 @@
+"""Functions for blind ratings by people."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.api.arguments import StoreLike, configured, opened_store, takes_parameters_of
+from mlflow_compress.config import BlindConfig, RatingsConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.results import AnswerEvaluation, BlindSheet, HumanRatings, VariantRun
+
+
+@takes_parameters_of(BlindConfig)
+def blind(
+    run: AnswerEvaluation | VariantRun | str | None = None, *, store: StoreLike = None, **settings: Any
+) -> BlindSheet:
+    """Return a blind sheet: both models' answers in hidden order, for people to rate.
+
+    Parameters
+    ----------
+    run : AnswerEvaluation, VariantRun or str
+        What `judge` or `run` returned, or the id of its run.
+    store : path, optional
+        The folder in which the run is looked up in place of MLflow's tracking store.
+    **settings
+        The other parameters of ``mlflow-compress blind``.
+
+    Raises
+    ------
+    ConfigError
+        There is no such run with answers, or the folder has something in it.
+    DataError
+        All answers are identical.
+
+    Examples
+    --------
+    >>> sheet = mc.blind(answers, output=folder / "blind", store=folder)
+    >>> sorted(path.name for path in sheet.for_raters.iterdir())
+    ['answers.csv', 'rate.html']
+    """
+    from mlflow_compress.results.evaluation import Measurement
+    from mlflow_compress.stages.rating.blind_run import run_blind
+
+    if isinstance(run, Measurement):
+        run = run.run.run_id if run.run else None
+    config = configured(BlindConfig, {"run": run, **settings})
+    return run_blind(config, opened_store(store, config))
+
+
+@takes_parameters_of(RatingsConfig)
+def ratings(*files: str | PathLike[str], store: StoreLike = None, **settings: Any) -> HumanRatings:
+    """Return what raters prefer: the variant's win rate with its interval, and how far the raters agree.
+
+    Parameters
+    ----------
+    *files : str or path
+        One CSV file per rater, as the page saves it or a spreadsheet does; its name is the rater's.
+    store : path, optional
+        The folder that holds the rated run in place of MLflow's tracking store.
+    **settings
+        The other parameters of ``mlflow-compress ratings``: `key` names the sheet's key.
+
+    Raises
+    ------
+    ConfigError
+        A file, or the key, is not there.
+    DataError
+        A row has an unknown id or choice, or is there twice: every such row is named.
+
+    Examples
+    --------
+    >>> table = sheet.for_raters / "answers.csv"
+    >>> _ = (folder / "anna.csv").write_bytes(table.read_bytes().replace(b",\\r\\n", b",tie\\r\\n"))
+    >>> mc.ratings(folder / "anna.csv", key=sheet.key, store=folder)["human/win_rate"].value
+    0.5
+    """
+    from mlflow_compress.stages.rating.ratings_run import run_ratings
+
+    given = {"files": ",".join(fspath(file) for file in files), **settings} if files else settings
+    config = configured(RatingsConfig, given)
+    return run_ratings(config, opened_store(store, config))

@@ -1,0 +1,50 @@
+"""The parameters of a plan: what would be computed, and the machine that would compute it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mlflow_compress.config.commands import MainConfig
+from mlflow_compress.config.declarations import Command, Group, OptionalText, OrNone, like, option
+from mlflow_compress.config.groups import (
+    AnswerConfig,
+    AutoOrCount,
+    CompressionConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    SourceConfig,
+)
+
+
+class MachineConfig(Group):
+    """What the work would run on. Give what a device sustains, not its data sheet's peak."""
+
+    devices: int = option(1, "GPUs, or machines without one", ge=1)
+    device_memory: float = option(80.0, "GiB of one device", gt=0)
+    device_tflops: float = option(
+        400.0, "10^12 operations a second that one device sustains in the dtype (H100, bfloat16: about 400)", gt=0
+    )
+    device_bandwidth: float = option(2.5, "TB a second that one device reads of its own memory (H100: about 2.5)", gt=0)
+    disk_bandwidth: float = option(2.0, "GB a second of the storage, for all devices together", gt=0)
+    price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
+        None, "dollars of one device for an hour; none: no dollars"
+    )
+
+
+class PlanConfig(Command):
+    """What every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
+
+    source: SourceConfig = SourceConfig()
+    tokenizer: OptionalText = option(None, "folder or hub id of the tokenizer; none: the model's own", path="folder")
+    method: str = like(CompressionConfig, "method")
+    bits: int = option(4, "bits per weight of the compressed linear layers", ge=1, le=16)
+    calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
+    calibration_length: int = like(CompressionConfig, "calibration_length")
+    variants: int = option(1, "variants of this baseline", ge=1)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    inference: InferenceConfig = InferenceConfig()
+    answers: AnswerConfig = AnswerConfig()
+    judge: bool = like(MainConfig, "judge")
+    machine: MachineConfig = MachineConfig()

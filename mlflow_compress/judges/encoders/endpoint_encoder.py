@@ -1,0 +1,157 @@
+"""An encoder behind an OpenAI-compatible endpoint; every vector that was paid for is kept."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.errors import ConfigError, JudgeError
+from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
+from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
+from mlflow_compress.judges.transport.addresses import whole_address
+from mlflow_compress.judges.transport.client import Transport
+from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.judges.transport.replies import NoReply
+from mlflow_compress.judges.transport.spending import Spending
+
+KEY_VARIABLE = "ENCODER_API_KEY"
+VECTORS = "embeddings.jsonl"  # file of the cache
+_TEXTS_PER_CALL = 32  # what Hugging Face's server takes by default; others take more
+
+
+@dataclass(eq=False)
+class EndpointEncoder:
+    """Embeds texts by an endpoint's ``/embeddings``.
+
+    Parameters
+    ----------
+    endpoint : EndpointConfig
+    model : str
+        Name of the model there.
+    cache : JudgmentCache
+        Keeps every vector before anything else happens, by address, model and text.
+    spending : Spending
+        Counts calls and tokens.
+    """
+
+    endpoint: EndpointConfig
+    model: str
+    cache: JudgmentCache
+    spending: Spending = field(default_factory=Spending)
+    _answered_by: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """The model and the address, without user and password."""
+        return f"{self.model} at {self.endpoint.shown_url}"
+
+    @property
+    def identity(self) -> str:
+        """Digest of the address, the model that was asked for, and the one that answered."""
+        asked = f"{self.endpoint.shown_url}\n{self.model}\n{sorted(self._answered_by)}"
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one vector per text, shape (n, d); each distinct text is paid for once.
+
+        An empty text is sent as one space, because endpoints refuse empty texts.
+
+        Raises
+        ------
+        JudgeError
+            A call failed for good; what other calls have returned is kept. Or the endpoint changed its model, or the
+            length of its vectors, between two calls.
+        """
+        distinct = list(dict.fromkeys(texts))
+        missing = [text for text in distinct if self.cache.get(self._key(text)) is None]
+        if missing:
+            self._fetch(missing)
+        rows = {text: self.cache.get(self._key(text)) or {} for text in distinct}
+        self._answered_by |= {row["model"] for row in rows.values()}
+        vectors = {
+            text: np.frombuffer(base64.b64decode(row["vector"]), dtype="<f4").astype(np.float32)
+            for text, row in rows.items()
+        }
+        lengths = {len(vector) for vector in vectors.values()}
+        if len(self._answered_by) > 1 or len(lengths) > 1:
+            raise JudgeError(
+                f"The encoder at {self.endpoint.shown_url} has changed between two calls, so its vectors cannot be "
+                "compared",
+                got=f"models {sorted(self._answered_by)}, vectors of length {sorted(lengths)}",
+                fix=f"Delete {VECTORS} in the folder of the state, and try again",
+            )
+        return np.stack([vectors[text] for text in texts])
+
+    def _key(self, text: str) -> str:
+        return content_key(base_url=self.endpoint.shown_url, model=self.model, text=text)
+
+    def _fetch(self, texts: list[str]) -> None:
+        from tqdm import tqdm
+
+        parts = [texts[start : start + _TEXTS_PER_CALL] for start in range(0, len(texts), _TEXTS_PER_CALL)]
+        with (
+            Transport(self.endpoint, self.spending) as transport,
+            tqdm(total=len(texts), desc=self.model, unit="text", disable=None, leave=False) as bar,
+        ):
+
+            async def one(part: list[str]) -> NoReply | None:
+                found = await transport.embed([text or " " for text in part], model=self.model)
+                if isinstance(found, NoReply):
+                    return found
+                for text, vector in zip(part, found.vectors, strict=True):
+                    stored = base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+                    self.cache.put(self._key(text), {"vector": stored, "model": found.model})
+                bar.update(len(part))
+                return None
+
+            failed = [found for found in transport.for_all(one, parts) if found is not None]
+        if failed:
+            raise JudgeError(
+                f"{len(failed)} of {len(parts)} calls for embeddings failed: {failed[0].detail}",
+                fix="What was embedded is kept: the same command again asks only for the rest",
+            )
+
+
+def open_endpoint_encoder(settings: JudgeConfig, folder: Path) -> EndpointEncoder:
+    """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`.
+
+    Raises
+    ------
+    ConfigError
+        The address is none, ENCODER_API_KEY is not set, or `encoder` names no model of the endpoint.
+    """
+    given = settings.answers
+    if given.encoder_base_url is None:
+        raise ConfigError("No address of an encoder given", fix="Set encoder_base_url")
+    if given.encoder == EMBEDDED or not given.encoder.strip():
+        raise ConfigError(
+            "encoder_base_url needs the name of a model there", got=given.encoder, fix="Set encoder to its name"
+        )
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not key:
+        # Not OPENAI_API_KEY: a key is sent to no other address than the one that it was given for.
+        fix = f"Set {KEY_VARIABLE}; any word will do where the endpoint asks for no key"
+        raise ConfigError("encoder_base_url needs a key", fix=fix)
+    calls = settings.judging
+    endpoint = EndpointConfig(
+        base_url=whole_address("encoder_base_url", given.encoder_base_url),
+        key=key,
+        timeout=calls.judge_timeout,
+        max_retries=calls.judge_max_retries,
+        concurrency=calls.judge_concurrency,
+        requests_per_minute=calls.judge_requests_per_minute,
+        tokens_per_minute=calls.judge_tokens_per_minute,
+        what="encoder",
+        url_parameter="encoder_base_url",
+        model_parameter="encoder",
+        key_variable=KEY_VARIABLE,
+    )
+    return EndpointEncoder(endpoint, given.encoder, JudgmentCache(folder / VECTORS))

@@ -1,0 +1,1 @@
+"""What people and judges say of answers: preferences, and how far raters agree."""

@@ -1,0 +1,1 @@
+"""What scoring and answering cost, counted before anything runs."""

@@ -1,0 +1,119 @@
+"""Floating-point operations, bytes and seconds of a stage, from a model's shape and the amount of work.
+
+A multiply-add is two operations. ``N`` tokens through the layers take ``2 N active``; attention takes two operations
+for each pair of tokens and each number of `ModelShape.attention_width`, in every layer; a row of the head takes
+``2 hidden vocabulary``. Norms, activations and rotary embeddings are left out, and that the last layer's feed-forward
+part runs at scored positions only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlflow_compress.scoring.baseline_store.store_manifest import SHARD_BYTES
+from mlflow_compress.scoring.costs.model_shape import ModelShape
+from mlflow_compress.scoring.costs.workload import Workload
+
+KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
+STATE_SHARDS = 2.0 * SHARD_BYTES  # what is collected, and the file made of it; or two open shards
+AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the work runs on. Give what a device sustains, not its data sheet's peak.
+
+    Attributes
+    ----------
+    devices : int
+    memory : float
+        Bytes of one device.
+    flops : float
+        Operations a second of one device.
+    bandwidth : float
+        Bytes a second that one device reads of its own memory; it bounds the writing of answers.
+    disk : float
+        Bytes a second of the storage, for all devices together.
+    price : float or None
+        Dollars of one device for an hour.
+    """
+
+    devices: int
+    memory: float
+    flops: float
+    bandwidth: float
+    disk: float
+    price: float | None
+
+    def dollars(self, seconds: float | None) -> float | None:
+        """Return the price of all devices for some seconds; None where seconds or price are not known."""
+        return None if seconds is None or self.price is None else seconds / 3600 * self.devices * self.price
+
+
+def scoring_operations(shape: ModelShape, work: Workload, *, heads: int = 1) -> float:
+    """Return the operations of a pass; with a stored baseline its head runs too (`heads` is 2)."""
+    layers = 2.0 * work.tokens * shape.active + 2.0 * work.pairs * shape.layers * shape.attention_width
+    return layers + 2.0 * heads * work.rows * shape.hidden * shape.vocabulary
+
+
+def states_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
+    """Return the bytes of a baseline store: a state, a digest and a target a row, and the head once."""
+    return work.rows * (shape.hidden * number_bytes + KEY_BYTES) + shape.head * number_bytes
+
+
+def scoring_memory(
+    shape: ModelShape,
+    work: Workload,
+    number_bytes: int,
+    *,
+    weights: float,
+    head_rows: int,
+    heads: int = 1,
+    states: float = 0.0,
+    captures: bool = False,
+) -> float:
+    """Return the bytes that a pass needs at once: weights, keys and values, activations of a unit, logits, states.
+
+    The activations are those of a gated feed-forward part, the widest place of a layer: five tensors of about three
+    times the hidden size. A stored baseline brings its own head, which is there twice while it is read, and its
+    statistics take one more product. `states` are the bytes of the store that is written
+    or read; a few shards of it are in memory. A pass that `captures` proves at its first batch that the head can be
+    rebuilt from a file: three more copies of the head, and two more products with it.
+    """
+    cache = float(work.most_cached * shape.layers * shape.cache_width * number_bytes)
+    activations = 15.0 * work.longest_unit * shape.hidden * number_bytes
+    logits = 4.0 * (3 if heads == 2 or captures else heads) * head_rows * shape.vocabulary
+    other_head = (2 * (heads == 2) + 3 * captures) * shape.head * number_bytes
+    return weights + cache + activations + logits + other_head + min(states, STATE_SHARDS)
+
+
+def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:
+    """Return the operations of a calibrated method; None where there is no formula for it.
+
+    llm-compressor runs every layer twice: once to look at its inputs, once with the new weights. GPTQ and SparseGPT add
+    ``2 in^2`` a token for the Hessian of each linear layer, about ``4/3 in^3`` to invert it, and ``2 out in^2`` to
+    spread the errors. AWQ runs each layer once for every scale that it tries.
+    """
+    work = Workload(tokens=tokens, pairs=tokens * (length + 1) // 2)
+    forward = scoring_operations(shape, work)
+    if method in ("wanda", "smoothquant"):
+        return 2 * forward
+    if method == "awq":
+        return (2 + AWQ_GRID) * forward
+    if method in ("gptq", "sparsegpt"):
+        return 2 * forward + 2.0 * tokens * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2.0 * shape.solve
+    return None
+
+
+def answer_seconds(
+    shape: ModelShape, work: Workload, *, number_bytes: int, batch: int, new_tokens: int, answers: int, machine: Machine
+) -> float:
+    """Return the seconds of one model copy for answers: reading the weights once a step bounds it, or the operations.
+
+    A batch of one token each touches at most ``batch`` times the experts that one token uses.
+    """
+    experts = shape.experts * min(1.0, batch * shape.expert_share)
+    step_bytes = number_bytes * (shape.dense + experts + shape.head)
+    batches = -(-answers // batch)
+    reading = batches * new_tokens * step_bytes / machine.bandwidth
+    return max(reading, scoring_operations(shape, work) / machine.flops)

@@ -1,0 +1,109 @@
+"""How much a model has to compute for a suite, counted from the very plans that the engine follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, last_uses, n_scored_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Amounts of work of one or more passes.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens that the body computes.
+    tokens_unshared : int
+        The same if no prefix were shared: what other tools compute.
+    pairs : int
+        Pairs of a token and a token that it attends to.
+    rows : int
+        Positions at which the head runs, and whose states a baseline stores.
+    units : int
+        Forward passes.
+    longest_unit : int
+        Most tokens in one forward pass.
+    most_cached : int
+        Most tokens whose keys and values are in memory at once.
+    """
+
+    tokens: int = 0
+    tokens_unshared: int = 0
+    pairs: int = 0
+    rows: int = 0
+    units: int = 0
+    longest_unit: int = 0
+    most_cached: int = 0
+
+    def __add__(self, other: Workload) -> Workload:
+        """Return the work of both, one after the other."""
+        return Workload(
+            tokens=self.tokens + other.tokens,
+            tokens_unshared=self.tokens_unshared + other.tokens_unshared,
+            pairs=self.pairs + other.pairs,
+            rows=self.rows + other.rows,
+            units=self.units + other.units,
+            longest_unit=max(self.longest_unit, other.longest_unit),
+            most_cached=max(self.most_cached, other.most_cached),
+        )
+
+
+def workload(plan: Plan, tokens_unshared: int) -> Workload:
+    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given."""
+    return Workload(
+        tokens=plan.n_tokens,
+        tokens_unshared=tokens_unshared,
+        pairs=sum(_pairs(unit) for unit in plan.units),
+        rows=sum(n_scored_rows(unit) for unit in plan.units),
+        units=len(plan.units),
+        longest_unit=max((_computed(unit) for unit in plan.units), default=0),
+        most_cached=_most_cached(plan.units),
+    )
+
+
+def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workload:
+    """Return the work of one answer to each prompt, if every answer has the greatest length."""
+    lengths = list(prompt_lengths)
+    whole = [n + new_tokens for n in lengths]
+    return Workload(
+        tokens=sum(whole),
+        tokens_unshared=sum(whole),
+        pairs=sum(n * (n + 1) // 2 for n in whole),
+        rows=new_tokens * len(lengths),
+        units=len(lengths),
+        longest_unit=max(lengths, default=0),
+        most_cached=max(whole, default=0),
+    )
+
+
+def _pairs(unit: PackedBatch | PaddedBatch) -> int:
+    if isinstance(unit, PackedBatch):
+        return int((unit.positions.astype("int64") + 1).sum())
+    return sum(len(ids) * (len(ids) + 1) // 2 for ids in unit.sequences)
+
+
+def _computed(unit: PackedBatch | PaddedBatch) -> int:
+    """Return the tokens of a forward pass, padding included."""
+    if isinstance(unit, PackedBatch):
+        return unit.n_tokens
+    return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
+
+
+def _most_cached(units: Sequence[PackedBatch | PaddedBatch]) -> int:
+    """Return the most tokens whose keys and values live at once: kept prefixes, and those of the running unit."""
+    done, size = last_uses(units), {NO_PREFIX: 0}
+    most = kept = 0
+    for number, unit in enumerate(units):
+        running = 0
+        if isinstance(unit, PackedBatch):
+            # The running unit's cache is a copy of its prefix, and its own tokens.
+            running = size[unit.prefix] + unit.n_tokens
+            if unit.keep != NO_PREFIX:
+                size[unit.keep] = running
+                kept += running
+        most = max(most, kept + running)
+        kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
+    return most

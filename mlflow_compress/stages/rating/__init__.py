@@ -1,0 +1,1 @@
+"""Blind ratings by people: the sheet, its key, and what the ratings say."""

@@ -1,0 +1,125 @@
+"""The key of a blind sheet: which side of each row is the variant's. Raters never see it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
+from mlflow_compress.reporting.answers.rating_sheet import RatingPair
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RatedTurn(_Frozen):
+    """A turn of an instruction that both models answered."""
+
+    item_id: str
+    turn: int
+    category: str
+
+
+class KeyRow(RatedTurn):
+    """A row of the sheet, and the side of the variant's answer."""
+
+    id: str
+    variant: Literal["A", "B"]
+
+
+class RatingKey(_Frozen):
+    """What the sheet does not say.
+
+    Attributes
+    ----------
+    run : str
+        The run that was asked for.
+    baseline, variant : str
+        The models' names.
+    seed : int
+        Seed of the order and of the sides.
+    rows : list of KeyRow
+        The rows of the sheet.
+    identical : list of RatedTurn
+        Pairs that are no rows, because both answers are the same: ties.
+    """
+
+    run: str
+    baseline: str
+    variant: str
+    seed: int
+    rows: list[KeyRow]
+    identical: list[RatedTurn]
+
+    @classmethod
+    def read(cls, path: Path) -> RatingKey:
+        """Read a key. No such file is a `ConfigError`, another content a `DataError`."""
+        if not path.is_file():
+            fix = "`blind` writes it: key.json, beside the folder for the raters"
+            raise ConfigError("There is no key of a blind sheet", got=str(path), fix=fix)
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            what = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise DataError(f"This is no key of a blind sheet: {what}", got=str(path)) from None
+
+
+def drawn_sheet(
+    pairs: Sequence[ComparedAnswer], *, run: str, baseline: str, variant: str, seed: int, limit: int = 0
+) -> tuple[str, list[RatingPair], RatingKey]:
+    """Return a sheet's name, its rows in a random order with random sides, and its key.
+
+    Neither the name nor an id tells anything about a side: they follow from what the rater sees, and from the order.
+
+    Parameters
+    ----------
+    pairs : sequence of ComparedAnswer
+        All turns of the instructions.
+    run, baseline, variant : str
+        What the key names.
+    seed : int
+        Decides which pairs are drawn, their order, and the sides.
+    limit : int
+        Number of pairs to draw; 0 takes all. Pairs of identical answers are drawn too: they are ties, and no rows.
+    """
+    rng = np.random.default_rng(seed)
+    by_turn = {(pair.item_id, pair.turn): pair for pair in pairs}
+    ordered = sorted(by_turn)  # the order of the file is by grade, and must not show
+    drawn = [by_turn[ordered[i]] for i in rng.permutation(len(ordered))[: limit or None]]
+    rows: list[RatingPair] = []
+    turns_of: list[tuple[ComparedAnswer, Literal["A", "B"]]] = []
+    identical = []
+    for pair in drawn:
+        turns = [by_turn[pair.item_id, turn] for turn in range(pair.turn + 1)]
+        if all(turn.baseline == turn.variant for turn in turns):
+            identical.append(RatedTurn(item_id=pair.item_id, turn=pair.turn, category=pair.category))
+            continue
+        baseline_said, variant_said = (tuple(t.baseline for t in turns), tuple(t.variant for t in turns))
+        first = bool(rng.integers(2))  # whether the variant is A
+        a, b = (variant_said, baseline_said) if first else (baseline_said, variant_said)
+        questions = tuple(turn.question for turn in turns)
+        rows.append(RatingPair(id="", category=pair.category, questions=questions, a=a, b=b))
+        turns_of.append((pair, "A" if first else "B"))
+    sheet = _name(rows)
+    rows = [replace(row, id=f"{sheet}-{number:03}") for number, row in enumerate(rows, start=1)]
+    keys = [
+        KeyRow(id=row.id, item_id=pair.item_id, turn=pair.turn, category=pair.category, variant=side)
+        for row, (pair, side) in zip(rows, turns_of, strict=True)
+    ]
+    key = RatingKey(run=run, baseline=baseline, variant=variant, seed=seed, rows=keys, identical=identical)
+    return sheet, rows, key
+
+
+def _name(rows: Sequence[RatingPair]) -> str:
+    """Return a short name that follows from what raters see, so that ratings of another sheet are noticed."""
+    seen = [[row.questions, row.a, row.b] for row in rows]
+    return "s" + hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""MLflow traces: how single answers and judgments are shown."""

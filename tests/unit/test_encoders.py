@@ -1,0 +1,257 @@
+"""Encoders: models that pool in their own way, and a real endpoint on this machine that serves real vectors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_compress.config import JudgeConfig
+from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
+from mlflow_compress.judges import JUDGES, JudgeInputs
+from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
+from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, embedded_folder, load_encoder
+from mlflow_compress.judges.transport.replies import Embedded, NoReply, read_embeddings
+from mlflow_compress.metrics.conscompf import similarity
+from mlflow_compress.records import Generations
+from tests.judge_server import Answer, JudgeServer, Raw, judge_server
+
+KEY = "sk-encoder-0123456789"
+MODEL = "all-MiniLM-L6-v2"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return load_encoder("embedded", device="cpu")
+
+
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENCODER_API_KEY", KEY)
+
+
+def response(vectors: np.ndarray[Any, Any], model: str = MODEL) -> dict[str, Any]:
+    """Return vectors as OpenAI's endpoint does, but in reverse order: the index says which is which."""
+    data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors)]
+    return {"object": "list", "data": data[::-1], "model": model, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+
+
+def minilm(encoder: SentenceEncoder) -> Callable[[int, dict[str, Any]], Answer]:
+    """Return a script that embeds what is asked, and refuses an empty text as endpoints do."""
+
+    def script(number: int, body: dict[str, Any]) -> Answer:
+        if "" in body["input"]:
+            return 400, {"error": {"message": "input cannot be an empty string"}}
+        return 200, response(encoder.encode(body["input"]))
+
+    return script
+
+
+@contextmanager
+def served(script: Callable[[int, dict[str, Any]], Answer], folder: Path) -> Iterator[tuple[JudgeServer, Any]]:
+    """Serve, and give a function that opens the encoder as the stage does."""
+    with judge_server(script) as server:
+
+        def opened(**more: Any) -> EndpointEncoder:
+            given = {"encoder": MODEL, "encoder_base_url": server.base_url, "judge_concurrency": 4, **more}
+            return open_endpoint_encoder(JudgeConfig(**given), folder)
+
+        yield server, opened
+
+
+def answers(*texts: str) -> Generations:
+    """Return two answers to each instruction."""
+    rows = [{"item_id": f"i{i // 2}", "sample": i % 2, "text": text} for i, text in enumerate(texts)]
+    return Generations.from_rows([{"task": "t", "turn": 0, "prompt": "", "n_tokens": 1, **row} for row in rows])
+
+
+SAMPLES = {
+    "baseline": answers("The cat sleeps.", "A cat is asleep.", "Bread needs flour.", ""),
+    "again": answers("The cat is sleeping.", "The cat sleeps.", "Flour makes bread.", "Bake it."),
+    "variant": answers("Trains are late.", "The cat sleeps.", "Bread needs water.", "Bread, bread, bread."),
+}
+
+
+@pytest.mark.usefixtures("keyed")
+def test_an_endpoint_with_the_same_model_gives_the_same_similarity(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    inputs = JudgeInputs(instructions=(), graded={}, samples=SAMPLES)
+    local = JUDGES.get("similarity").open(JudgeConfig(device="cpu"), tmp_path)(inputs)
+    with judge_server(minilm(encoder)) as server:
+        config = JudgeConfig(encoder=MODEL, encoder_base_url=server.base_url)
+        remote = JUDGES.get("similarity").open(config, tmp_path)(inputs)
+        again = JUDGES.get("similarity").open(config, tmp_path)(inputs)
+    assert local.vectors is not None and remote.vectors is not None and again.vectors is not None
+    for who in ("variant", "again"):
+        for weighting in ("equation4", "reference", "unweighted"):
+            ours = similarity(local.vectors.vectors["baseline"], local.vectors.vectors[who]).mean(weighting)
+            theirs = similarity(remote.vectors.vectors["baseline"], remote.vectors.vectors[who]).mean(weighting)
+            assert theirs == pytest.approx(ours, abs=1e-5)
+            assert ours < 0.999
+    assert remote.parameters["encoder"] == f"{MODEL} at {server.base_url}"
+    assert remote.vectors.encoder_id != local.vectors.encoder_id == encoder.identity
+    # Ten distinct texts in one call; the second judge pays nothing, and has the same vectors.
+    assert [(body["path"], len(body["input"])) for body in server.bodies] == [("/v1/embeddings", 10)]
+    assert remote.values == {"judge/encoder_calls": 1.0, "judge/encoder_tokens": 7.0} and again.values == {}
+    assert again.vectors.encoder_id == remote.vectors.encoder_id
+    np.testing.assert_array_equal(again.vectors.vectors["variant"], remote.vectors.vectors["variant"])
+    assert server.keys == [KEY]
+    assert all(KEY not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("keyed")
+def test_failed_calls_are_retried_and_what_came_is_kept(tmp_path: Path) -> None:
+    texts = [f"text {i}" for i in range(100)]
+    broken = True
+
+    def script(number: int, body: dict[str, Any]) -> Answer:
+        if number == 0:
+            return Raw(b"busy", 429, {"Retry-After": "0.01"})
+        if "text 70" in body["input"] and broken:
+            return 500, {"error": {"message": f"overloaded, says {KEY}"}}
+        return 200, response(np.array([[float(t.split()[1]) + 1, 1.0] for t in body["input"]]))
+
+    with served(script, tmp_path) as (server, opened):
+        with pytest.raises(JudgeError, match=r"1 of 4 calls for embeddings failed.*HTTP 500") as failed:
+            opened(judge_max_retries=2).encode(texts)
+        assert KEY not in str(failed.value)
+        kept, broken = len(server.bodies), False
+        vectors = opened().encode(texts)
+    assert [len(body["input"]) for body in server.bodies[kept:]] == [32]  # only the part that failed
+    np.testing.assert_array_equal(vectors[:, 0], np.arange(1, 101))
+
+
+@pytest.mark.usefixtures("keyed")
+def test_a_failed_encoder_costs_the_run_nothing_that_other_judges_said(tmp_path: Path) -> None:
+    with judge_server(lambda *_: (400, {"error": {"message": "too long"}})) as server:
+        config = JudgeConfig(encoder=MODEL, encoder_base_url=server.base_url)
+        judged = JUDGES.get("similarity").open(config, tmp_path)(
+            JudgeInputs(instructions=(), graded={}, samples=SAMPLES)
+        )
+    assert judged.vectors is None and judged.failed == judged.skipped and "too long" in str(judged.failed)
+
+
+@pytest.mark.usefixtures("keyed")
+def test_an_endpoint_that_changes_its_model_is_noticed(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> Answer:
+        return 200, response(np.ones((len(body["input"]), 2)), model=f"{MODEL}-v{number}")
+
+    with served(script, tmp_path) as (_, opened):
+        one = opened()
+        one.encode(["a"])
+        with pytest.raises(JudgeError, match="changed between two calls"):
+            one.encode(["a", "b"])
+
+
+GOOD = response(np.eye(2))
+BROKEN = [
+    "",
+    "<html>",
+    json.dumps(GOOD)[:-9],
+    "[]",
+    json.dumps({"data": None}),
+    json.dumps({**GOOD, "data": GOOD["data"][:1]}),
+    json.dumps({**GOOD, "data": [*GOOD["data"][:1]] * 2}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [float("nan")]}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": []}, {"index": 1, "embedding": []}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": "AAAA"}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1e300]}, {"index": 1, "embedding": [1.0]}]}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("body", BROKEN)
+def test_a_response_without_exactly_these_vectors_is_none(body: str) -> None:
+    assert isinstance(read_embeddings(body, MODEL, 2), NoReply)
+
+
+def test_vectors_are_in_the_order_of_their_index() -> None:
+    found = read_embeddings(json.dumps(GOOD), "asked", 2)
+    assert isinstance(found, Embedded) and found.model == MODEL and found.usage is not None
+    np.testing.assert_array_equal(found.vectors, np.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"encoder_base_url": "http://127.0.0.1:1/v1"}, "needs the name of a model"),
+        ({"encoder": MODEL, "encoder_base_url": "http://127.0.0.1:99999/v1"}, "from 1 to 65535"),
+        ({"encoder": MODEL, "encoder_base_url": "http://me:secret@127.0.0.1:99999/v1"}, "from 1 to 65535"),
+        ({"encoder": MODEL, "encoder_base_url": "ftp://host"}, "not an address"),
+    ],
+)
+@pytest.mark.usefixtures("keyed")
+def test_settings_that_name_no_endpoint_are_refused(given: dict[str, Any], wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=wanted) as refused:
+        open_endpoint_encoder(JudgeConfig(**given), tmp_path)
+    assert "secret" not in str(refused.value)
+
+
+def test_no_other_endpoints_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
+    monkeypatch.delenv("ENCODER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="Set ENCODER_API_KEY"):
+        open_endpoint_encoder(JudgeConfig(encoder=MODEL, encoder_base_url="http://127.0.0.1:1/v1"), tmp_path)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Return a copy of the embedded encoder's folder."""
+    folder = tmp_path / "encoder"
+    shutil.copytree(embedded_folder(), folder)
+    return folder
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def test_pooling_normalisation_and_prompt_are_those_of_the_models_files(copied: Path, encoder: SentenceEncoder) -> None:
+    assert load_encoder(str(copied), device="cpu").identity == encoder.identity
+    modules = json.loads((copied / "modules.json").read_text())
+    write(copied / "modules.json", modules[:2])  # without normalisation
+    pooling = json.loads((copied / "1_Pooling" / "config.json").read_text())
+    pooling |= {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    write(copied / "1_Pooling" / "config.json", pooling)
+    write(
+        copied / "config_sentence_transformers.json",
+        {"prompts": {"passage": "passage: "}, "default_prompt_name": "passage"},
+    )
+    changed = load_encoder(str(copied), device="cpu")
+    assert changed.identity != encoder.identity
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(copied)("passage: The cat sleeps.", return_tensors="pt")
+    with torch.inference_mode():
+        first = AutoModel.from_pretrained(copied)(**tokens).last_hidden_state[0, 0].numpy()
+    [found] = changed.encode(["The cat sleeps."])
+    np.testing.assert_allclose(found, first, atol=1e-5)
+    assert abs(np.linalg.norm(found) - 1) > 0.1
+
+
+def test_folders_that_run_code_are_pickled_or_say_no_pooling_are_refused(copied: Path) -> None:
+    modules = json.loads((copied / "modules.json").read_text())
+    write(copied / "modules.json", [*modules, {"idx": 3, "name": "3", "path": "", "type": "os.system"}])
+    with pytest.raises(CheckpointError, match=r"os\.system is code of its own"):
+        load_encoder(str(copied))
+    write(copied / "modules.json", {"type": "x"})
+    with pytest.raises(CheckpointError, match="no list of modules"):
+        load_encoder(str(copied))
+    (copied / "modules.json").write_text('[{"type": "a", "type": "b"}]')
+    with pytest.raises(CheckpointError, match="twice"):
+        load_encoder(str(copied))
+    (copied / "modules.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no modules\.json"):
+        load_encoder(str(copied))
+    write(copied / "modules.json", modules)
+    (copied / "2_Dense").mkdir()
+    (copied / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(CheckpointError, match="is pickled"):
+        load_encoder(str(copied))

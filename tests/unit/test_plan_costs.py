@@ -1,0 +1,190 @@
+"""The plan: what it counts is what the engine does, and its formulas are those that one can work out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, LlamaConfig, MixtralConfig
+
+import mlflow_compress as mc
+from mlflow_compress import demo
+from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.costs.cost_formulas import (
+    Machine,
+    answer_seconds,
+    calibration_operations,
+    scoring_operations,
+    states_bytes,
+)
+from mlflow_compress.scoring.costs.model_shape import ModelShape, model_shape
+from mlflow_compress.scoring.costs.workload import Workload, generation_workload, workload
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
+from mlflow_compress.stages.evaluation.run_model import run_model
+from mlflow_compress.stages.planning.workloads import scored_work
+
+SCALE = Path(__file__).parents[2] / "examples" / "scale"
+
+
+def tiny(**more: object) -> ModelShape:
+    """Hidden 8, feed-forward 16, 2 layers, 2 heads of 4, one of keys; 10 words."""
+    config = LlamaConfig(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        **more,
+    )
+    return model_shape(config, max_length=32)
+
+
+def sequences(*texts: list[int]) -> list[np.ndarray]:
+    return [np.asarray(text, dtype=np.int32) for text in texts]
+
+
+def test_shape_of_a_tiny_llama_by_hand() -> None:
+    shape = tiny()
+    # q 8x8, k 8x4, v 8x4, o 8x8, and three of 8x16, in each of 2 layers
+    assert shape.dense == 2 * (64 + 32 + 32 + 64 + 3 * 128) and shape.experts == 0 and shape.active == shape.dense
+    assert shape.parameters == shape.dense + 2 * 80 + (2 * 2 + 1) * 8  # embedding, head, norms
+    assert shape.head == 80 and shape.attention_width == 2 * (4 + 4) and shape.cache_width == 8
+    assert shape.square_inputs == 2 * (6 * 64 + 16**2)  # six matrices read 8 numbers, one reads 16
+
+
+def test_a_mixture_uses_some_of_its_experts() -> None:
+    config = MixtralConfig(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    shape = model_shape(config, max_length=32)
+    assert shape.experts == 4 * 3 * 8 * 16
+    assert shape.dense == 4 * 64 + 4 * 8  # attention, and the router
+    assert shape.active == shape.dense + shape.experts / 2
+
+
+@pytest.mark.parametrize(("model", "parameters"), [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352)])
+def test_published_sizes(model: str, parameters: int) -> None:
+    shape = model_shape(AutoConfig.from_pretrained(SCALE / model), max_length=8192)
+    assert shape.parameters == parameters
+
+
+def test_deepseek_reads_37_billion_weights_a_token() -> None:
+    shape = model_shape(AutoConfig.from_pretrained(SCALE / "deepseek-v3"), max_length=8192)
+    assert round((shape.active + 2 * shape.head) / 1e9) in (37, 38)  # its report says 37, embedding and head included
+
+
+def test_work_of_packs_and_batches_by_hand() -> None:
+    texts = sequences([1, 2, 3, 4], [1, 2, 3, 5, 6])
+    packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9)
+    assert (packed.tokens, packed.tokens_unshared, packed.rows, packed.units) == (6, 9, 2, 1)
+    assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
+    assert packed.longest_unit == packed.most_cached == 6
+    padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9)
+    assert (padded.tokens, padded.pairs, padded.longest_unit) == (9, 10 + 15, 10)
+
+
+def test_cached_prefixes_are_counted_while_they_live() -> None:
+    stem = list(range(1, 21))
+    texts = sequences(*[[*stem, 30 + i, 40 + i] for i in range(8)])
+    plan = plan_packs(texts, [1] * 8, batch_tokens=24, min_shared=16)
+    found = workload(plan, sum(map(len, texts)))
+    assert found.tokens == 20 + 8 * 2  # the stem once
+    assert found.most_cached == 20 + 20 + max(unit.n_tokens for unit in plan.units if unit.prefix)
+
+
+def test_work_adds_up() -> None:
+    a, b = Workload(tokens=3, rows=1, longest_unit=3), Workload(tokens=4, rows=2, longest_unit=2)
+    assert a + b == Workload(tokens=7, rows=3, longest_unit=3)
+    assert generation_workload([2], 1) == Workload(
+        tokens=3, tokens_unshared=3, pairs=6, rows=1, units=1, longest_unit=2, most_cached=3
+    )
+
+
+def test_formulas_by_hand() -> None:
+    shape, work = tiny(), Workload(tokens=10, pairs=55, rows=4)
+    body = 2 * 10 * shape.dense + 2 * 55 * 2 * 16
+    assert scoring_operations(shape, work) == body + 2 * 4 * 8 * 10
+    assert scoring_operations(shape, work, heads=2) == body + 2 * (2 * 4 * 8 * 10)
+    assert states_bytes(shape, work, 4) == 4 * (8 * 4 + 20) + 80 * 4
+    assert calibration_operations("slicegpt", shape, 64, 8) is None
+    twice = 2 * scoring_operations(shape, Workload(tokens=64, pairs=64 * 9 // 2))
+    assert calibration_operations("wanda", shape, 64, 8) == twice
+    hessians = 2 * 64 * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2 * shape.solve
+    assert calibration_operations("gptq", shape, 64, 8) == pytest.approx(twice + hessians)
+
+
+def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
+    shape, work = tiny(), generation_workload([4] * 6, 5)
+    machine = Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, disk=1.0, price=None)
+
+    def seconds(on: Machine) -> float:
+        return answer_seconds(shape, work, number_bytes=2, batch=4, new_tokens=5, answers=6, machine=on)
+
+    assert seconds(machine) == pytest.approx(2 * 5 * 2 * (shape.dense + shape.head) / 100.0)  # two batches, five steps
+    slow = Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, disk=1.0, price=None)
+    assert seconds(slow) == scoring_operations(shape, work)
+
+
+def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
+    suite = load_suite("auto", model="demo", settings=TaskSettings(limit=3))
+    loaded = load_model(LoadConfig(path=str(demo.MODEL_DIR), device="cpu", dtype="float32"))
+    scorer = Scorer(loaded, ScoringConfig(progress=False))
+    with StateWriter(tmp_path / "states", loaded) as writer:
+        run_model(scorer, suite, generations=False, capture=writer)
+    stored = sum(file.stat().st_size for file in (tmp_path / "states").iterdir())
+    found = mc.plan(limit=3, device="cpu", judge=False, noise_items=0)
+    expected = scored_work(suite, scorer.encoder, 1024)
+    assert expected.rows == sum(shard["rows"] for shard in writer.shards)
+    assert found.states_bytes == pytest.approx(stored, rel=0.01)
+    assert found.parameters == sum(p.numel() for p in loaded.model.parameters())
+
+
+def test_a_model_that_does_not_fit_has_no_seconds() -> None:
+    found = mc.plan(
+        model=str(SCALE / "deepseek-v3"), tokenizer=str(demo.MODEL_DIR), tasks="demo", limit=2, devices=8, judge=False
+    )
+    assert found.copies == 0 and found.seconds is None and "does not fit" in found.summary
+    assert all(stage.seconds is None and stage.dollars is None for stage in found.stages)
+
+
+def test_copies_share_the_work_and_dollars_count_every_device() -> None:
+    given = {"model": str(SCALE / "llama-3-70b"), "tokenizer": str(demo.MODEL_DIR), "tasks": "demo", "limit": 2}
+    few = mc.plan(**given, dtype="bfloat16", devices=8, price=2.0, judge=False, disk_bandwidth=1e9)
+    many = mc.plan(**given, dtype="bfloat16", devices=64, price=2.0, judge=False, disk_bandwidth=1e9)
+    assert few.devices_per_copy == 2 and (few.copies, many.copies) == (4, 32)
+    for one, other in zip(few.stages, many.stages, strict=True):
+        assert one.seconds is not None and other.seconds is not None and one.dollars is not None
+        shared = 1 if "quantize" in one.stage else 8  # one copy compresses
+        assert one.seconds == pytest.approx(shared * other.seconds, rel=1e-3)
+        assert one.dollars == pytest.approx(one.seconds / 3600 * 8 * 2.0)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        mc.plan(model=str(SCALE / "llama-3-70b"), tasks="demo")
+    with pytest.raises(ConfigError, match="traces"):
+        mc.plan(tasks="traces", judge=False)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError):
+        mc.plan(model=str(tmp_path), tokenizer=str(demo.MODEL_DIR), tasks="demo")
+
+
+def test_the_text_names_what_is_not_known() -> None:
+    from mlflow_compress.cli_text import plan_text
+
+    text = plan_text(mc.plan(limit=2, method="slicegpt", device="cpu", judge=False))
+    assert "quantize (slicegpt)" in text and "unknown" in text

@@ -1,0 +1,106 @@
+"""Synthetic text that models wrote themselves, added to the records of `metric_records`: greedy answers and traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.metrics import MetricInputs
+from mlflow_compress.records import (
+    GreedyAnswers,
+    GreedyDistances,
+    GreedyScores,
+    RunRecords,
+    TokenAnswers,
+    TokenDistances,
+    TokenScores,
+    Traces,
+)
+from tests import metric_records
+
+N_PROMPT = 3
+
+
+def answers(kind: Any, rng: np.random.Generator, *, n: int, samples: int = 1, task: str = "instructions") -> Any:
+    """Answers of 3 to 11 tokens to `n` prompts; those to the odd prompts begin with two tokens of reasoning."""
+    rows: list[dict[str, Any]] = []
+    for i in range(n):
+        for sample in range(samples):
+            tokens = rng.integers(0, 50, size=3 + (5 * i + 2 * sample) % 9).tolist()
+            thought = {"reasoning_begin": 0, "reasoning_end": 2} if i % 2 else {}
+            key = {"task": task, "item_id": f"p{i}", "sample": sample, "prompt_tokens": [1, 2, i]}
+            rows.append({**key, "tokens": tokens, "text": "", **thought})
+    return kind.from_rows(rows)
+
+
+def scores(kind: Any, of: TokenAnswers, rng: np.random.Generator, *, moved: float) -> Any:
+    """Scores of the answers' tokens; a share `moved` of them is not the most probable one."""
+    rows = []
+    for window, row in zip(of.windows(), of.table.to_pylist(), strict=True):
+        for place, token in enumerate(row["tokens"]):
+            nll = float(rng.exponential(1.0))
+            key = {"task": row["task"], "item_id": window, "position": N_PROMPT + place, "target": token}
+            top = token + int(rng.random() < moved)
+            rows.append({**key, "nll": nll, "p_target": np.exp(-nll), "argmax": top, "entropy": 1.0})
+    return kind.from_rows(rows)
+
+
+def distances(kind: Any, of: TokenScores, rng: np.random.Generator, scale: float) -> Any:
+    """Distances at the same tokens; with scale 0 those of equal models."""
+    n = len(of)
+    kl = scale * rng.exponential(size=n)
+    same = {"same_top": np.ones(n, dtype=bool), "top10": np.exp(-kl), "rbo10": np.exp(-kl)}
+    values = {
+        "kl": kl,
+        "kl_reverse": kl,
+        "js": np.minimum(kl / 4, 0.69),
+        "tv": np.minimum(np.sqrt(kl / 2), 1.0),
+        **same,
+    }
+    return kind.from_columns({**{c: of.table.column(c).to_pylist() for c in TokenScores.KEY}, **values})
+
+
+def with_written(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
+    """Return the inputs with greedy answers, and with traces as a further corpus, of a variant that moved or did not."""
+    rng = np.random.default_rng(7)
+    share = 0.8 if moved else 0.0
+    greedy, traces = answers(GreedyAnswers, rng, n=12), answers(Traces, rng, n=6, samples=2, task="traces")
+    on_greedy, on_traces = scores(GreedyScores, greedy, rng, moved=0.0), scores(TokenScores, traces, rng, moved=0.0)
+    rows = greedy.table.to_pylist()
+    for row in rows:
+        row["tokens"][2] += int(rng.random() < share)
+
+    def added(run: RunRecords, *, scale: float | None) -> RunRecords:
+        assert run.token_scores is not None
+        run = replace(run, traces=traces, token_scores=TokenScores.concat([run.token_scores, on_traces]))
+        if scale is None:
+            return replace(run, greedy_answers=greedy, greedy_scores=on_greedy)
+        assert run.token_distances is not None
+        more = distances(TokenDistances, on_traces, rng, scale)
+        return replace(
+            run,
+            token_distances=TokenDistances.concat([run.token_distances, more]),
+            greedy_answers=GreedyAnswers.from_rows(rows),
+            greedy_scores=scores(GreedyScores, greedy, rng, moved=0.2) if moved else on_greedy,
+            greedy_distances=distances(GreedyDistances, on_greedy, rng, scale),
+        )
+
+    assert found.variant is not None and found.noise is not None
+    return replace(
+        found,
+        baseline=added(found.baseline, scale=None),
+        variant=added(found.variant, scale=0.1 if moved else 0.0),
+        noise=added(found.noise, scale=0.001 if moved else 0.0),
+    )
+
+
+def inputs(n: int = 60) -> MetricInputs:
+    """Full inputs, with everything that any metric reads."""
+    return with_written(metric_records.inputs(n))
+
+
+def identical(n: int = 60) -> MetricInputs:
+    """The same of a variant that equals its baseline."""
+    return with_written(metric_records.identical(metric_records.inputs(n)), moved=False)
