@@ -6,10 +6,10 @@ Of a checkpoint's own generation settings (repetition penalty, temperature, ...)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
 from mlflow_compress.scoring.generation.reasoning import reasoning_span
+from mlflow_compress.scoring.generation.remote_decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -40,42 +41,6 @@ class MultiTurnInstruction(Protocol):
     @property
     def turns(self) -> Sequence[str]:
         """The user's messages, one per turn."""
-
-
-class RemoteCausalLM(Protocol):
-    """Interface of a model that is not in this process, and decodes where it is (`cluster.remote_model`)."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-
-    @property
-    def weights(self) -> str:
-        """Hash of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """torch.dtype of its weights."""
-
-    def decode(
-        self,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-        label: str,
-        after_shard: Callable[[], None] = lambda: None,
-        speed: Speed | None = None,
-    ) -> None:
-        """Generate the answers of all rows in place, as `decoding.decode` does."""
-
-
-AnyCausalLM = CausalLM | RemoteCausalLM
 
 
 def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
@@ -273,7 +238,7 @@ def _decode(
     speed: Speed | None = None,
 ) -> None:
     """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
-    work = partial(_decoder(loaded), rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
+    work = partial(decoder(loaded), rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
     if resume is None:
         work()
         return
@@ -282,12 +247,6 @@ def _decode(
         work(after_shard=checkpoint.write)
     finally:
         checkpoint.write(now=True)
-
-
-def _decoder(loaded: AnyCausalLM) -> Callable[..., None]:
-    """Return what decodes with this model: the model itself where it is elsewhere, `decode` in this process."""
-    elsewhere = getattr(type(loaded), "decode", None)
-    return partial(decode, cast(CausalLM, loaded)) if elsewhere is None else partial(elsewhere, loaded)
 
 
 def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> GenerationRow:
