@@ -36,10 +36,10 @@ def write(folder: Path, loaded: LoadedModel, states: torch.Tensor, logits: torch
         began = time.perf_counter()
         for i in range(0, len(states), CHUNK):
             part = slice(i, i + CHUNK)
-            writer.append(states[part], logits, keys[part], targets[part])
+            writer.append(i, states[part], logits, keys[part], targets[part])
             if i == 0:
                 began = time.perf_counter()
-        writer.flush()
+        writer.adopt([writer.take()])
         return time.perf_counter() - began
 
 

@@ -26,11 +26,11 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 QUIET = ScoringConfig(progress=False)
 
 
-def mmlu(data: Path, *, shuffles: int) -> Task:
-    """Return the lettered task of four subjects, 50 items each, five shots."""
+def mmlu(data: Path, *, shuffles: int, items: int = 50) -> Task:
+    """Return the lettered task of four subjects, so many items each, five shots."""
     rows: list[dict[str, Any]] = []
     for subject in SUBJECTS:
-        for split, limit in (("dev", 5), ("test", 50)):
+        for split, limit in (("dev", 5), ("test", items)):
             lines = (data / "cais/mmlu" / subject / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
             for number, line in enumerate(lines[:limit]):
                 fields = {"id": f"{subject}-{split}-{number}", "category": subject, "split": split}

@@ -140,26 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted.
 
     3 says that `promote` or `gate` did its work, and that nothing passes.
-
-    Where torchrun or accelerate has started several processes, the first runs the command, and the others score for it.
     """
-    from mlflow_compress.scoring.processes import team
-
-    if team.n_processes() == 1:
-        return _command(argv)
-    from mlflow_compress.scoring.processes.scoring_jobs import JobRunner
-
-    try:
-        if team.serves():
-            return team.serve(JobRunner().run)
-        with team.leading():
-            return _command(argv)
-    except MlflowCompressError as error:
-        print(f"mlflow-compress: {error}", file=sys.stderr)
-        return 1
-
-
-def _command(argv: Sequence[str] | None) -> int:
     lifetime.raise_on_signals()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     if "MLFLOW_RUN_ID" in os.environ:

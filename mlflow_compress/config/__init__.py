@@ -15,6 +15,7 @@ from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parame
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
+    EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "BlindConfig",
     "Command",
     "CompressionConfig",
+    "EngineConfig",
     "EvaluateConfig",
     "EvaluationConfig",
     "GateConfig",

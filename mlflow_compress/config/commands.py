@@ -10,6 +10,7 @@ from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
+    EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
@@ -35,6 +36,7 @@ class EvaluateConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -45,6 +47,7 @@ class JudgeConfig(Command):
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -153,6 +156,7 @@ class MainConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = option(True, "run the judge stage")
@@ -174,6 +178,7 @@ class MainConfig(Command):
             evaluation=self.evaluation,
             traces=self.traces,
             inference=self.inference,
+            running=self.running,
             checkpoint=checkpoint,
         )
 
@@ -184,5 +189,6 @@ class MainConfig(Command):
             answers=self.answers,
             judging=self.judging,
             inference=self.inference,
+            running=self.running,
             checkpoint=checkpoint,
         )

@@ -106,6 +106,21 @@ class InferenceConfig(Group):
     )
 
 
+class EngineConfig(Group):
+    """Where models run when they are evaluated and answer."""
+
+    engine: Literal["local", "ray"] = option(
+        "local", "where models score and answer: 'local' is this process, 'ray' the workers of a Ray cluster"
+    )
+    workers: AutoOrCount = option(
+        "auto", "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow"
+    )
+    cpus_per_worker: int = option(1, "cores of a worker, and on CPUs its threads", ge=1)
+    ray_address: OptionalText = option(
+        None, "running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine"
+    )
+
+
 class AnswerConfig(Group):
     """What is answered, compared and graded, whichever the variant."""
 

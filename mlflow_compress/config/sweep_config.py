@@ -10,6 +10,7 @@ from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
     CompressionConfig,
+    EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
@@ -46,6 +47,7 @@ class SweepConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     judge: bool = like(MainConfig, "judge")

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from mlflow_compress.errors import CheckpointError, MissingDependencyError
 from mlflow_compress.models import architectures, identity
 from mlflow_compress.models.loading import LoadConfig, model_folder, open_tokenizer
+from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.models.placement import placement
 
 
@@ -50,6 +51,11 @@ class LightModel:
     def max_length(self) -> int:
         """Context length in tokens."""
         return identity.max_length(self.model_config, self.tokenizer)
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What would decide the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
+        return rounding_identity(self.device)
 
     @cached_property
     def weights(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
-from mlflow_compress.models.memory_alignment import align_weights
+from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import placement
 
 __all__ = [
@@ -49,7 +50,7 @@ class LoadConfig:
         "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
     device : str
         "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such
-        as "cuda:1". With several processes per machine, "auto" and "cuda" mean the GPU of the process's LOCAL_RANK.
+        as "cuda:1".
     trust_remote_code : bool
         Allow code that comes with the checkpoint.
     """
@@ -78,7 +79,7 @@ class LoadedModel:
     device : torch.device
         Device of the embeddings.
     config : LoadConfig or None
-        With which another process can load the same model; None for a model that exists only in memory.
+        With which it was loaded; None for a model that exists only in memory.
     """
 
     model: Any
@@ -105,6 +106,18 @@ class LoadedModel:
     def max_length(self) -> int:
         """Context length in tokens."""
         return max_length(self.model.config, self.tokenizer)
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as a baseline store keeps it: the head's own code is rebuilt from it."""
+        config = self.model.config
+        raw = {"model_type": config.model_type, **config.to_diff_dict()}
+        return dict(json.loads(json.dumps(raw, default=str)))
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
+        return rounding_identity(self.device)
 
 
 def load_model(config: LoadConfig) -> LoadedModel:

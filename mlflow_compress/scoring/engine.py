@@ -13,19 +13,16 @@ import numpy as np
 
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
-from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.checkpointing.journal import Arrays
-from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
+from mlflow_compress.scoring.execution import Baseline, Execution, InThisProcess, PassWork, RunsElsewhere
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
-from mlflow_compress.scoring.processes.distributed_pass import ProcessUse, run_distributed
 from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
 from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport, default_limits
-from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
+from mlflow_compress.scoring.scoring_pass import Targets
 
 __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 
@@ -37,7 +34,8 @@ class Scorer:
 
     Parameters
     ----------
-    loaded : LoadedModel
+    loaded : LoadedModel or RunsElsewhere
+        A model in this process, or one on the workers of a cluster.
     config : ScoringConfig
 
     Attributes
@@ -46,10 +44,10 @@ class Scorer:
         Describes the last pass; None before the first.
     """
 
-    def __init__(self, loaded: LoadedModel, config: ScoringConfig | None = None) -> None:
+    def __init__(self, loaded: LoadedModel | RunsElsewhere, config: ScoringConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self.body, self.head, self._whole_model_reason = split_body_and_head(loaded.model)
+        self._execution: Execution = InThisProcess(loaded) if isinstance(loaded, LoadedModel) else loaded.execution
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ScoringReport | None = None
 
@@ -58,7 +56,7 @@ class Scorer:
         requests: Sequence[Request],
         *,
         capture: StateWriter | None = None,
-        baseline: StateStore | LoadedModel | None = None,
+        baseline: Baseline = None,
         resume: Path | None = None,
     ) -> tuple[OptionScores, OptionDistances | None]:
         """Score continuations, and measure their distance from a baseline.
@@ -95,16 +93,16 @@ class Scorer:
         fits = [i for i, e in enumerate(encoded) if e.fits]
         sequences = [encoded[i].inputs for i in fits]
         counts = [len(encoded[i].targets) for i in fits]
-        limits, source = self._limits(baseline), self._baseline_source(baseline)
-        path, reason = self._path(max(map(len, sequences), default=0), source)
+        limits = self._limits(baseline)
+        path, reason = self._path(max(map(len, sequences), default=0), baseline)
         make_plan = plan_packs if path == "packed" else plan_batches
         plan = make_plan(sequences, counts, batch_tokens=limits["batch_tokens"])
         rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
         tokens = np.concatenate([encoded[i].targets for i in fits]) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
-        scoring = self._new_pass(limits, "options", capture, source)
-        result, processes = self._run(scoring, plan, targets, limits, path, resume, baseline)
-        self._record_report(scoring, plan, path, reason, began, sum(map(len, sequences)), encoded, processes)
+        work = self._work(plan, targets, limits, path, "options", capture, baseline, resume)
+        result, n_splits = self._execution.run(work)
+        self._record_report(work, n_splits, path, reason, began, sum(map(len, sequences)), encoded)
         scores = option_scores(requests, encoded, targets, place, result)
         return scores, option_distances(requests, encoded, targets, place, result)
 
@@ -117,7 +115,7 @@ class Scorer:
         stride: int | None = None,
         max_tokens: int | None = None,
         capture: StateWriter | None = None,
-        baseline: StateStore | LoadedModel | None = None,
+        baseline: Baseline = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
         """Score each token of a running text, of several documents, or of a model's answers.
@@ -138,89 +136,76 @@ class Scorer:
         windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
-        scoring = self._new_pass(limits, task, capture, self._baseline_source(baseline), entropy=True)
-        result, processes = self._run(scoring, plan, targets, limits, "plain", resume, baseline)
-        reason = "corpus windows share no prefixes"
-        self._record_report(scoring, plan, "plain", reason, began, plan.n_tokens, (), processes)
+        work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)
+        result, n_splits = self._execution.run(work)
+        self._record_report(work, n_splits, "plain", "corpus windows share no prefixes", began, plan.n_tokens, ())
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
-    def _baseline_source(self, baseline: StateStore | LoadedModel | None) -> StateStore | ModelRunner | None:
-        """Return where the baseline's states come from: its store, or the running model."""
-        if isinstance(baseline, LoadedModel):
-            check_same_tokenizer(baseline, self.loaded)
-            body, head, _ = split_body_and_head(baseline.model)
-            return ModelRunner(body, head)
-        return baseline
-
-    def _new_pass(
+    def _work(
         self,
-        limits: dict[str, int],
-        label: str,
-        capture: StateWriter | None,
-        source: StateStore | ModelRunner | None,
-        *,
-        entropy: bool = False,
-    ) -> ScoringPass:
-        return ScoringPass(
-            runner=ModelRunner(self.body, self.head),
-            head_rows=limits["head_rows"],
-            capture=capture,
-            baseline=source,
-            seconds=self.config.shard_seconds,
-            progress=self.config.progress,
-            label=label,
-            entropy=entropy,
-        )
-
-    def _run(
-        self,
-        scoring: ScoringPass,
         plan: Plan,
         targets: Targets,
         limits: dict[str, int],
         path: str,
+        label: str,
+        capture: StateWriter | None,
+        baseline: Baseline,
         resume: Path | None,
-        baseline: StateStore | LoadedModel | None,
-    ) -> tuple[Arrays, ProcessUse]:
-        digest, unfinished = plan.digest, None
-        if scoring.capture is not None:
-            scoring.capture.begin(limits, label=scoring.label, path=path, plan=digest)
+        *,
+        entropy: bool = False,
+    ) -> PassWork:
+        unfinished = None
+        if capture is not None:
+            capture.begin(limits, label=label, path=path, plan=plan.digest)
         if resume is not None:
             target_digest = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
             identity = {
                 "weights": self.loaded.weights,
                 "dtype": str(self.loaded.dtype),
-                "plan": digest,
+                "plan": plan.digest,
                 "targets": target_digest,
                 "limits": json.dumps(limits),
-                "baseline": _baseline_identity(scoring.baseline),
-                "capture": str(scoring.capture is not None),
+                "baseline": _baseline_identity(baseline),
+                "capture": str(capture is not None),
+                "rounding": json.dumps(self.loaded.rounding),
             }
-            unfinished = Path(resume) / scoring.label, identity
-        return run_distributed(scoring, plan, targets, model=self.loaded, baseline=baseline, resume=unfinished)
+            unfinished = Path(resume) / label, identity
+        return PassWork(
+            plan=plan,
+            targets=targets,
+            head_rows=limits["head_rows"],
+            entropy=entropy,
+            label=label,
+            baseline=baseline,
+            capture=capture,
+            resume=unfinished,
+            seconds=self.config.shard_seconds,
+            progress=self.config.progress,
+        )
 
-    def _limits(self, baseline: StateStore | LoadedModel | None) -> dict[str, int]:
+    def _limits(self, baseline: Baseline) -> dict[str, int]:
         """Return the sizes of batches and head products: from the configuration, the baseline's, or the defaults."""
         stored: dict[str, int] = {}
         if isinstance(baseline, StateStore):
             self._check_baseline(baseline)
             stored = baseline.manifest.limits
-        automatic = default_limits(self.loaded.vocab_size, on_gpu=self.body.device.type == "cuda")
+        elif isinstance(baseline, LoadedModel):
+            check_same_tokenizer(baseline, self.loaded)
+        automatic = default_limits(self.loaded.vocab_size, on_gpu=self.loaded.device.type == "cuda")
         return {
             "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic["batch_tokens"],
             "head_rows": self.config.head_rows or stored.get("head_rows") or automatic["head_rows"],
         }
 
-    def _path(self, max_length: int, source: StateStore | ModelRunner | None) -> tuple[str, str | None]:
+    def _path(self, max_length: int, baseline: Baseline) -> tuple[str, str | None]:
         """Return "packed" or "plain", and the reason for "plain"."""
         if self.config.path == "plain":
             return "plain", "the configuration asks for it"
-        if self.config.path == "auto" and isinstance(source, StateStore):
-            paths = {p["path"] for p in source.manifest.passes if p["label"] == "options"}
+        if self.config.path == "auto" and isinstance(baseline, StateStore):
+            paths = {p["path"] for p in baseline.manifest.passes if p["label"] == "options"}
             if paths == {"plain"}:
                 return "plain", "the baseline was scored this way"
-        bodies = [self.body, *([source.body] if isinstance(source, ModelRunner) else [])]
-        reason = next((r for r in (reason_not_to_pack(b, max_length) for b in bodies) if r is not None), None)
+        reason = self._execution.reason_not_to_pack(max_length, baseline)
         if reason is not None and self.config.path == "packed":
             raise ConfigError(f"This model cannot be scored in packed batches: {reason}", fix="Use path 'auto'")
         return "packed" if reason is None else "plain", reason
@@ -240,22 +225,21 @@ class Scorer:
 
     def _record_report(
         self,
-        scoring: ScoringPass,
-        plan: Plan,
+        work: PassWork,
+        n_splits: int,
         path: str,
         reason: str | None,
         began: float,
         n_tokens_naive: int,
         encoded: Sequence[Encoded],
-        processes: ProcessUse,
     ) -> None:
-        digest = plan.digest
+        plan, baseline = work.plan, work.baseline
         same_plan = same_rounding = None
-        if isinstance(scoring.baseline, StateStore):
-            same_rounding = scoring.baseline.manifest.rounding == rounding_identity(self.loaded.device)
-            same_plan = digest in {p["plan"] for p in scoring.baseline.manifest.passes}
-        elif scoring.baseline is not None:
-            same_plan = scoring.n_splits == 0
+        if isinstance(baseline, StateStore):
+            same_rounding = baseline.manifest.rounding == self.loaded.rounding
+            same_plan = plan.digest in {p["plan"] for p in baseline.manifest.passes}
+        elif baseline is not None:
+            same_plan = n_splits == 0
         self.report = ScoringReport(
             path=path,
             plain_reason=reason,
@@ -265,14 +249,12 @@ class Scorer:
             n_tokens=plan.n_tokens,
             n_tokens_naive=n_tokens_naive,
             n_rows=len(plan.keys),
-            plan=digest,
+            plan=plan.digest,
             same_plan_as_baseline=same_plan,
             same_rounding_as_baseline=same_rounding,
-            n_splits=scoring.n_splits,
-            whole_model_reason=self._whole_model_reason,
+            n_splits=n_splits,
+            whole_model_reason=self._execution.whole_model_reason,
             seconds=time.monotonic() - began,
-            n_processes=processes.n_processes,
-            single_process_reason=processes.single_process_reason,
         )
         logger.info("scored: %s", self.report)
         if same_rounding is False:
@@ -283,10 +265,10 @@ class Scorer:
             logger.warning("%d options are longer than the model's context and are not scored", self.report.n_unscored)
 
 
-def _baseline_identity(baseline: StateStore | ModelRunner | None) -> str:
+def _baseline_identity(baseline: Baseline) -> str:
     """Return what identifies the baseline in a journal."""
     if baseline is None:
         return "none"
-    if isinstance(baseline, ModelRunner):
-        return f"resident {baseline.body.model.config.name_or_path}"
+    if isinstance(baseline, LoadedModel):
+        return f"resident {baseline.model.config.name_or_path}"
     return baseline.manifest.digest

@@ -44,16 +44,21 @@ def engine_identity(folder: Path) -> dict[str, str]:
         the Python files in the folder, if there are any.
     """
     folder = Path(folder)
-    packages = {*PACKAGES}
+    packages: set[str] = set()
     method = architectures.quant_method(folder)
     if method in FORMAT_PACKAGES:
         packages.add(FORMAT_PACKAGES[method])
     if architectures.is_native_gguf(folder):
         packages.add("llama-cpp-python")
-    identity = {"source": source_hash(), "attention": architectures.attention(folder) or "auto"}
+    identity = {**code_identity(), "attention": architectures.attention(folder) or "auto"}
     identity.update({package: _version(package) for package in sorted(packages)})
     code = sorted(folder.glob("*.py"))
     return {**identity, "model code": _hash(code, folder)} if code else identity
+
+
+def code_identity() -> dict[str, str]:
+    """Return the hash of our code (`source_hash`), and the versions of the libraries that compute for every model."""
+    return {"source": source_hash(), **{package: _version(package) for package in PACKAGES}}
 
 
 @cache

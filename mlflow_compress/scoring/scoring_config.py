@@ -80,10 +80,6 @@ class ScoringReport:
     whole_model_reason : str or None
         Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed.
     seconds : float
-    n_processes : int
-        Processes that took part.
-    single_process_reason : str or None
-        Why only one process took part although more were started; None otherwise.
     """
 
     path: str
@@ -100,5 +96,3 @@ class ScoringReport:
     n_splits: int
     whole_model_reason: str | None
     seconds: float
-    n_processes: int
-    single_process_reason: str | None

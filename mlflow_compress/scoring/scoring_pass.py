@@ -1,21 +1,19 @@
-"""One scoring pass: the body runs unit by unit, the head group by group; results are statistics per row and target."""
+"""Scores groups of a plan: the body runs unit by unit, the head group by group; results are per row and target."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm.auto import tqdm
 
-from mlflow_compress.errors import AlignmentError, UnsupportedError
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.scoring.baseline_store.store_manifest import Keys
+from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.forward.body import Body
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
@@ -68,9 +66,28 @@ class ModelRunner:
     head: LanguageModelHead
 
 
+class BaselineStates(Protocol):
+    """Interface of a baseline's stored states: a `StateStore`, or the part of one that a worker was sent."""
+
+    def rows_of(self, keys: Keys) -> Ints:
+        """Return the row of each key."""
+
+    def logits(self, rows: Ints, device: torch.device) -> torch.Tensor:
+        """Return the baseline's float32 logits at some rows, shape (n, vocab_size)."""
+
+
+class Capture(Protocol):
+    """Interface of what receives a model's states."""
+
+    def append(
+        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
+    ) -> None:
+        """Add rows; `row` is the number of the first one in the pass."""
+
+
 @dataclass
 class ScoringPass:
-    """One pass over one plan. Its results are arrays by name, in the plan's row order.
+    """Runs groups of one plan. The results of a group are arrays by name, in the plan's row order.
 
     ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, at a
     tie the lowest id. With `entropy` also ``entropy`` (n_rows,) in nats. With a baseline also the arrays that
@@ -83,86 +100,49 @@ class ScoringPass:
     head_rows : int
         Most rows per product with the head. It depends on the settings, never on free memory, so that equal states give
         equal bits.
-    capture : StateWriter or None
+    capture : Capture or None
         Receives the head's inputs.
-    baseline : StateStore, ModelRunner or None
-        A store, or a model that runs on the same batches as this one.
-    journal : Journal or None
-        Where results are written every `seconds`, and from where a killed run resumes.
+    baseline : BaselineStates, ModelRunner or None
+        Stored states, or a model that runs on the same batches as this one.
     entropy : bool
         Whether to compute the entropy of each row.
+    n_splits : int
+        How often memory ran out, after which smaller batches were used.
     """
 
     runner: ModelRunner
     head_rows: int
-    capture: StateWriter | None = None
-    baseline: StateStore | ModelRunner | None = None
-    journal: Journal | None = None
-    seconds: float = 60.0
-    progress: bool = True
-    label: str = "scoring"
+    capture: Capture | None = None
+    baseline: BaselineStates | ModelRunner | None = None
     entropy: bool = False
     n_splits: int = field(default=0, init=False)
     _most_tokens: int | None = field(default=None, init=False)
     _spare: int = field(default=0, init=False)  # prefixes of split units are numbered downwards from -1
 
-    def run(self, plan: Plan, targets: Targets) -> Arrays:
-        """Run every unit that an interrupted run has not finished, and return all results."""
-        baseline_rows = self._baseline_rows(plan)
+    def run(self, plan: Plan, targets: Targets, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, Arrays]]:
+        """Yield number and results of the groups with these numbers; None: of all groups of `group_units`."""
+        baseline_rows = None
+        if self.baseline is not None and not isinstance(self.baseline, ModelRunner):
+            baseline_rows = self.baseline.rows_of(plan.keys)
         first = targets.first_tokens()
         cut = group_units(plan, self.head_rows)
-        parts, n_done = self._resume()
         last_use = last_uses(plan.units)
         prefix_units = {
             u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX
         }
-        fresh: list[Arrays] = []
-        written = time.monotonic()
-        bar = tqdm(
-            total=plan.n_tokens, desc=self.label, unit="tok", unit_scale=True, disable=None if self.progress else True
-        )
-        with bar, install_tree_attention() as attention:
-            bar.update(sum(g.n_tokens for g in cut[:n_done]))
-            for number, group in enumerate(cut[n_done:], start=n_done):
-                fresh.append(self._group(plan, group, attention, prefix_units, last_use, targets, baseline_rows, first))
-                bar.update(group.n_tokens)
-                is_last = number == len(cut) - 1
-                if self.journal is not None and (is_last or time.monotonic() - written >= self.seconds):
-                    note = self.capture.progress() if self.capture is not None else {}
-                    self.journal.append(number + 1, _joined(fresh), note)
-                    parts += fresh
-                    fresh, written = [], time.monotonic()
-        for runner in self._runners():
-            runner.body.clear()
-        if not cut:
-            names = ["logprob", "argmax", *(["entropy"] if self.entropy else [])]
-            return {name: np.zeros(0) for name in (*names, *(DISTANCES if self.baseline is not None else ()))}
-        return _joined(parts + fresh)
-
-    def _resume(self) -> tuple[list[Arrays], int]:
-        if self.journal is None:
-            return [], 0
-        parts = self.journal.load()
-        if parts and self.capture is not None:
-            self.capture.restore(**parts[-1][2])
-        if parts:
-            logger.info("%s resumes after group %d of an interrupted run", self.label, parts[-1][0])
-        return [arrays for _, arrays, _ in parts], parts[-1][0] if parts else 0
+        try:
+            with install_tree_attention() as attention:
+                for number in range(len(cut)) if numbers is None else numbers:
+                    results = self._group(
+                        plan, cut[number], attention, prefix_units, last_use, targets, baseline_rows, first
+                    )
+                    yield number, results
+        finally:
+            for runner in self._runners():
+                runner.body.clear()
 
     def _runners(self) -> list[ModelRunner]:
         return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
-
-    def _baseline_rows(self, plan: Plan) -> Ints | None:
-        """Return the store's row of each row of the plan, or None without a store."""
-        if not isinstance(self.baseline, StateStore):
-            return None
-        rows = self.baseline.find(plan.keys)
-        if (rows < 0).any():
-            raise AlignmentError(
-                f"The baseline store lacks {int((rows < 0).sum())} of the {len(rows)} scored positions",
-                fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
-            )
-        return rows
 
     def _group(
         self,
@@ -190,7 +170,7 @@ class ScoringPass:
             rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
             logits = self.runner.head.logits(chunk[0])
             if self.capture is not None:
-                self.capture.append(chunk[0], logits, plan.keys[rows], first[rows])
+                self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], first[rows])
             stats = compute_logit_stats(logits, self._baseline_logits(chunk, rows, baseline_rows, logits.device))
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
             row, token = (
@@ -201,7 +181,7 @@ class ScoringPass:
             if self.entropy:
                 results["entropy"] = stats.entropy
             parts.append({name: values.numpy() for name, values in results.items()})
-        return _joined(parts)
+        return joined_arrays(parts)
 
     def _states(
         self,
@@ -247,7 +227,8 @@ class ScoringPass:
         return None
 
 
-def _joined(parts: Sequence[Arrays]) -> Arrays:
+def joined_arrays(parts: Sequence[Arrays]) -> Arrays:
+    """Return the results of several groups, one after the other."""
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 

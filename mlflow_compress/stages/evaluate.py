@@ -27,7 +27,7 @@ from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluat
 from mlflow_compress.stages.evaluation.baseline_traces import with_traces
 from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
-from mlflow_compress.stages.evaluation.open_models import light, load
+from mlflow_compress.stages.evaluation.open_models import engine_started, light, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest
@@ -63,7 +63,7 @@ def readable(store: Store, base: LightModel, suite: Suite, config: EvaluateConfi
 def open_baseline(config: EvaluateConfig) -> LightModel:
     """Return the baseline without its weights."""
     with folder_or_hub("model", model_path(config.source.model)):
-        return light(model_path(config.source.model), config.source, config.inference)
+        return light(model_path(config.source.model), config.source, config.inference, config.running)
 
 
 def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
@@ -99,7 +99,7 @@ def evaluate_variant(
     `until_finished` is closed, so that an interrupted run can resume.
     """
     base = open_baseline(config)
-    variant = light(str(config.checkpoint), config.source, config.inference)
+    variant = light(str(config.checkpoint), config.source, config.inference, config.running)
     check_same_tokenizer(base, variant)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config)
@@ -159,6 +159,7 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
     label = model_label(config.source.model)
     with (
         ExitStack() as until_finished,
+        engine_started(config.running, config.source),
         store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"evaluate {manifest.label} {label}")

@@ -26,7 +26,7 @@ from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.records.embeddings import Embeddings
 from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import OneLoaded, light
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, engine_started, light
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
 from mlflow_compress.stages.judging.answers_artifact import log_answers
@@ -122,8 +122,8 @@ def judge(
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
     settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
     with folder_or_hub("model", model_path(config.source.model)):
-        base = light(model_path(config.source.model), config.source, config.inference)
-    models = base, light(str(config.checkpoint), config.source, config.inference)
+        base = light(model_path(config.source.model), config.source, config.inference, config.running)
+    models = base, light(str(config.checkpoint), config.source, config.inference, config.running)
     check_same_tokenizer(*models)
     load, greedy = OneLoaded(), {}
     greedily = any(JUDGES.get(name).greedy for name in judges)
@@ -244,7 +244,10 @@ def run_judge(
     chosen_judges(config.answers.judges)
     store = store if store is not None else Tracker(config.experiment)
     label = model_label(config.source.model)
-    with store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run:
+    with (
+        engine_started(config.running, config.source),
+        store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run,
+    ):
         run.rename(f"judge {manifest.label} {label}")
         run.set_tags(
             {

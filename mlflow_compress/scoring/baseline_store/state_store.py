@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from mlflow_compress.errors import StoreError
+from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.files.typed_json import read_typed
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
@@ -107,9 +107,12 @@ class StateStore:
     def head(self, device: torch.device) -> LanguageModelHead:
         """Return the baseline's head, rebuilt from the stored weights and configuration."""
         if self._head is None:
-            weights = self._read(HEAD_FILE, str(self.manifest.head))
-            self._head = rebuild_head(self.manifest.model_config, weights)
+            self._head = rebuild_head(self.manifest.model_config, self.head_weights())
         return self._head.to(device)
+
+    def head_weights(self) -> dict[str, torch.Tensor]:
+        """Return the stored weights of the baseline's head; none where log-probabilities are stored."""
+        return self._read(HEAD_FILE, self.manifest.head) if self.manifest.head is not None else {}
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Return the store's row of each key, shape (n,); -1 where the baseline was not scored on those tokens.
@@ -134,6 +137,22 @@ class StateStore:
             return np.full(len(keys), -1, np.int64)
         rows = order[place]
         return np.where((stored[rows] == keys).all(axis=1), rows, -1)
+
+    def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Return the store's row of each key, as `find` does.
+
+        Raises
+        ------
+        AlignmentError
+            When the baseline was not scored on some of those tokens.
+        """
+        rows = self.find(keys)
+        if (rows < 0).any():
+            raise AlignmentError(
+                f"The baseline store lacks {int((rows < 0).sum())} of the {len(rows)} scored positions",
+                fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
+            )
+        return rows
 
     def states(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the stored states (or log-probabilities) at store rows, shape (n, width), in a new tensor."""

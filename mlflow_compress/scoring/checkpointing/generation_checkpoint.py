@@ -9,14 +9,27 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from mlflow_compress.scoring.checkpointing.journal import Arrays, Journal
-from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 logger = logging.getLogger(__name__)
+
+
+class CheckpointedModel(Protocol):
+    """Interface of a model, as far as its answers depend on it."""
+
+    @property
+    def weights(self) -> str:
+        """Hash of its weights."""
+
+    @property
+    def dtype(self) -> Any:
+        """torch.dtype of its weights."""
 
 
 class GenerationCheckpoint:
@@ -40,7 +53,7 @@ class GenerationCheckpoint:
     def __init__(
         self,
         folder: Path,
-        loaded: CausalLM,
+        loaded: CheckpointedModel,
         rows: Sequence[GenerationRow],
         config: GenerationConfig,
         *,
@@ -50,7 +63,7 @@ class GenerationCheckpoint:
     ) -> None:
         identity = {
             "weights": loaded.weights,
-            "dtype": str(loaded.model.dtype),
+            "dtype": str(loaded.dtype),
             "prompts": _digest(rows),
             "settings": json.dumps(asdict(config)),
             "ends": json.dumps([list(until), sorted(end_tokens)]),

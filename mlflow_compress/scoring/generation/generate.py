@@ -20,6 +20,7 @@ from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
 from mlflow_compress.scoring.generation.reasoning import reasoning_span
+from mlflow_compress.scoring.generation.remote_decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -73,7 +74,7 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
 
 
 def generate_until(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     prompts: Sequence[str],
     *,
     until: Sequence[str] = ("\n",),
@@ -95,7 +96,7 @@ def generate_until(
 
 
 def generate_two_turns(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     instructions: Sequence[MultiTurnInstruction],
     config: GenerationConfig,
     *,
@@ -112,7 +113,7 @@ def generate_two_turns(
 
     Parameters
     ----------
-    loaded : CausalLM
+    loaded : CausalLM or RemoteCausalLM
         The model, in eval mode; its tokenizer's chat template renders the conversation.
     instructions : sequence of MultiTurnInstruction
         The user's messages, and the category.
@@ -172,7 +173,7 @@ def generate_two_turns(
 
 
 def generate_answers(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     instructions: Sequence[MultiTurnInstruction],
     config: GenerationConfig,
     *,
@@ -184,7 +185,7 @@ def generate_answers(
 
     Parameters
     ----------
-    loaded : CausalLM
+    loaded : CausalLM or RemoteCausalLM
         The model, in eval mode; its tokenizer's chat template renders the conversation.
     instructions : sequence of MultiTurnInstruction
         The user's messages.
@@ -226,7 +227,7 @@ def generate_answers(
 
 
 def _decode(
-    loaded: CausalLM,
+    loaded: AnyCausalLM,
     rows: Sequence[GenerationRow],
     config: GenerationConfig,
     *,
@@ -237,7 +238,7 @@ def _decode(
     speed: Speed | None = None,
 ) -> None:
     """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
-    work = partial(decode, loaded, rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
+    work = partial(decoder(loaded), rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
     if resume is None:
         work()
         return
@@ -254,7 +255,12 @@ def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig)
 
 
 def _fill_prompts(
-    loaded: CausalLM, rows: Sequence[GenerationRow], prompts: Sequence[str], config: GenerationConfig, *, special: bool
+    loaded: AnyCausalLM,
+    rows: Sequence[GenerationRow],
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    special: bool,
 ) -> None:
     room = loaded.max_length - config.max_new_tokens
     if room < 1:

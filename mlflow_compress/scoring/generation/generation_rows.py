@@ -33,6 +33,10 @@ class CausalLM(Protocol):
     def weights(self) -> str:
         """Hash of its weights."""
 
+    @property
+    def dtype(self) -> Any:
+        """torch.dtype of its weights."""
+
 
 @dataclass(eq=False)
 class GenerationRow:

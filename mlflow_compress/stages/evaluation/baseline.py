@@ -17,11 +17,11 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
+from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.stages.evaluation import run_model as run_model_module
@@ -94,7 +94,7 @@ def identity(model: IdentifiedModel) -> dict[str, object]:
 
 
 def _run_twice(
-    loaded: LoadedModel, suite: Suite, config: EvaluateConfig, resume: Path
+    loaded: LoadedModel | RemoteModel, suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, Path | None]:
     """Return the baseline's outputs, the records of its second run on a sample, and the folder of its states.
 
@@ -151,7 +151,7 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
 
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
-    fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": rounding_identity(model.device)}
+    fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": model.rounding}
     run_id, fresh = get_or_create_run(store, "baseline", model_label(config.source.model), fingerprint, work)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads

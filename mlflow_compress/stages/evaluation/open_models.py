@@ -1,34 +1,53 @@
-"""Models of a stage: without their weights (`light`), and loaded (`load`)."""
+"""Models of a stage: without their weights (`light`), and loaded here or on workers (`load`)."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
-from mlflow_compress.config import InferenceConfig, SourceConfig
+from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.scoring.cluster.remote_model import RemoteModel
+from mlflow_compress.scoring.cluster.workers import current, started
+
+HERE = EngineConfig()
 
 
-def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LightModel:
-    """Return a model without its weights: tokenizer, configuration and hashes, with the stage's dtype and device."""
-    return open_light(
-        LoadConfig(path=path, dtype=inference.dtype, device=source.device, trust_remote_code=source.trust_remote_code)
+@contextmanager
+def engine_started(running: EngineConfig, source: SourceConfig) -> Iterator[None]:
+    """Within this block, the workers of ``engine=ray`` are there. Blocks within blocks share them."""
+    on_gpu = {"auto": None, "cpu": False, "cuda": True}[source.device]
+    with started(running, on_gpu=on_gpu) if running.engine == "ray" else nullcontext():
+        yield
+
+
+def light(path: str, source: SourceConfig, inference: InferenceConfig, running: EngineConfig = HERE) -> LightModel:
+    """Return a model without its weights: tokenizer, configuration and hashes, with the stage's dtype and device.
+
+    With ``engine=ray`` its device is that of the workers (see `engine_started`), and they load it.
+    """
+    device = "cpu" if running.engine == "ray" else source.device
+    model = open_light(
+        LoadConfig(path=path, dtype=inference.dtype, device=device, trust_remote_code=source.trust_remote_code)
     )
+    return RemoteModel.of(model, current()) if running.engine == "ray" else model
 
 
-def load(model: LightModel) -> LoadedModel:
-    """Return the model with its weights loaded."""
-    return load_model(model.config)
+def load(model: LightModel) -> LoadedModel | RemoteModel:
+    """Return the model with its weights loaded, here or, when they are first needed, on the workers."""
+    return model if isinstance(model, RemoteModel) else load_model(model.config)
 
 
 class OneLoaded:
     """Loads models, one at a time: the last one stays in memory until another is asked for, or until `free`."""
 
     def __init__(self) -> None:
-        self._loaded: LoadedModel | None = None
+        self._loaded: LoadedModel | RemoteModel | None = None
         self._config: LoadConfig | None = None
 
-    def __call__(self, model: LightModel) -> LoadedModel:
+    def __call__(self, model: LightModel) -> LoadedModel | RemoteModel:
         """Return the model with its weights loaded; without loading it again where it is the last one."""
         if self._loaded is None or self._config != model.config:
             self.free()

@@ -12,6 +12,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores, Traces
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.execution import RunsElsewhere
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.scoring.plan.encoding import Encoder
 
@@ -35,7 +36,7 @@ class ModelOutputs:
 
 
 def _answers(
-    loaded: LoadedModel, encoder: Encoder, suite: Suite, resume: Path | None
+    loaded: LoadedModel | RunsElsewhere, encoder: Encoder, suite: Suite, resume: Path | None
 ) -> tuple[Generations | None, int]:
     """Return the generated answers and the number of prompts that were too long; None where no task generates."""
     rows = []

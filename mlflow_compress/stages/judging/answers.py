@@ -13,6 +13,7 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords
+from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
@@ -44,7 +45,12 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path, speed: Speed
+    loaded: LoadedModel | RemoteModel,
+    instructions: list[Instruction],
+    config: JudgeConfig,
+    seed: int,
+    resume: Path,
+    speed: Speed,
 ) -> Generations:
     """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
     drawn = GenerationConfig(
@@ -56,7 +62,12 @@ def _sample(
 
 
 def _answers(
-    loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, seed: int, resume: Path, speed: Speed
+    loaded: LoadedModel | RemoteModel,
+    instructions: list[Instruction],
+    config: JudgeConfig,
+    seed: int,
+    resume: Path,
+    speed: Speed,
 ) -> Answers:
     """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
     graded = GenerationConfig(

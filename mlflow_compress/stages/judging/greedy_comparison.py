@@ -16,6 +16,7 @@ from mlflow_compress.records import GreedyAnswers, GreedyDistances, GreedyScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
+from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
@@ -32,7 +33,9 @@ TASK = "instructions"
 _ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
-def _decoded(loaded: LoadedModel, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
+def _decoded(
+    loaded: LoadedModel | RemoteModel, instructions: list[Instruction], config: JudgeConfig, resume: Path
+) -> GreedyAnswers:
     """Return the greedy answer to the first turn of every instruction."""
     greedy = GenerationConfig(
         max_new_tokens=graded_tokens(config, loaded), temperature=0.0, top_k=0, top_p=1.0, samples=1

@@ -13,6 +13,10 @@ from mlflow_compress.stages.task_inputs import instructions_of
 _NOT_DECIDING = (
     "checkpoint",
     "device",
+    "engine",
+    "workers",
+    "cpus_per_worker",
+    "ray_address",
     "experiment",
     "judge_base_url",
     "judge_concurrency",

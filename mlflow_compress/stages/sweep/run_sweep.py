@@ -15,6 +15,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
 from mlflow_compress.results import Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.stages.evaluate import evaluate_baseline, run_evaluate
+from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
@@ -88,7 +89,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     tracker = Tracker(config.experiment)
     folder = str(out_folder(config.variants.output_dir, tracker.uri))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
-    with keeping():
+    with keeping(), engine_started(config.running, config.source):
         prepared = prepare(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:

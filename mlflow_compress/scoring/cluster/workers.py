@@ -1,0 +1,298 @@
+"""The workers of a cluster: actors that hold a model, and the loop that hands out tasks to them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.errors import ConfigError, MlflowCompressError, WorkerError
+from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
+from mlflow_compress.scoring.cluster.connection import connected
+from mlflow_compress.scoring.engine_identity import code_identity
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 4  # of one task, each of which has taken a worker with it
+_START_SECONDS = 600.0  # until the first worker has its place; a cluster that grows needs some minutes
+_POLL_SECONDS = 1.0
+_AHEAD = 2  # tasks that a worker has at once: it receives the next one while it computes
+
+_open: Workers | None = None
+
+
+@dataclass(frozen=True)
+class WorkerCall:
+    """A task: a call of a worker's method. Arguments may be references to objects in Ray's store."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Member:
+    """An actor, and the tasks that it has."""
+
+    handle: Any
+    n_tasks: int = 0
+
+
+class Workers:
+    """Actors that compute tasks, each with one GPU or with some cores of its own.
+
+    An actor that is lost, alone or with its machine, is replaced, and its tasks are given to another one.
+
+    Parameters
+    ----------
+    ray : module
+        Ray, connected.
+    n : int
+        Number of workers.
+    make : callable () -> actor handle
+        Starts one, which takes its place when the cluster has one. Its method ``describe`` says what must be equal.
+    device : str
+        "cuda" or "cpu".
+    code : mapping of str to str
+        What of that must be as in this process: the versions of code and libraries.
+    """
+
+    def __init__(
+        self,
+        ray: ModuleType,
+        n: int,
+        make: Callable[[], Any],
+        *,
+        device: str = "cpu",
+        code: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._ray = ray
+        self.n = n
+        self.device = device
+        self.code = code
+        self._make = make
+        self._ready: list[_Member] = []
+        self._starting: dict[Any, _Member] = {}
+        self._described: dict[str, str] | None = None
+        self._lost = 0
+        self._last_ready = time.monotonic()
+        for _ in range(n):
+            self._start_one()
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What the first worker has said of itself (see `ClusterWorker.describe`)."""
+        while self._described is None:
+            self._wait_for([])
+        return self._described
+
+    def share(self, value: Any) -> Any:
+        """Put a value into Ray's store, once for all workers, and return the reference for a task's arguments."""
+        return self._ray.put(value)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a method from one worker. It may be called while tasks run."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            while not self._ready:
+                self._wait_for([])
+            member = min(self._ready, key=lambda one: one.n_tasks)
+            try:
+                return self._ray.get(getattr(member.handle, method).remote(*arguments))
+            except self._ray.exceptions.RayTaskError as error:
+                raise _failed(error) from error
+            except self._ray.exceptions.RayError as error:
+                self._replace(member, error)
+                if attempt == _ATTEMPTS:
+                    raise _lost(error) from error
+        raise AssertionError  # the loop returns or raises
+
+    def release(self) -> None:
+        """Let the workers free their models."""
+        for member in self._ready:
+            member.handle.release.remote()
+
+    def run(self, n_tasks: int, make: Callable[[int], WorkerCall], done: Callable[[int, Any], None]) -> None:
+        """Run tasks; call `done` with the number and the result of each as it comes, in any order.
+
+        `make` returns the task of a number when a worker is free for it, and again when that worker is lost.
+
+        Raises
+        ------
+        WorkerError
+            A task failed, or several workers were lost with it, or no worker finds a place.
+        """
+        waiting, attempts = deque(range(n_tasks)), [0] * n_tasks
+        busy: dict[Any, tuple[_Member, int]] = {}
+        try:
+            while waiting or busy:
+                self._hand_out(make, waiting, busy)
+                for reference in self._wait_for(list(busy)):
+                    member, number = busy.pop(reference)
+                    member.n_tasks -= 1
+                    try:
+                        result = self._ray.get(reference)
+                    except self._ray.exceptions.RayTaskError as error:
+                        raise _failed(error) from error
+                    except self._ray.exceptions.RayError as error:
+                        attempts[number] += 1
+                        self._replace(member, error)
+                        if attempts[number] == _ATTEMPTS:
+                            raise _lost(error) from error
+                        waiting.appendleft(number)
+                    else:
+                        done(number, result)
+        except Exception:
+            for member in {member for member, _ in busy.values()}:
+                self._stop(member)  # what it computes is of no use any more
+            raise
+
+    def _hand_out(
+        self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]]
+    ) -> None:
+        """Give every worker a task, and a second one while there are enough for all."""
+        for ahead in range(_AHEAD):
+            for member in self._ready:
+                if member.n_tasks == ahead and len(waiting) > ahead * self.n:
+                    number = waiting.popleft()
+                    task = make(number)
+                    member.n_tasks += 1
+                    busy[getattr(member.handle, task.method).remote(*task.arguments)] = member, number
+
+    def _wait_for(self, busy: list[Any]) -> list[Any]:
+        """Return those of the `busy` references that have a result, or none after a second; admit who has started."""
+        finished, _ = self._ray.wait([*self._starting, *busy], num_returns=1, timeout=_POLL_SECONDS)
+        if self._ready:
+            self._last_ready = time.monotonic()
+        elif time.monotonic() - self._last_ready > _START_SECONDS:
+            raise WorkerError(
+                f"The cluster had no place for a worker within {_START_SECONDS:.0f} seconds",
+                fix="Ask for fewer cpus_per_worker, or add machines; `ray status` shows what is free",
+            )
+        for reference in finished:
+            if reference in self._starting:
+                self._admit(self._starting.pop(reference), reference)
+        return [reference for reference in finished if reference in busy]
+
+    def _admit(self, member: _Member, reference: Any) -> None:
+        """Let a worker that has started take tasks, if it is like the others."""
+        try:
+            found = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise _failed(error) from error
+        except self._ray.exceptions.RayError as error:
+            self._lost += 1
+            if self._lost > _ATTEMPTS * self.n:
+                raise WorkerError(f"Workers cannot start: {_first_line(error)}") from error
+            self._start_one()
+            return
+        if self._described is None:
+            self._described = found
+        first = {**self._described, **self.code}
+        if differ := sorted(name for name in found.keys() | first.keys() if found.get(name) != first.get(name)):
+            raise WorkerError(
+                f"Workers, or this process, differ in {', '.join(differ)}: records would depend on who computes",
+                allowed=str({name: first.get(name) for name in differ}),
+                got={name: found.get(name) for name in differ},
+                fix="Use machines of one kind, with the same version of mlflow-compress",
+            )
+        self._ready.append(member)
+
+    def _start_one(self) -> None:
+        member = _Member(self._make())
+        self._starting[member.handle.describe.remote()] = member
+
+    def _replace(self, member: _Member, error: Exception) -> None:
+        if member in self._ready:
+            logger.warning("A worker was lost, and is replaced: %s", _first_line(error))
+            self._stop(member)
+
+    def _stop(self, member: _Member) -> None:
+        """End a worker, and start another one in its place."""
+        if member in self._ready:
+            self._ready.remove(member)
+            self._ray.kill(member.handle)
+            self._start_one()
+
+
+@contextmanager
+def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]:
+    """Yield workers, which end with the block. Within a block of an outer call, yield those of that block.
+
+    When an inner block ends, the workers free their models: compression may need the memory.
+
+    Parameters
+    ----------
+    settings : EngineConfig
+    on_gpu : bool or None
+        Give each worker a GPU. None: if the cluster has any.
+
+    Raises
+    ------
+    ConfigError
+        The machine has too few cores or GPUs for that many workers, or no cluster answers.
+    MissingDependencyError
+        Ray is not installed.
+    """
+    global _open
+    if _open is not None:
+        try:
+            yield _open
+        finally:
+            _open.release()
+        return
+    with connected(settings) as ray:
+        resources = ray.cluster_resources()
+        n_cores, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+        device = "cuda" if on_gpu or (on_gpu is None and n_gpus) else "cpu"
+        room = n_cores // settings.cpus_per_worker
+        room = min(room, n_gpus) if device == "cuda" else room
+        n = room if settings.workers == "auto" else settings.workers
+        # A cluster may grow; one machine does not.
+        if n < 1 or (settings.ray_address is None and n > room):
+            raise ConfigError(
+                "Parameter 'workers' asks for more than there is",
+                allowed=f"at most {room}: {n_cores} cores and {n_gpus} GPUs",
+                got=f"{n} with {settings.cpus_per_worker} cores{' and a GPU' if device == 'cuda' else ''} each",
+                fix="Change workers, cpus_per_worker or device",
+            )
+        actor = ray.remote(ClusterWorker).options(
+            num_cpus=settings.cpus_per_worker, num_gpus=1 if device == "cuda" else 0, max_restarts=0
+        )
+        n_threads = settings.cpus_per_worker
+        _open = Workers(ray, n, lambda: actor.remote(device, n_threads), device=device, code=code_identity())
+        try:
+            yield _open
+        finally:
+            _open = None
+
+
+def current() -> Workers:
+    """Return the workers of the innermost block of `started`."""
+    assert _open is not None, "engine=ray is used outside of `started`"
+    return _open
+
+
+def _lost(error: Exception) -> WorkerError:
+    """Return the error of a task with which several workers were lost."""
+    return WorkerError(
+        f"{_ATTEMPTS} workers were lost, one after the other, with the same task: {_first_line(error)}",
+        fix="Memory is the usual reason: use fewer workers per machine",
+    )
+
+
+def _failed(error: Any) -> WorkerError:
+    """Return the error of a worker's task: in one sentence where the cause is the user's to read."""
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, MlflowCompressError):
+        return WorkerError(f"A worker failed: {cause}")
+    logger.warning("A task failed", exc_info=error)
+    return WorkerError(f"A worker failed: {type(cause).__name__}: {_first_line(cause)}")
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,206 @@
+"""Workers of a Ray cluster give the records of one process, bit for bit, whoever of them is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mlflow_compress.records import Generations, RunRecords
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from tests.unit.cluster_scoring import ADDRESS
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("option_scores", "option_distances", "token_scores", "token_distances")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray (pip install -e '.[ray]')"),
+]
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "ab" * 32,
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def start(mode: str, folder: Path, **more: str) -> subprocess.Popen[str]:
+    """Start `cluster_scoring` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.cluster_scoring", mode, str(folder)],
+        cwd=ROOT,
+        env={**ENVIRONMENT, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a process that must succeed, and return its output."""
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-5000:]
+    return output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models, and what one process found."""
+    folder = tmp_path_factory.mktemp("cluster")
+    finish(start("one", folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    """What two workers found."""
+    finish(start("two", folder))
+    return folder
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """All records of two folders are there and equal."""
+    for part in ("base", "variant"):
+        first, second = RunRecords.read(one / part), RunRecords.read(other / part)
+        there = [kind for kind in KINDS if getattr(first, kind) is not None]
+        assert len(there) == {"base": 2, "variant": 4}[part]
+        assert there == [kind for kind in KINDS if getattr(second, kind) is not None]
+        for kind in there:
+            assert getattr(first, kind).table.equals(getattr(second, kind).table), (part, kind)
+    assert Generations.read(one / "answers").table.equals(Generations.read(other / "answers").table)
+
+
+@pytest.mark.ci
+def test_two_workers_give_the_records_of_one_process(two: Path) -> None:
+    assert_same(two / "one", two / "two")
+
+
+@pytest.mark.ci
+def test_a_store_that_workers_filled_is_that_of_one_process(two: Path) -> None:
+    ours, theirs = (StateStore.open(two / run / "store") for run in ("one", "two"))
+    differ = {name for name, value in vars(ours.manifest).items() if vars(theirs.manifest)[name] != value}
+    assert differ == {"shards"}  # rows are divided among files elsewhere
+    every = np.arange(ours.n_rows)
+    assert ours.n_rows == theirs.n_rows
+    assert torch.equal(ours.states(every), theirs.states(every))
+    assert len(list((two / "two" / "store").glob("states-*"))) == len(theirs.manifest.shards)
+
+
+@pytest.mark.ci
+def test_what_goes_wrong_on_a_worker_is_one_clear_error(two: Path) -> None:
+    found = json.loads((two / "errors.json").read_text())
+    assert found["missing"].startswith("WorkerError: A worker failed: No such model folder.")
+    assert str(two / "nowhere") in found["missing"]
+    assert found["weights"].startswith("WorkerError: A worker failed: The checkpoint has other weights")
+    assert "\n" not in "".join(found.values())
+
+
+@pytest.mark.ci
+def test_workers_that_are_killed_change_nothing(folder: Path) -> None:
+    marks = folder / "marks"
+    marks.mkdir()
+    finish(start("dying", folder, MARKS=str(marks)))
+    assert {mark.name for mark in marks.iterdir()} >= {"base-3", "base-8", "variant-3", "variant-8", "answers"}
+    assert_same(folder / "one", folder / "dying")
+
+
+def parts(unfinished: Path) -> dict[Path, bytes]:
+    """The finished shards of a run, by file."""
+    return {path: path.read_bytes() for path in unfinished.rglob("part-*.json")}
+
+
+def wait_for_parts(unfinished: Path, n: int) -> None:
+    for _ in range(60_000):
+        if len(parts(unfinished)) >= n:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no shards were written down")
+
+
+@pytest.mark.ci
+def test_a_command_that_is_killed_goes_on_with_what_it_kept(folder: Path) -> None:
+    unfinished = folder / "unfinished-killed"
+    process = start("killed", folder)
+    wait_for_parts(unfinished, 4)
+    process.kill()
+    process.wait(60)
+    kept = parts(unfinished)
+    assert not (folder / "killed" / "variant").exists()
+    finish(start("killed", folder))
+    assert all(path.read_bytes() == data for path, data in kept.items())
+    assert_same(folder / "one", folder / "killed")
+
+
+@pytest.mark.parametrize("model", ["base", "variant"])
+def test_one_process_goes_on_where_workers_stopped(two: Path, model: str) -> None:
+    shutil.rmtree(two / "unfinished-goes-on", ignore_errors=True)
+    unfinished = shutil.copytree(two / "unfinished-two", two / "unfinished-goes-on")
+    lost = [path for n in (2, 5, 6) for path in (unfinished / model).rglob(f"part-0000{n}.*")]
+    assert len(lost) == 12  # of two passes; parts are read up to the first that is missing
+    for path in lost:
+        path.unlink()
+    if model == "base":
+        shutil.rmtree(unfinished / "variant")  # which would be about another store
+    out = shutil.copytree(two / "two", two / "one_goes_on", dirs_exist_ok=True)
+    (out / "store" / "manifest.json").unlink()
+    finish(start("one_goes_on", two))
+    assert_same(two / "one", out)
+
+
+def test_a_machine_that_is_lost_costs_its_shards_only(folder: Path) -> None:
+    finish(start("node", folder))
+    assert_same(folder / "one", folder / "node")
+
+
+def ray(*arguments: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ray"), *arguments], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start_head(port: int, scratch: Path) -> None:
+    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"]
+    ray("start", "--head", f"--port={port}", *options)
+
+
+def kill_cluster(port: int, scratch: Path) -> None:
+    """Kill -9 every process of the cluster, as when its machine goes down."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(scratch) in line and process.pid != os.getpid():
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_head_that_is_restarted_costs_a_restart_of_the_command(folder: Path) -> None:
+    port, scratch = 26_379, Path("/tmp") / f"mc-head-{os.getpid()}"
+    unfinished = folder / "unfinished-head"
+    try:
+        start_head(port, scratch)
+        process = start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"})
+        wait_for_parts(unfinished, 4)
+        kill_cluster(port, scratch)
+        assert process.wait(600) != 0
+        kept = parts(unfinished)
+        assert not (folder / "head" / "variant").exists()
+        start_head(port, scratch)
+        finish(start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"}))
+        assert all(path.read_bytes() == data for path, data in kept.items())
+        assert_same(folder / "one", folder / "head")
+    finally:
+        kill_cluster(port, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,289 @@
+"""Parts of scoring on a cluster, without one: shards of a plan, results as Arrow tables, the loop that hands out tasks."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, WorkerError
+from mlflow_compress.scoring.baseline_store.sent_states import SentHead, SentStates, as_bytes, from_bytes
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows
+from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
+from mlflow_compress.scoring.cluster import workers as workers_module
+from mlflow_compress.scoring.cluster.connection import connected
+from mlflow_compress.scoring.cluster.shard_results import ShardResult
+from mlflow_compress.scoring.cluster.shards import cut_into_shards
+from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
+from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, group_units
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets, joined_arrays
+from tests.unit.scoring_models import VOCAB, load_random, mixed_requests
+from tests.unit.test_scoring_plan import tries
+
+
+def targets_of(plan: Plan) -> Targets:
+    """One or two targets a row."""
+    rows = np.sort(np.concatenate([np.arange(len(plan.keys)), np.arange(0, len(plan.keys), 3)]))
+    return Targets(rows, np.arange(len(rows)) % VOCAB)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tries(), st.integers(1, 40), st.integers(1, 6), st.integers(1, 5), st.booleans(), st.randoms())
+def test_shards_are_what_is_missing_of_a_plan_and_whole_in_themselves(
+    given_tries: tuple[list[np.ndarray], list[int]],
+    batch_tokens: int,
+    head_rows: int,
+    n: int,
+    packed: bool,
+    random: Any,
+) -> None:
+    sequences, counts = given_tries
+    plan = (
+        plan_packs(sequences, counts, batch_tokens=batch_tokens, min_shared=1)
+        if packed
+        else plan_batches(sequences, counts, batch_tokens=batch_tokens)
+    )
+    targets, groups = targets_of(plan), group_units(plan, head_rows)
+    missing = [number for number in range(len(groups)) if random.random() < 0.8]
+    shards = cut_into_shards(plan, targets, head_rows, missing, n)
+    assert [number for shard in shards for number in range(shard.first, shard.stop)] == missing
+    for shard in shards:
+        part = groups[shard.first : shard.stop]
+        wanted = plan.units[part[0].units.start : part[-1].units.stop]
+        assert [id(u) for u in shard.plan.units] == [id(u) for u in wanted]
+        assert np.array_equal(shard.plan.keys, plan.keys[shard.rows])
+        assert shard.n_tokens == sum(g.n_tokens for g in part)
+        assert [g.n_tokens for g in group_units(shard.plan, head_rows)] == [g.n_tokens for g in part]
+        inside = (targets.row >= shard.rows.start) & (targets.row < shard.rows.stop)
+        assert np.array_equal(shard.targets.row + shard.rows.start, targets.row[inside])
+        assert np.array_equal(shard.targets.token, targets.token[inside])
+        every = (*shard.plan.before, *shard.plan.units)
+        made = {u.keep for u in every if isinstance(u, PackedBatch)} | {NO_PREFIX}
+        assert {u.prefix for u in every if isinstance(u, PackedBatch)} <= made
+        own = {id(u) for u in shard.plan.units}
+        assert not any(id(u) in own for u in shard.plan.before)
+
+
+def subjects(n_headers: int) -> tuple[list[np.ndarray], list[int]]:
+    """A few questions behind each of some headers of 40 tokens."""
+
+    def header(n: int, first: int) -> np.ndarray:
+        return (np.arange(n, dtype=np.int32) * 7 + first) % VOCAB
+
+    sequences = [
+        np.concatenate([header(40, 3 * h), header(12, 11 * q + h)]).astype(np.int32)
+        for h in range(n_headers)
+        for q in range(5)
+    ]
+    return sequences, [3] * len(sequences)
+
+
+def cut(plan: Plan, head_rows: int, n: int) -> list[Any]:
+    return cut_into_shards(plan, targets_of(plan), head_rows, range(len(group_units(plan, head_rows))), n)
+
+
+def test_cuts_lie_between_subjects_where_that_is_hardly_uneven() -> None:
+    plan = plan_packs(*subjects(3), batch_tokens=30, min_shared=8)
+    first, second = cut(plan, 1, 2)
+    # Half of three headers is in the middle of the second; there its header would be computed twice.
+    assert first.plan.before == [] and second.plan.before == []
+    assert abs(first.n_tokens - second.n_tokens) == plan.n_tokens / 3
+
+
+def test_one_subject_is_divided_all_the_same() -> None:
+    plan = plan_packs(*subjects(1), batch_tokens=30, min_shared=8)
+    assert [pack.n_tokens for pack in cut(plan, 1, 2)[1].plan.before] == [40]
+
+
+def run(runner: ModelRunner, plan: Plan, targets: Targets) -> dict[str, np.ndarray]:
+    scoring = ScoringPass(runner=runner, head_rows=4, entropy=True)
+    return joined_arrays([arrays for _, arrays in scoring.run(plan, targets)])
+
+
+def test_shards_that_were_sent_away_and_come_back_in_any_order_are_the_pass(tmp_path: Path) -> None:
+    runner = ModelRunner(*split_body_and_head(load_random("llama").model)[:2])
+    plan = plan_packs(*subjects(3), batch_tokens=30, min_shared=8)
+    shards = pickle.loads(pickle.dumps(cut(plan, 4, 5)))  # noqa: S301 - our own bytes
+    assert len(shards) == 5 and any(shard.plan.before for shard in shards)
+    resume = tmp_path / "pass", {"weights": "w"}
+    n_groups = len(group_units(plan, 4))
+    for number in (3, 0, 4):
+        found = ShardResult.of(run(runner, shards[number].plan, shards[number].targets), [], 0)
+        parts = PassParts(n_groups, resume, None, label="t")
+        parts.add(shards[number].first, shards[number].stop, found.arrays(), None)
+    again = PassParts(n_groups, resume, None, label="t")
+    missing = again.missing()
+    assert missing == [n for number in (1, 2) for n in range(shards[number].first, shards[number].stop)]
+    for shard in cut_into_shards(plan, targets_of(plan), 4, missing, 3):
+        again.add(shard.first, shard.stop, run(runner, shard.plan, shard.targets), None)
+    whole, joined = run(runner, plan, targets_of(plan)), again.joined()
+    assert joined.keys() == whole.keys()
+    for name, values in whole.items():
+        assert joined[name].dtype == values.dtype and np.array_equal(joined[name], values), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_states_come_back_as_they_were(dtype: str) -> None:
+    rows = torch.randn(7, 5).to(getattr(torch, dtype))
+    keys = np.arange(7 * 16, dtype=np.uint8).reshape(7, 16)
+    given_parts = [
+        CapturedRows(0, rows[:4], keys[:4], np.arange(4, dtype=np.int32), "log_probs", "a reason"),
+        CapturedRows(4, rows[4:], keys[4:], np.arange(4, 7, dtype=np.int32), "log_probs", "a reason"),
+    ]
+    arrays = {"logprob": np.zeros(9), "argmax": np.arange(7), "same_top": np.arange(7) % 2 == 0}
+    result = pickle.loads(pickle.dumps(ShardResult.of(arrays, given_parts, 2)))  # noqa: S301 - our own bytes
+    found = result.captured(100)
+    assert found is not None and result.n_splits == 2
+    assert torch.equal(found.rows, rows) and found.rows.dtype == rows.dtype
+    assert np.array_equal(found.keys, keys) and np.array_equal(found.targets, np.arange(7))
+    assert (found.row, found.kind, found.reason) == (100, "log_probs", "a reason")
+    assert all(np.array_equal(result.arrays()[name], values) for name, values in arrays.items())
+    assert torch.equal(from_bytes(as_bytes(rows), dtype, (7, 5)), rows)
+
+
+def test_a_part_of_a_store_that_was_sent_gives_the_stores_logits(tmp_path: Path) -> None:
+    loaded = load_random("llama", path=tmp_path / "model")
+    with StateWriter(tmp_path / "store", loaded, shard_bytes=3000) as writer:
+        Scorer(loaded, ScoringConfig(progress=False)).score(mixed_requests(), capture=writer)
+    store = StateStore.open(tmp_path / "store")
+    rows, device = np.arange(3, 40), torch.device("cpu")
+    sent = SentStates(pickle.loads(pickle.dumps(SentHead.of(store))), as_bytes(store.states(rows)))  # noqa: S301
+    here = sent.rows_of(np.zeros((len(rows), 16), np.uint8))
+    assert torch.equal(sent.logits(here[5:9], device), store.logits(rows[5:9], device))
+
+
+class LostError(Exception):
+    """What Ray raises when an actor is gone."""
+
+
+class FailedError(LostError):
+    """What Ray raises when a task has raised."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(eq=False)
+class Reference:
+    """A result that is there: it is returned, or the error that its fate is."""
+
+    fate: str
+    result: Any
+
+
+class FakeRay:
+    """Answers as Ray does, at once and in this process: actors that live, die or fail as told."""
+
+    exceptions = SimpleNamespace(RayError=LostError, RayTaskError=FailedError)
+
+    def __init__(self, script: list[str]) -> None:
+        self.script = script  # what happens to each task, in the order in which tasks are handed out
+        self.killed = self.made = 0
+
+    def make(self) -> Any:
+        self.made += 1
+        return SimpleNamespace(
+            describe=SimpleNamespace(remote=lambda: Reference("ok", {"processor": "p"})),
+            work=SimpleNamespace(remote=lambda n: Reference(self.script.pop(0) if self.script else "ok", n)),
+        )
+
+    def wait(self, references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return [references[-1]], references[:-1]  # the last one first
+
+    def get(self, reference: Reference) -> Any:
+        if reference.fate == "lost":
+            raise LostError("The actor died")
+        if reference.fate == "fails":
+            raise FailedError(DataError("A file is broken"))
+        return reference.result
+
+    def kill(self, handle: Any) -> None:
+        self.killed += 1
+
+
+def results(script: list[str], n_tasks: int = 9, n: int = 2) -> tuple[list[int], FakeRay]:
+    ray, found = FakeRay(script), []
+    workers = Workers(ray, n, ray.make)  # type: ignore[arg-type]
+    workers.run(
+        n_tasks, lambda number: WorkerCall("work", (number,)), lambda number, result: found.append((number, result))
+    )
+    assert all(number == result for number, result in found)
+    return sorted(number for number, _ in found), ray
+
+
+@pytest.mark.parametrize("script", [[], ["lost"], ["ok", "lost", "ok", "lost", "lost"], ["lost"] * 3])
+def test_every_task_is_done_once_whoever_is_lost(script: list[str]) -> None:
+    done, ray = results(list(script))
+    assert done == list(range(9))
+    # Tasks that a lost worker had besides are lost with it, and cost no further worker.
+    assert ray.killed <= script.count("lost") and ray.made == 2 + ray.killed
+    assert (ray.killed > 0) == ("lost" in script)
+
+
+def test_a_task_that_takes_every_worker_with_it_is_an_error() -> None:
+    with pytest.raises(WorkerError, match=r"4 workers were lost, one after the other, .*: The actor died\. Memory is"):
+        results(["lost"] * 4, n_tasks=1, n=1)
+
+
+def test_a_task_that_fails_is_an_error_and_ends_what_runs() -> None:
+    with pytest.raises(WorkerError, match=r"^A worker failed: A file is broken\.$"):
+        results(["ok", "fails"])
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "differs"),
+    [(["p", "q"], {}, "processor"), (["p", "p"], {"torch": "2"}, "torch")],
+    ids=["of another worker", "of this process"],
+)
+def test_workers_that_would_compute_other_numbers_are_refused(
+    said: list[str], code: dict[str, str], differs: str
+) -> None:
+    ray = FakeRay([])
+    kinds = chain(said, repeat("p"))  # the last ones replace those that are ended
+
+    def make() -> Any:
+        handle, processor = ray.make(), next(kinds)
+        handle.describe.remote = lambda: Reference("ok", {"processor": processor, **dict.fromkeys(code, "1")})
+        return handle
+
+    ray.wait = lambda references, **_: (references[:1], references[1:])  # type: ignore[method-assign]
+    workers = Workers(ray, 2, make, code=code)  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match=f"differ in {differs}: records would depend on who computes"):
+        workers.run(9, lambda number: WorkerCall("work", (number,)), lambda number, result: None)
+
+
+def test_a_cluster_without_a_place_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay([])
+    monkeypatch.setattr(ray, "wait", lambda references, **_: ([], references))
+    monkeypatch.setattr(workers_module, "_START_SECONDS", 0.0)
+    with pytest.raises(WorkerError, match="The cluster had no place for a worker within 0 seconds"):
+        _ = Workers(ray, 2, ray.make).described  # type: ignore[arg-type]
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependencyError, match=r"needs the package ray. pip install 'mlflow-compress\[ray\]'"):
+        connected(EngineConfig(engine="ray")).__enter__()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense", "127.0.0.1:99999999"])
+def test_an_address_where_no_cluster_answers_is_a_clear_error(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=r"No Ray cluster answers: .*Got: .*Start one with `ray start --head`"):
+        connected(EngineConfig(engine="ray", ray_address=address)).__enter__()
