@@ -38,6 +38,10 @@ def test_both_models_are_asked_in_the_baselines_chat_template(
     [judged] = tracker.find_finished("judge")
     # The same model under the same prompts: its sampled answers are exactly the baseline's second sample.
     assert judged.data.metrics["judge/similarity"] == judged.data.metrics["judge/similarity_floor"]
+    assert judged.data.metrics["judge/identical_answers_pct"] == 100.0 and judged.data.metrics["judge/kl_greedy"] == 0.0
+    # The runs of the baseline's answers are no variant's: they stand in the experiment beside this one.
+    runs = tracker.client.search_runs([tracker.experiment_id])
+    assert {run.data.tags["stage"] for run in runs} == {"judge", "answers", "greedy"}
 
 
 def test_two_judges_that_embed_are_refused_and_named() -> None:
