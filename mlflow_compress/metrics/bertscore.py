@@ -60,7 +60,8 @@ def authors_layer(name: str, folder: Path) -> int:
     """
     from bert_score.utils import model2layers
 
-    config = read_json(folder / "config.json", error=CheckpointError)
+    path = folder / "config.json"
+    config = read_json(path, error=CheckpointError) if path.is_file() else None
     last = config.get("num_hidden_layers") if isinstance(config, dict) else None
     if not isinstance(last, int) or isinstance(last, bool):
         raise CheckpointError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.models.gguf_lengths import check_lengths
 from mlflow_compress.models.stored_tensor import StoredTensor
 
 FILE = "model.gguf"
@@ -193,9 +194,13 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
     """
     reader, kind = _open(path)
     try:
-        modules = from_gguf_names(kind, int(reader.fields[f"{kind}.block_count"].contents()))
-    except KeyError as error:
-        raise CheckpointError(f"The file's tensors cannot be named: {error} is unknown", got=str(path)) from error
+        n_layers = int(reader.fields[f"{kind}.block_count"].contents())
+        if not 0 < n_layers <= len(reader.tensors):
+            what = f"The file says that it has {n_layers:,} layers, and holds {len(reader.tensors)} tensors"
+            raise CheckpointError(what, got=str(path))
+        modules = from_gguf_names(kind, n_layers)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"The file's tensors cannot be named: {error}", got=str(path)) from error
     tensors = {}
     for tensor in reader.tensors:
         module, _, part = tensor.name.rpartition(".")
@@ -210,7 +215,8 @@ def _open(path: Path) -> tuple[Any, str]:
     import gguf
 
     try:
+        check_lengths(path)
         reader = gguf.GGUFReader(path)
         return reader, str(reader.fields["general.architecture"].contents())
-    except (OSError, ValueError, IndexError, KeyError) as error:
+    except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"The weight file cannot be read: {error}", got=str(path)) from error
