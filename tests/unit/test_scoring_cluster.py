@@ -113,7 +113,7 @@ def test_workers_that_are_killed_change_nothing(folder: Path) -> None:
     marks = folder / "marks"
     marks.mkdir()
     finish(start("dying", folder, MARKS=str(marks)))
-    assert {mark.name for mark in marks.iterdir()} >= {"base-3", "base-8", "variant-3", "variant-8", "answers"}
+    assert {mark.name for mark in marks.iterdir()} == {"base", "variant", "answers"}
     assert_same(folder / "one", folder / "dying")
 
 
