@@ -6,45 +6,17 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from filelock import FileLock
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from mlflow_compress.home import home
+from mlflow_compress.tracking.shared_store.database import ARTIFACTS, database_file
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
 BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
-_ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
-_SQLITE = "sqlite:///"
-
-
-def _database(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for other stores."""
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
-
-
-def create_database(uri: str) -> None:
-    """Create a SQLite store that does not exist yet, with its artifacts next to it.
-
-    MLflow creates it at its first use, too. But then the artifacts of the default experiment are stored in the working
-    folder of that moment.
-    """
-    database = _database(uri)
-    if database is None:
-        return
-    lock = home(uri) / "database.lock"
-    if database.exists() and not lock.exists():
-        return
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):  # the file is there before its tables are: another process may be making them
-        if not database.exists():
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            SqlAlchemyStore(uri, str(database.parent / _ARTIFACTS))
 
 
 def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
@@ -86,7 +58,7 @@ def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
     In a SQLite store this is beside those of MLflow's "Default", if they are on remote storage or below the database's
     folder. If they are behind a server, or in the folder where MLflow was first started, it is beside the database.
     """
-    database = _database(uri)
+    database = database_file(uri)
     if database is None:
         return None
     default = client.get_experiment(_DEFAULT_ID).artifact_location.rstrip("/")
@@ -95,4 +67,4 @@ def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
         return f"{default.rpartition('/')[0]}/{inside}"
     if folder is not None and Path(folder).resolve().is_relative_to(database.resolve().parent):
         return (Path(folder).resolve().parent / inside).as_uri()
-    return (database.parent / _ARTIFACTS / inside).as_uri()
+    return (database.parent / ARTIFACTS / inside).as_uri()

@@ -18,8 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from mlflow_compress.errors import StageError, SweepError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
-from mlflow_compress.tracking.experiment import AUTO, choose_experiment, create_database, experiment_beside
+from mlflow_compress.tracking.experiment import AUTO, choose_experiment, experiment_beside
 from mlflow_compress.tracking.filters import has_tags, tags_filter
+from mlflow_compress.tracking.shared_store.database import create_database
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
