@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         GateVerdict,
         Listing,
         Promotion,
+        Resumed,
         Rollback,
         Sweep,
         SweepPlan,
@@ -152,6 +153,12 @@ def comparison_json(comparison: Comparison) -> str:
     return json.dumps(comparison.to_dict(), allow_nan=False)
 
 
+def resumed_text(found: Resumed) -> str:
+    """Return the commands that had not ended, and what became of each."""
+    lines = [f"{one.state}: {one.command}" + (f"\n  {one.outcome}" if one.outcome else "") for one in found.commands]
+    return "\n".join([*lines, f"{found.summary}."])
+
+
 def listing_text(found: Listing) -> str:
     """Return a table with aligned columns."""
     return "\n".join(_aligned([found.columns, *found.rows]))
@@ -172,6 +179,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "history": history_text,
     "gate": gate_text,
     "report": report_text,
+    "resume": resumed_text,
     "sweep": sweep_text,
     "methods": listing_text,
     "tasks": listing_text,

@@ -11,6 +11,7 @@ from mlflow_compress.api.decisions import gate, history, promote, rollback
 from mlflow_compress.api.lookup import compare, load, methods, tasks
 from mlflow_compress.api.many_variants import report, sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
+from mlflow_compress.api.unfinished_work import resume
 
 __all__ = [
     "compare",
@@ -23,6 +24,7 @@ __all__ = [
     "methods",
     "promote",
     "report",
+    "resume",
     "rollback",
     "run",
     "sweep",

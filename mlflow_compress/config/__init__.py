@@ -9,6 +9,7 @@ from mlflow_compress.config.commands import (
     PromoteConfig,
     QuantizeConfig,
     ReportConfig,
+    ResumeConfig,
     RollbackConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
@@ -43,6 +44,7 @@ __all__ = [
     "PromoteConfig",
     "QuantizeConfig",
     "ReportConfig",
+    "ResumeConfig",
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",

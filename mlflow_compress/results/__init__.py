@@ -7,6 +7,7 @@ from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
+from mlflow_compress.results.resumed import Resumed, ResumedCommand
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
@@ -24,6 +25,8 @@ __all__ = [
     "Listing",
     "PlannedVariant",
     "Promotion",
+    "Resumed",
+    "ResumedCommand",
     "Rollback",
     "RunLink",
     "Sweep",

@@ -7,10 +7,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
 
 from mlflow_compress.tracking.shared_store.database import ARTIFACTS, database_file
+from mlflow_compress.tracking.shared_store.waiting import PatientClient
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
@@ -19,7 +19,7 @@ _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experi
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 
 
-def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
+def choose_experiment(client: PatientClient, uri: str, name: str = AUTO) -> str:
     """Return the id of the experiment that new runs go to.
 
     Without a name, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID decide if they are set, unless the id is that of
@@ -33,13 +33,13 @@ def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
     return _get_or_create(client, NAME, uri)
 
 
-def experiment_beside(client: MlflowClient, uri: str, experiment_id: str) -> str:
+def experiment_beside(client: PatientClient, uri: str, experiment_id: str) -> str:
     """Return the id of the experiment for baselines and promotions, which keeps them out of the list of variants."""
     name = str(client.get_experiment(experiment_id).name)
     return experiment_id if name.endswith(BESIDE) else _get_or_create(client, name + BESIDE, uri)
 
 
-def _get_or_create(client: MlflowClient, name: str, uri: str) -> str:
+def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     try:
@@ -52,7 +52,7 @@ def _get_or_create(client: MlflowClient, name: str, uri: str) -> str:
         return str(found.experiment_id)
 
 
-def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
+def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:
     """Return where a new experiment's artifacts go; None lets the server decide.
 
     In a SQLite store this is beside those of MLflow's "Default", if they are on remote storage or below the database's

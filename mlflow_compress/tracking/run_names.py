@@ -22,6 +22,7 @@ WEIGHTS = "weights"  # of a logged model: "logged" (stored with it) or "referenc
 METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 ERROR = "error"
+PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
 DECISION = "decision"  # of a registered version: the run that gave it an alias
