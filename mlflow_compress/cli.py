@@ -162,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: Sequence[str] | None) -> int:
     lifetime.raise_on_signals()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results say where they are
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # we wait for a server ourselves, and say so
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()

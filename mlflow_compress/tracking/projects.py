@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayErr
 from mlflow_compress.lifetime import STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shared_store.live_processes import run_ended
+from mlflow_compress.tracking.shared_store.live_processes import run_ended, scratch_folder
 from mlflow_compress.tracking.shared_store.new_runs import create_run
 from mlflow_compress.tracking.shared_store.waiting import away, patiently
 from mlflow_compress.tracking.tracked_run import TrackedRun
@@ -56,8 +55,8 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
     """
     child = _create_child(tracker, stage, parent)
     try:
-        with tempfile.TemporaryDirectory() as downloads, _environment():
-            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, downloads))
+        with scratch_folder(tracker.uri) as downloads, _environment():
+            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, str(downloads)))
     except KeyboardInterrupt:
         _end_killed(tracker, child)
         raise

@@ -61,14 +61,16 @@ class Journal:
             note = _json(label.read_bytes(), label)
             path = label.with_suffix(".safetensors")
             data = path.read_bytes() if path.is_file() else b""
-            if hashlib.sha256(data).hexdigest() != note["sha256"]:
+            if hashlib.sha256(data).hexdigest() != note.get("sha256"):
                 raise StoreError(
-                    f"{path.name} was changed after it was written", fix="Delete the folder to start again"
+                    f"{path.name} was changed after it was written",
+                    got=str(self.folder),
+                    fix="Delete the folder to start again",
                 )
             try:
                 parts.append((int(note["groups"]), load(data), dict(note["note"])))
             except SafetensorError as error:
-                raise StoreError(f"{path.name} is not a safetensors file: {error}") from error
+                raise StoreError(f"{path.name} is not a safetensors file: {error}", got=str(self.folder)) from error
             self._n_parts += 1
         return parts
 
@@ -89,4 +91,6 @@ def _json(data: bytes, path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(data))
     except ValueError as error:
-        raise StoreError(f"{path.name} cannot be read: {error}", fix="Delete the folder to start again") from error
+        raise StoreError(
+            f"{path.name} cannot be read: {error}", got=str(path.parent), fix="Delete the folder to start again"
+        ) from error

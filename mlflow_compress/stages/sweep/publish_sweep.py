@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.reporting.figures import draw_scoreboard
@@ -21,6 +19,7 @@ from mlflow_compress.stages.side_by_side.page_reading import page_content
 from mlflow_compress.stages.side_by_side.report_runs import SCOREBOARD
 from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -48,9 +47,9 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
     run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
-    with tempfile.TemporaryDirectory() as folder:
-        draw_scoreboard(board, Path(folder))
-        run.log_folder(Path(folder), "figures")
+    with scratch_folder(tracker.uri) as folder:
+        draw_scoreboard(board, folder)
+        run.log_folder(folder, "figures")
     if board.finished:
         run.log_text(render_page(page_content(tracker, board)), "report.html")
     found = finding(board)
