@@ -12,7 +12,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.filters import search_runs, tags_filter
 from mlflow_compress.tracking.shared_store.lease import leases_of
-from mlflow_compress.tracking.shared_store.live_processes import dead_processes
+from mlflow_compress.tracking.shared_store.live_processes import dead_processes, run_ended, runs_not_closed
 from mlflow_compress.tracking.shared_store.waiting import PatientClient
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
@@ -24,15 +24,22 @@ def close_dead_runs(client: PatientClient, uri: str) -> None:
 
     Their leases are given back. A process that is alive, or on another machine, is left alone.
     """
+    for run_id in runs_not_closed(uri):  # the server was away when this process wanted to
+        _close(client, run_id, "the tracking server was away at its end")
+        run_ended(uri, run_id)
     with dead_processes(uri) as names:
         for name in names:
             mine = tags_filter({run_names.PROCESS: name})
             for run in search_runs(client, f"{mine} and attributes.status = 'RUNNING'"):
-                TrackedRun(client, run.info.run_id).end("KILLED", "the process was killed")
-                drop_unfinished(client, run.info.run_id)
-                logger.info("Run %s of a killed process is KILLED now", run.info.run_id)
+                _close(client, run.info.run_id, "the process was killed")
         if names:
             _give_back_leases(client, set(names))
+
+
+def _close(client: PatientClient, run_id: str, reason: str) -> None:
+    TrackedRun(client, run_id).end("KILLED", reason)
+    drop_unfinished(client, run_id)
+    logger.info("Run %s is KILLED now: %s", run_id, reason)
 
 
 def _give_back_leases(client: PatientClient, holders: set[str]) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mlflow_compress.home import home
+from mlflow_compress.errors import TrackingError
+from mlflow_compress.home import VARIABLE, home
 
 _SUFFIX = ".lock"
 
@@ -32,12 +33,13 @@ def _place(uri: str) -> Path:
 
 @dataclass
 class _Presence:
-    """This process's lock for one store, and the runs that it has open."""
+    """This process's lock for one store, the runs that it has open, and those that the store could not be told of."""
 
     name: str
     path: Path
     lock: FileLock
     open_runs: set[str] = field(default_factory=set)
+    not_closed: set[str] = field(default_factory=set)
 
 
 _mine: dict[tuple[int, str], _Presence] = {}  # by process, because a fork copies this table but not the locks
@@ -54,9 +56,16 @@ def _presence(uri: str) -> _Presence:
         host = re.sub(r"[^\w.-]", "-", platform.node(), flags=re.ASCII)
         name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         path = _place(uri) / f"{name}{_SUFFIX}"
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, thread_local=False)
-        lock.acquire()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            raise TrackingError(
+                f"The folder for unfinished work and locks cannot be written: {error.strerror or error}",
+                got=str(path.parent),
+                fix=f"Set {VARIABLE} to a folder that this user may write to",
+            ) from error
         if path.exists():  # otherwise another process took the new file for a dead one's
             _mine[key] = _Presence(name, path, lock)
             atexit.register(_leave, key)
@@ -89,7 +98,24 @@ def run_opened(uri: str, run_id: str) -> str:
 
 def run_ended(uri: str, run_id: str) -> None:
     """Note that a run of this process has ended."""
-    _presence(uri).open_runs.discard(run_id)
+    mine = _presence(uri)
+    mine.open_runs.discard(run_id)
+    mine.not_closed.discard(run_id)
+
+
+def run_not_closed(uri: str, run_id: str) -> None:
+    """Note that the work of a run has ended, and that the store could not be told."""
+    _presence(uri).not_closed.add(run_id)
+
+
+def runs_not_closed(uri: str) -> list[str]:
+    """Return the runs of this process whose work has ended, and that are still open in the store."""
+    return [
+        run
+        for (process, store), mine in _mine.items()
+        if (process, store) == (os.getpid(), uri)
+        for run in mine.not_closed
+    ]
 
 
 def _scratch(presence: _Presence) -> Path:

@@ -11,7 +11,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.tracking.shared_store.dead_runs import drop_unfinished
-from mlflow_compress.tracking.shared_store.live_processes import run_ended
+from mlflow_compress.tracking.shared_store.live_processes import run_ended, run_not_closed
 from mlflow_compress.tracking.shared_store.waiting import PatientClient
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
@@ -43,7 +43,11 @@ def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[No
         if fault is not None:
             raise fault from error
         raise
-    client.set_terminated(run.run_id, "FINISHED")
+    try:
+        client.set_terminated(run.run_id, "FINISHED")
+    except TrackingError:
+        run_not_closed(uri, run.run_id)
+        raise
     run_ended(uri, run.run_id)
 
 
@@ -53,6 +57,7 @@ def _as_far_as_possible(uri: str, run: TrackedRun) -> Iterator[None]:
         yield
     except (TrackingError, MlflowException, OSError) as error:
         reason = str(error).splitlines()[0]
+        run_not_closed(uri, run.run_id)
         logger.warning("Run %s stays open, until the next command closes it (%s)", run.run_id, reason)
     else:
         run_ended(uri, run.run_id)

@@ -18,6 +18,8 @@ from mlflow_compress.tracking.shared_store.live_processes import is_alive, own_n
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 
+_running: set[Path] = set()  # notes of the commands that this process runs now
+
 
 @dataclass(frozen=True)
 class UnfinishedCommand:
@@ -77,6 +79,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command, "parameters": values, "process": mine}
     atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    _running.add(path)
     try:
         yield
     except (KeyboardInterrupt, SystemExit, StoreAwayError, MachineError):
@@ -84,6 +87,8 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+    finally:
+        _running.discard(path)
     path.unlink(missing_ok=True)
     for same in unfinished_commands(uri):
         if same.key == key:
@@ -91,7 +96,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
 
 
 def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
-    """Return the commands of this machine that have not ended, and whose processes are gone; the oldest comes first.
+    """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first.
 
     Raises
     ------
@@ -108,6 +113,6 @@ def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
             raise TrackingError(
                 "The note of an unfinished command cannot be read", got=str(path), fix="Delete it"
             ) from error
-        if not is_alive(uri, note.process):
+        if path not in _running and (note.process == own_name(uri) or not is_alive(uri, note.process)):
             found.append(note)
     return found

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ChunkedEncodingError, ConnectionError, RetryError, Timeout
 
-from mlflow_compress.errors import ConfigError, StoreAwayError
+from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
 
 WAIT_VARIABLE = "MLFLOW_COMPRESS_SERVER_WAIT"
 _DEFAULT_WAIT_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _BUSY = ("database is locked", "database table is locked")  # what SQLite says of a store that others write to
+
+_UNAVAILABLE = "TEMPORARILY_UNAVAILABLE"  # MLflow's word for whatever a database has raised
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ def outage(error: BaseException, uri: str) -> str | None:
             return "it takes too long to answer"
         if isinstance(seen, ConnectionError | ChunkedEncodingError):
             return "no connection"
-        if isinstance(seen, MlflowException) and seen.error_code == "TEMPORARILY_UNAVAILABLE":
+        if isinstance(seen, MlflowException) and seen.error_code == _UNAVAILABLE:
             if not uri.startswith("sqlite:"):
                 return "its database does not answer"
             return "others write to it" if any(busy in str(seen) for busy in _BUSY) else None
@@ -89,6 +91,8 @@ def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] |
         except Exception as error:
             reason = outage(error, uri)
             if reason is None:
+                if isinstance(error, MlflowException) and error.error_code == _UNAVAILABLE:
+                    raise _unusable(error, uri) from None
                 raise
             began = time.monotonic() if began is None else began
             left = began + longest_wait() - time.monotonic()
@@ -117,6 +121,14 @@ def away(uri: str, reason: str) -> StoreAwayError:
         got=shown(uri),
         fix="What was computed is kept on this machine. When the server is back, `mlflow-compress resume` does the "
         f"rest, and so does the same command again. {WAIT_VARIABLE} sets for how many seconds it is waited for",
+    )
+
+
+def _unusable(error: Exception, uri: str) -> TrackingError:
+    return TrackingError(
+        f"The tracking store cannot be used: {str(error).splitlines()[0]}",
+        got=shown(uri),
+        fix="See to it that this user may write there, and that the disk has room; then start the same command again",
     )
 
 
