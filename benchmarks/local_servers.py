@@ -122,7 +122,7 @@ def postgres() -> Iterator[str]:
                     if process.poll() is not None or time.monotonic() > until:
                         raise RuntimeError("PostgreSQL does not start")
                     time.sleep(0.1)
-                yield f"postgresql://mlflow@127.0.0.1:{port}/postgres"
+                yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
             finally:
                 process.send_signal(signal.SIGINT)  # fast shutdown: open connections are closed
                 process.wait()
