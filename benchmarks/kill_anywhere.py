@@ -24,7 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -118,32 +120,39 @@ class Store:
         return time.perf_counter() - began
 
     def outcome(self) -> Outcome:
-        """Return what the store holds now: of each kind of run and variant, the newest finished one."""
-        from mlflow.tracking import MlflowClient
+        """Return what the store holds now, read by a new process.
 
-        client = MlflowClient(self.uri)
-        runs = client.search_runs([found.experiment_id for found in client.search_experiments()], max_results=5000)
-        metrics: dict[str, Mapping[str, float]] = {}
-        verdicts: dict[str, str] = {}
-        finished = [run for run in runs if run.info.status == "FINISHED"]
-        for run in sorted(finished, key=lambda run: run.info.end_time):
-            name = f"{run.data.tags['stage']} {run.data.tags.get('variant', '')}".strip()
-            metrics[name] = {k: v for k, v in run.data.metrics.items() if not k.startswith(_NOT_COMPARED)}
-            # A promotion that is killed after the alias has moved finds, the second time, that nothing is to be moved.
-            verdicts[name] = "" if name == "promote" else run.data.tags.get("verdict", "")
-        versions = sorted((v.name, str(v.version)) for v in client.search_model_versions())
-        aliases = sorted(
-            (f"{model.name}@{alias}", str(version))
-            for model in client.search_registered_models()
-            for alias, version in model.aliases.items()
-        )
-        size = sum(
-            path.lstat().st_size
-            for path in self.folder.rglob("*")
-            if path.is_file() and not path.name.startswith("mlflow.db")
-        )
-        running = sum(run.info.status == "RUNNING" for run in runs)
-        return Outcome(metrics, verdicts, tuple(versions), tuple(aliases), running, len(finished), size)
+        MLflow keeps connections to a database open: in this process they would lead to the file before it was restored.
+        """
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as reader:
+            return reader.submit(read_outcome, self.uri, self.folder).result()
+
+
+def read_outcome(uri: str, folder: Path) -> Outcome:
+    """Return what a store holds: of each kind of run and variant, the newest finished one."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    runs = client.search_runs([found.experiment_id for found in client.search_experiments()], max_results=5000)
+    metrics: dict[str, Mapping[str, float]] = {}
+    verdicts: dict[str, str] = {}
+    finished = [run for run in runs if run.info.status == "FINISHED"]
+    for run in sorted(finished, key=lambda run: run.info.end_time):
+        name = f"{run.data.tags['stage']} {run.data.tags.get('variant', '')}".strip()
+        metrics[name] = {k: v for k, v in run.data.metrics.items() if not k.startswith(_NOT_COMPARED)}
+        # A promotion that is killed after the alias has moved finds, the second time, that nothing is to be moved.
+        verdicts[name] = "" if name == "promote" else run.data.tags.get("verdict", "")
+    versions = sorted((v.name, str(v.version)) for v in client.search_model_versions())
+    aliases = sorted(
+        (f"{model.name}@{alias}", str(version))
+        for model in client.search_registered_models()
+        for alias, version in model.aliases.items()
+    )
+    size = sum(
+        path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.name.startswith("mlflow.db")
+    )
+    running = sum(run.info.status == "RUNNING" for run in runs)
+    return Outcome(metrics, verdicts, tuple(versions), tuple(aliases), running, len(finished), size)
 
 
 def differences(found: Outcome, undisturbed: Outcome) -> list[str]:
