@@ -56,9 +56,9 @@ def _as_far_as_possible(uri: str, run: TrackedRun) -> Iterator[None]:
     try:
         yield
     except (TrackingError, MlflowException, OSError) as error:
-        reason = str(error).splitlines()[0]
         run_not_closed(uri, run.run_id)
-        logger.warning("Run %s stays open, until the next command closes it (%s)", run.run_id, reason)
+        logger.warning("Run %s stays open, until the next command closes it", run.run_id)
+        logger.debug("because of this: %s", error)
     else:
         run_ended(uri, run.run_id)
 
