@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,15 @@ from typing import Any
 from mlflow_compress import api, cli_live, config, lifetime
 from mlflow_compress.config.declarations import as_typed, choices
 from mlflow_compress.config.old_names import OldNameWarning
-from mlflow_compress.errors import ConfigError, MlflowCompressError, StageError, SweepError, TrackingError
+from mlflow_compress.errors import (
+    ConfigError,
+    MlflowCompressError,
+    StageError,
+    StoreAwayError,
+    SweepError,
+    TrackingError,
+    machine_fault,
+)
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
@@ -30,6 +39,7 @@ STAGES: dict[str, type[config.Command]] = {
     "sweep": config.SweepConfig,
     "blind": config.BlindConfig,
     "ratings": config.RatingsConfig,
+    "resume": config.ResumeConfig,
 }
 
 POSITIONAL = {"report": "runs", "blind": "run", "ratings": "files"}
@@ -54,6 +64,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     if command == "sweep":
         with cli_live.shown(_say) as progress:
             return api.sweep(progress=progress, **given)
+    if command == "resume":
+        return api.resume(progress=_say, **given)
     if command == "judge":
         return api.judge(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
@@ -143,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     lifetime.raise_on_signals()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results say where they are
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # we wait for a server ourselves, and say so
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what is raised, too
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
@@ -160,11 +175,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{BY_COMMAND[known.command](error.published)}\n", flush=True)
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
+        if isinstance(error, StoreAwayError):
+            return lifetime.STORE_AWAY
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except (OSError, MemoryError, RuntimeError) as error:  # before a run was open, or after it was closed
+        fault = machine_fault(error)
+        if fault is None:
+            raise
+        print(f"mlflow-compress: {fault}", file=sys.stderr)
+        _reject(fault)
+        return 1
     except KeyboardInterrupt as interrupt:
         print("mlflow-compress: interrupted", file=sys.stderr)
         return lifetime.exit_code(interrupt)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         HumanRatings,
         Listing,
         Promotion,
+        Resumed,
         Rollback,
         Sweep,
         SweepPlan,
@@ -182,6 +183,12 @@ def comparison_json(comparison: Comparison) -> str:
     return json.dumps(comparison.to_dict(), allow_nan=False)
 
 
+def resumed_text(found: Resumed) -> str:
+    """Return the commands that had not ended, and what became of each."""
+    lines = [f"{one.state}: {one.command}" + (f"\n  {one.outcome}" if one.outcome else "") for one in found.commands]
+    return "\n".join([*lines, f"{found.summary}."])
+
+
 def listing_text(found: Listing) -> str:
     """Return a table with aligned columns."""
     return "\n".join(_aligned([found.columns, *found.rows]))
@@ -239,6 +246,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "gate": gate_text,
     "plan": plan_text,
     "report": report_text,
+    "resume": resumed_text,
     "sweep": sweep_text,
     "blind": blind_text,
     "ratings": ratings_text,

@@ -15,11 +15,16 @@
     ├── JudgeError             the judge endpoint failed
     ├── StageError             a stage of the main job failed
     ├── SweepError             variants of a sweep failed
+    ├── MachineError           this machine has no disk space, memory or permission left
     └── TrackingError          the tracking store cannot be used
+        └── StoreAwayError     the tracking server did not answer for a long time
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -141,3 +146,60 @@ class SweepError(MlflowCompressError):
 
 class TrackingError(MlflowCompressError):
     """The tracking store cannot be used."""
+
+
+class StoreAwayError(TrackingError):
+    """The tracking server did not answer for a long time."""
+
+
+class MachineError(MlflowCompressError):
+    """This machine has no disk space, memory or permission left."""
+
+
+_FIXES = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "Free disk space, and start the same command again: it goes on where it was"
+    ),
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`), and start the same command again",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM), "Give this user the right to write there, or name another folder"
+    ),
+    errno.EMFILE: "Raise the limit on open files (`ulimit -n`), and start the same command again",
+    errno.EIO: "The disk or its driver reports a fault: look into the system's log",
+    errno.ENOMEM: "Take a machine with more memory, or a smaller model",
+}
+_OF_A_LIBRARY = re.compile(r"os error (\d+)|\[?[Ee]rrno (\d+)")  # Rust's words (safetensors, tokenizers), and pyarrow's
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory", "malloc of size")
+
+
+def machine_fault(error: BaseException) -> MachineError | None:
+    """Return the clear error of a machine that lacks disk space, memory or rights; None for every other error.
+
+    Parameters
+    ----------
+    error : BaseException
+        What a stage has raised. Libraries written in other languages say the system's error number in their text.
+    """
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    ):
+        return MachineError("There is not enough memory", got=_line(error), fix=_FIXES[errno.ENOMEM])
+    number = error.errno if isinstance(error, OSError) else _number_in(error)
+    if number not in _FIXES:
+        return None
+    place = error.filename if isinstance(error, OSError) and error.filename is not None else None
+    got = os.fsdecode(place) if isinstance(place, str | bytes) else _line(error)
+    return MachineError(f"The system refuses to go on: {os.strerror(number)}", got=got, fix=_FIXES[number])
+
+
+def _number_in(error: BaseException) -> int | None:
+    """Return the system's error number in the text of an error that a library has raised."""
+    if type(error).__module__.partition(".")[0] not in ("safetensors_rust", "safetensors", "tokenizers", "pyarrow"):
+        return None
+    found = _OF_A_LIBRARY.search(str(error))
+    return int(found[1] or found[2]) if found else None
+
+
+def _line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,9 @@ import threading
 import time
 from types import FrameType
 
+STORE_AWAY = 75
+"""Exit code of a command that has waited for the tracking server in vain; in sysexits.h, a temporary failure."""
+
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 

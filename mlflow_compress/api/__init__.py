@@ -12,6 +12,7 @@ from mlflow_compress.api.human import blind, ratings
 from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, sweep
 from mlflow_compress.api.one_variant import compress, evaluate, judge, run
+from mlflow_compress.api.unfinished_work import resume
 
 __all__ = [
     "blind",
@@ -27,6 +28,7 @@ __all__ = [
     "promote",
     "ratings",
     "report",
+    "resume",
     "rollback",
     "run",
     "sweep",

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import StoreLike, checkpoint_folder, configured, opened_store, takes_parameters_of
+from mlflow_compress.api.arguments import (
+    StoreLike,
+    checkpoint_folder,
+    configured,
+    noted,
+    opened_store,
+    takes_parameters_of,
+)
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig
 
 if TYPE_CHECKING:
@@ -44,7 +51,8 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
     from mlflow_compress.stages.quantize import run_quantize
 
     config = configured(QuantizeConfig, {"model": model, "method": method, **settings})
-    return run_quantize(config, opened_store(store, config))
+    with noted(config, store):
+        return run_quantize(config, opened_store(store, config))
 
 
 @takes_parameters_of(EvaluateConfig)
@@ -81,7 +89,8 @@ def evaluate(
     from mlflow_compress.stages.evaluate import run_evaluate
 
     config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_evaluate(config, opened_store(store, config))
+    with noted(config, store):
+        return run_evaluate(config, opened_store(store, config))
 
 
 @takes_parameters_of(JudgeConfig)
@@ -119,7 +128,8 @@ def judge(
     from mlflow_compress.stages.judge import run_judge
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_judge(config, opened_store(store, config), progress or (lambda line: None))
+    with noted(config, store):
+        return run_judge(config, opened_store(store, config), progress or (lambda line: None))
 
 
 @takes_parameters_of(MainConfig)
@@ -152,4 +162,5 @@ def run(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Va
     from mlflow_compress.stages.main import run_main
 
     config = configured(MainConfig, settings)
-    return run_main(config) if progress is None else run_main(config, progress)
+    with noted(config):
+        return run_main(config) if progress is None else run_main(config, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import platform
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlflow_compress.compression.calibration_tokens import Calibration
+
+_STAGING = ".partial"
 
 LIBRARIES = (
     "torch",
@@ -261,7 +264,7 @@ def _staging_folder(out: Path) -> Iterator[Path]:
     """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_STAGING, dir=out.parent))
     except OSError as error:
         raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
     try:
@@ -269,6 +272,12 @@ def _staging_folder(out: Path) -> Iterator[Path]:
         _set_default_permissions(folder)
         atomic.rename(folder, out)
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_unfinished_folders(out: Path) -> None:
+    """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ from mlflow_compress.config.commands import (
     PromoteConfig,
     QuantizeConfig,
     ReportConfig,
+    ResumeConfig,
     RollbackConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
@@ -52,6 +53,7 @@ __all__ = [
     "QuantizeConfig",
     "RatingsConfig",
     "ReportConfig",
+    "ResumeConfig",
     "RollbackConfig",
     "SourceConfig",
     "SweepConfig",

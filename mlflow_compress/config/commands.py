@@ -135,6 +135,12 @@ class GateConfig(Command):
         )
 
 
+class ResumeConfig(Command):
+    """Do again what was killed, or was cut off from the tracking server; what is computed is found on disk."""
+
+    dry_run: bool = option(False, "list the commands that did not end, and do nothing")
+
+
 class ReportConfig(Command):
     """The report: one page over the variants of an evaluation, or its tables for a pull request."""
 

@@ -9,6 +9,7 @@ from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.promotion_result import Promotion
+from mlflow_compress.results.resumed import Resumed, ResumedCommand
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
@@ -29,6 +30,8 @@ __all__ = [
     "Listing",
     "PlannedVariant",
     "Promotion",
+    "Resumed",
+    "ResumedCommand",
     "Rollback",
     "RunLink",
     "StageCost",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from mlflow_compress.config import EMBEDDED, EvaluateConfig, as_text
 from mlflow_compress.decide.gate_values import gate_values
@@ -36,6 +34,7 @@ from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -128,7 +127,9 @@ def evaluate_variant(
     )
 
 
-def log_evaluation(run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: EvalMetadata) -> None:
+def log_evaluation(
+    store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: EvalMetadata
+) -> None:
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(list(results))
     run.log_results(logged(results))
@@ -140,10 +141,10 @@ def log_evaluation(run: OpenRun, inputs: MetricInputs, results: Sequence[MetricR
     skipped = unmet(inputs)
     if skipped:
         run.log_json(skipped, "not_computed.json")
-    with tempfile.TemporaryDirectory() as folder:
-        inputs.subject.write(Path(folder))
-        write_metadata(Path(folder), metadata)
-        run.log_folder(Path(folder), RECORDS)
+    with scratch_folder(store.uri) as folder:
+        inputs.subject.write(folder)
+        write_metadata(folder, metadata)
+        run.log_folder(folder, RECORDS)
 
 
 def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluation:
@@ -174,7 +175,7 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
         evaluated = evaluate_variant(config, suite, store, run, until_finished)
         baseline = evaluated.baseline
         results = compute_all(evaluated.inputs)
-        log_evaluation(run, evaluated.inputs, results, baseline.metadata)
+        log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)
         sentence = verdict(
             manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -89,10 +89,10 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
             found = verdict_of_gate(
                 config, policy, wanted, so_far, records, baseline, manifest, len(order), label, link
             )
-            with tempfile.TemporaryDirectory() as scratch:
-                records.write(Path(scratch))
-                run.log_folder(Path(scratch), RECORDS)
-        _log(run, found)
+            with scratch_folder(store.uri) as scratch:
+                records.write(scratch)
+                run.log_folder(scratch, RECORDS)
+        _log(store, run, found)
     if config.output is not None:
         write_verdict(found, Path(config.output))
     return found
@@ -150,14 +150,14 @@ def _look(
     return so_far, joined_records(parts)
 
 
-def _log(run: OpenRun, found: GateVerdict) -> None:
+def _log(store: Store, run: OpenRun, found: GateVerdict) -> None:
     """Log the verdict on its run."""
     run.log_values(
         {"gate/passed": float(found.passed), "items/used": found.items_used, "items/available": found.items_available}
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        write_verdict(found, Path(scratch))
-        for path in sorted(Path(scratch).iterdir()):
+    with scratch_folder(store.uri) as scratch:
+        write_verdict(found, scratch)
+        for path in sorted(scratch.iterdir()):
             run.log_file(path)
     run.set_tags({run_names.VERDICT: found.verdict, "passed": str(found.passed).lower()})
     run.set_note(verdict_markdown(found))

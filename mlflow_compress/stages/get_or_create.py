@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
 
@@ -55,14 +55,15 @@ def get_or_create_run(
     found = store.find(stage, **{run_names.FINGERPRINT: key})
     if found:
         return found[0].run_id, False
-    with resumable_workdir(store.uri, key) as resume:
+    with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:
         found = store.find(stage, **{run_names.FINGERPRINT: key})
         if found:  # another process has done it while this one waited
             return found[0].run_id, False
-        with store.run(f"{stage} {label}", stage, tags, own=False) as run, tempfile.TemporaryDirectory() as scratch:
+        with store.run(f"{stage} {label}", stage, tags, own=False) as run, scratch_folder(store.uri) as scratch:
             run.log_json(dict(fingerprint), "fingerprint.json")
-            work(run, Path(scratch), resume)
-            for folder in sorted(Path(scratch).iterdir()):
+            work(run, scratch, resume)
+            for folder in sorted(scratch.iterdir()):
                 run.log_folder(folder, folder.name)
+            confirm()
             run.set_note(f"**{stage} {label}**: done once, found again by its fingerprint.")
     return str(run.run_id), True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from mlflow_compress.stages.model_names import folder_or_hub, model_label, model
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -178,22 +178,22 @@ def judge(
     skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
     if skipped:
         run.set_tags({run_names.SKIPPED: skipped})
-    with tempfile.TemporaryDirectory() as folder:
-        inputs.subject.write(Path(folder))
-        run.log_folder(Path(folder), RECORDS)
+    with scratch_folder(store.uri) as folder:
+        inputs.subject.write(folder)
+        run.log_folder(folder, RECORDS)
     if inputs.baseline.judgments is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            inputs.baseline.judgments.write(Path(folder))
-            run.log_folder(Path(folder), run_names.BASELINE_GRADES)
+        with scratch_folder(store.uri) as folder:
+            inputs.baseline.judgments.write(folder)
+            run.log_folder(folder, run_names.BASELINE_GRADES)
     title = f"{read_manifest(config.checkpoint).label} against {model_label(config.source.model)}"
-    log_answers(run, title, instructions, (baseline.graded, variant.graded), inputs)
-    with tempfile.TemporaryDirectory() as folder:
-        variant.samples.write(Path(folder))
-        run.log_folder(Path(folder), SAMPLES)
+    log_answers(run, store.uri, title, instructions, (baseline.graded, variant.graded), inputs)
+    with scratch_folder(store.uri) as folder:
+        variant.samples.write(folder)
+        run.log_folder(folder, SAMPLES)
     if vectors is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            _write_embeddings(vectors, Path(folder))
-            run.log_folder(Path(folder), run_names.EMBEDDINGS)
+        with scratch_folder(store.uri) as folder:
+            _write_embeddings(vectors, folder)
+            run.log_folder(folder, run_names.EMBEDDINGS)
     remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
     if config.judging.judge_traces:
         remarks.append(_show(run, instructions, answers, inputs))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
@@ -32,6 +30,7 @@ from mlflow_compress.stages.quantize import method_settings, resolved, variant_n
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import save_leaderboard
@@ -175,8 +174,8 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         log_weights=config.log_weights,
         failed=stages.failed,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        skipped = publish(outputs, tracker, stages.run, Path(folder))
+    with scratch_folder(tracker.uri) as folder:
+        skipped = publish(outputs, tracker, stages.run, folder)
     # After the headline: MLflow's page of two runs opens on the metric that was logged first.
     if run_names.ITEMS in evaluated:
         stages.run.log_values({run_names.ITEMS: evaluated[run_names.ITEMS]})

@@ -12,7 +12,7 @@ from filelock import FileLock
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
-from mlflow_compress.compression.pipeline import compress_model
+from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
 from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
@@ -118,6 +118,7 @@ def quantize(
             manifest = CheckpointManifest.read(folder)
             run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
         else:
+            drop_unfinished_folders(folder)  # of processes that were killed: this one has the lock
             manifest = compress_model(
                 model_path(config.source.model),
                 config.compression.method,

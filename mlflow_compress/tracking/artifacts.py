@@ -12,16 +12,16 @@ from urllib.parse import urlparse
 import mlflow
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.files.json_text import read_json
 from mlflow_compress.home import home
 from mlflow_compress.tracking.downloads import Downloads, limit_bytes
+from mlflow_compress.tracking.shared_store.waiting import PatientClient, patiently
 
 
-def local_folder(client: MlflowClient, uri: str, run_id: str, folder: str) -> Path:
+def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> Path:
     """Return the local path of an artifact folder of a run.
 
     Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`. Those of an
@@ -29,7 +29,8 @@ def local_folder(client: MlflowClient, uri: str, run_id: str, folder: str) -> Pa
     """
 
     def download(target: Path) -> None:
-        mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, dst_path=str(target), tracking_uri=uri)
+        where = {"dst_path": str(target), "tracking_uri": uri}
+        patiently(lambda: mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, **where), uri)
 
     try:
         info = client.get_run(run_id).info
@@ -53,7 +54,7 @@ def local_folder(client: MlflowClient, uri: str, run_id: str, folder: str) -> Pa
 def json_artifact(run_id: str, name: str) -> Any:
     """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
     try:
-        return mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}")
+        return patiently(lambda: mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}"), mlflow.get_tracking_uri())
     except (MlflowException, OSError) as error:
         raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
 

@@ -103,7 +103,11 @@ class Downloads:
         listing = self._listing(key)
         if not listing.is_file():
             return False
-        if json.loads(listing.read_text()) == _checksums(self.folder / key):
+        try:
+            expected = json.loads(listing.read_text(encoding="utf-8"))
+        except ValueError:  # damaged, like any other file that is not what was downloaded
+            expected = None
+        if expected is not None and expected == _checksums(self.folder / key):
             return True
         logger.warning("The downloaded copy %s was changed; it is downloaded again", self.folder / key)
         return False

@@ -6,48 +6,20 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from filelock import FileLock
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from mlflow_compress.home import home
+from mlflow_compress.tracking.shared_store.database import ARTIFACTS, database_file
+from mlflow_compress.tracking.shared_store.waiting import PatientClient
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
 BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
-_ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
-_SQLITE = "sqlite:///"
 
 
-def _database(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for other stores."""
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
-
-
-def create_database(uri: str) -> None:
-    """Create a SQLite store that does not exist yet, with its artifacts next to it.
-
-    MLflow creates it at its first use, too. But then the artifacts of the default experiment are stored in the working
-    folder of that moment.
-    """
-    database = _database(uri)
-    if database is None:
-        return
-    lock = home(uri) / "database.lock"
-    if database.exists() and not lock.exists():
-        return
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):  # the file is there before its tables are: another process may be making them
-        if not database.exists():
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            SqlAlchemyStore(uri, str(database.parent / _ARTIFACTS))
-
-
-def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
+def choose_experiment(client: PatientClient, uri: str, name: str = AUTO) -> str:
     """Return the id of the experiment that new runs go to.
 
     Without a name, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID decide if they are set, unless the id is that of
@@ -61,13 +33,13 @@ def choose_experiment(client: MlflowClient, uri: str, name: str = AUTO) -> str:
     return _get_or_create(client, NAME, uri)
 
 
-def experiment_beside(client: MlflowClient, uri: str, experiment_id: str) -> str:
+def experiment_beside(client: PatientClient, uri: str, experiment_id: str) -> str:
     """Return the id of the experiment for baselines and promotions, which keeps them out of the list of variants."""
     name = str(client.get_experiment(experiment_id).name)
     return experiment_id if name.endswith(BESIDE) else _get_or_create(client, name + BESIDE, uri)
 
 
-def _get_or_create(client: MlflowClient, name: str, uri: str) -> str:
+def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     try:
@@ -80,13 +52,13 @@ def _get_or_create(client: MlflowClient, name: str, uri: str) -> str:
         return str(found.experiment_id)
 
 
-def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
+def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:
     """Return where a new experiment's artifacts go; None lets the server decide.
 
     In a SQLite store this is beside those of MLflow's "Default", if they are on remote storage or below the database's
     folder. If they are behind a server, or in the folder where MLflow was first started, it is beside the database.
     """
-    database = _database(uri)
+    database = database_file(uri)
     if database is None:
         return None
     default = client.get_experiment(_DEFAULT_ID).artifact_location.rstrip("/")
@@ -95,4 +67,4 @@ def _artifact_location(client: MlflowClient, name: str, uri: str) -> str | None:
         return f"{default.rpartition('/')[0]}/{inside}"
     if folder is not None and Path(folder).resolve().is_relative_to(database.resolve().parent):
         return (Path(folder).resolve().parent / inside).as_uri()
-    return (database.parent / _ARTIFACTS / inside).as_uri()
+    return (database.parent / ARTIFACTS / inside).as_uri()

@@ -10,13 +10,13 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress import atomic
-from mlflow_compress.errors import TrackingError
+from mlflow_compress.errors import TrackingError, machine_fault
 from mlflow_compress.files.json_text import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
@@ -135,7 +135,11 @@ class FolderStore:
             run.end("KILLED", "interrupted")
             raise
         except BaseException as error:
-            run.end("FAILED", str(error) or type(error).__name__)
+            fault = machine_fault(error)
+            with suppress(OSError):  # the folder may be what is full
+                run.end("FAILED", str(fault or error) or type(error).__name__)
+            if fault is not None:
+                raise fault from error
             raise
         run.end("FINISHED")
 
@@ -144,6 +148,11 @@ class FolderStore:
         run = FolderRun(self.root / run_id)
         run._content = self._content(run_id)
         return run
+
+    @contextmanager
+    def alone(self, key: str) -> Iterator[Callable[[], None]]:
+        """Nothing is to be done: a folder is used by the processes of one machine, see `Store.alone`."""
+        yield lambda: None
 
     def _content(self, run_id: str) -> dict[str, Any]:
         path = self.root / run_id / RUN_FILE

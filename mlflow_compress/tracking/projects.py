@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlflow.projects.backend.loader import load_backend
@@ -23,10 +22,13 @@ from mlflow.projects.utils import (
 )
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
-from mlflow_compress.errors import MlflowCompressError, StageError
-from mlflow_compress.lifetime import killed_by
+from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayError
+from mlflow_compress.lifetime import STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.live_processes import run_ended, scratch_folder
+from mlflow_compress.tracking.shared_store.new_runs import create_run
+from mlflow_compress.tracking.shared_store.waiting import away, patiently
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -53,13 +55,16 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
     """
     child = _create_child(tracker, stage, parent)
     try:
-        with tempfile.TemporaryDirectory() as downloads, _environment():
-            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, downloads))
+        with scratch_folder(tracker.uri) as downloads, _environment():
+            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, str(downloads)))
     except KeyboardInterrupt:
-        tracker.client.set_terminated(child, "KILLED")
+        _end_killed(tracker, child)
         raise
+    if returncode == STORE_AWAY:  # its run stays open, until the server can be told
+        raise away(tracker.uri, f"for stage {stage}")
     if returncode != 0:
         raise _failed(tracker, stage, child, returncode)
+    run_ended(tracker.uri, child)
     return child
 
 
@@ -83,7 +88,9 @@ def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, 
         with tracker.filling(child):
             work()
     except (KeyboardInterrupt, SystemExit):
-        tracker.client.set_terminated(child, "KILLED")
+        _end_killed(tracker, child)
+        raise
+    except StoreAwayError:
         raise
     except Exception as error:
         if not isinstance(error, MlflowCompressError):
@@ -94,7 +101,14 @@ def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, 
 
 def _create_child(tracker: Tracker, stage: str, parent: TrackedRun) -> str:
     tags = {MLFLOW_PARENT_RUN_ID: parent.run_id, run_names.STAGE: stage}
-    return str(tracker.client.create_run(tracker.experiment_id, run_name=stage, tags=tags).info.run_id)
+    return create_run(tracker.client, tracker.uri, tracker.experiment_id, stage, tags)
+
+
+def _end_killed(tracker: Tracker, run_id: str) -> None:
+    """End the run of a stage that was interrupted. Where the store is away, the next process does so."""
+    with suppress(StoreAwayError):
+        tracker.client.set_terminated(run_id, "KILLED")
+        run_ended(tracker.uri, run_id)
 
 
 def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id: str, downloads: str) -> SubmittedRun:
@@ -111,9 +125,10 @@ def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id
         PROJECT_DOCKER_AUTH: None,
         MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG: run_id,
     }
-    return load_backend("local").run(
-        str(folder), "main", dict(parameters), None, config, tracker.uri, tracker.experiment_id
-    )
+    where = tracker.uri, tracker.experiment_id
+    project = str(folder), "main", dict(parameters), None
+    # What it tells the store comes before it starts the process.
+    return patiently(lambda: load_backend("local").run(*project, config, *where), tracker.uri)
 
 
 def _wait(submitted: SubmittedRun) -> int:
@@ -137,6 +152,7 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int = 1, *, r
         what, fix = f"Stage {stage} failed: {reason or f'exit code {returncode}'}", None
     if run.info.status == "RUNNING":
         tracker.client.set_terminated(run_id, "FAILED")
+    run_ended(tracker.uri, run_id)
     if noted is None:
         tracker.client.set_tag(run_id, run_names.ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")

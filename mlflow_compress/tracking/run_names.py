@@ -23,6 +23,7 @@ METHOD = "method"
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"
+PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
 SKIPPED = "skipped"  # what was left out, and why
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
 DECISION = "decision"  # of a registered version: the run that gave it an alias

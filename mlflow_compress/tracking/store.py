@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,13 @@ class Store(Protocol):
 
     def add_to(self, run_id: str) -> OpenRun:
         """Return a run that has ended, to add to it. Its status stays. An unknown id is a `TrackingError`."""
+
+    def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
+        """Within the block, no process of another machine that uses this store works under this key.
+
+        Processes of this machine have locks, see `resumable_workdir`. The block gets a function that raises a
+        `TrackingError` where that cannot be said any longer, because this process was cut off from the store.
+        """
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         """Return the finished runs of a stage with these tags, newest first."""

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.judged_answers import JudgedAnswer
+from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import new_parameters, rounded
+from mlflow_compress.tracking.shared_store.waiting import PatientClient
 from mlflow_compress.tracking.traces.judgment_traces import log_judged_answers
 
 _NOTE_LIMIT = 8000
@@ -26,13 +27,13 @@ class TrackedRun:
 
     Parameters
     ----------
-    client : mlflow.tracking.MlflowClient
+    client : PatientClient
         Connected client.
     run_id : str
         The run's id.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(self, client: PatientClient, run_id: str) -> None:
         self._client = client
         self.run_id = run_id
 
@@ -44,6 +45,12 @@ class TrackedRun:
     def rename(self, name: str) -> None:
         """Give the run a short name."""
         self._client.update_run(self.run_id, name=name)
+
+    def end(self, status: str, message: str) -> None:
+        """End the run with a status, and say why in a tag and in its note."""
+        self.set_tags({run_names.ERROR: message})
+        self.set_note(f"**{status}:** {message}")
+        self._client.set_terminated(self.run_id, status)
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
         """Set tags, each cut to MLflow's limit."""

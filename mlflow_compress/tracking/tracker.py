@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import mlflow
-from mlflow.entities import Run, ViewType
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from sqlalchemy.exc import SQLAlchemyError
 
-from mlflow_compress.errors import StageError, SweepError, TrackingError
+from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
-from mlflow_compress.tracking.experiment import AUTO, choose_experiment, create_database, experiment_beside
-from mlflow_compress.tracking.filters import has_tags, tags_filter
+from mlflow_compress.tracking.experiment import AUTO, choose_experiment, experiment_beside
+from mlflow_compress.tracking.filters import has_tags, search_runs, tags_filter
+from mlflow_compress.tracking.shared_store.database import create_database
+from mlflow_compress.tracking.shared_store.dead_runs import close_dead_runs
+from mlflow_compress.tracking.shared_store.lease import leased
+from mlflow_compress.tracking.shared_store.live_processes import own_name, run_opened
+from mlflow_compress.tracking.shared_store.new_runs import create_run
+from mlflow_compress.tracking.shared_store.run_ending import until_ended
+from mlflow_compress.tracking.shared_store.waiting import PatientClient, shown
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
 
@@ -28,6 +36,8 @@ _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its chil
 _OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces")
 _BESIDE = (*_OF_BASELINE, "promote", "rollback", "gate", "report")
 
+_SHARED = ("http", "https", "postgresql", "mysql", "mssql")  # stores that several machines may use
+
 
 def _absolute(uri: str) -> str:
     """Return a SQLite URI with an absolute path, because stages run in other working folders."""
@@ -35,6 +45,11 @@ def _absolute(uri: str) -> str:
     if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
         return prefix + str(Path(uri.removeprefix(prefix)).resolve())
     return uri
+
+
+def tracking_uri() -> str:
+    """Return the URI of the store that MLflow is configured for."""
+    return _absolute(mlflow.get_tracking_uri())
 
 
 def _stored(run: Run) -> StoredRun:
@@ -57,17 +72,18 @@ class Tracker:
 
     def __init__(self, experiment: str = AUTO) -> None:
         self._to_fill: str | None = None
-        self.uri = _absolute(mlflow.get_tracking_uri())
+        self.uri = tracking_uri()
         mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
         try:
             create_database(self.uri)
-            self.client = MlflowClient(self.uri)
+            self.client = PatientClient(MlflowClient(self.uri), self.uri)
+            close_dead_runs(self.client, self.uri)
             self._given_is_elsewhere = False
             self.experiment_id = self._experiment(experiment)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-                got=self.uri,
+                got=shown(self.uri),
                 fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
             ) from error
 
@@ -93,7 +109,7 @@ class Tracker:
         Without such a run nothing happens, so that parameters that are refused leave no run.
         """
         if run_id := os.environ.pop(_RUN_ID_VARIABLE, None):
-            self._end(TrackedRun(self.client, run_id), str(error), "FAILED")
+            TrackedRun(self.client, run_id).end("FAILED", str(error))
 
     @contextmanager
     def filling(self, run_id: str) -> Iterator[None]:
@@ -139,11 +155,6 @@ class Tracker:
             run.set_note(note)
         return given
 
-    def _end(self, run: TrackedRun, message: str, status: str) -> None:
-        run.set_tags({run_names.ERROR: message})
-        run.set_note(f"**{status}:** {message}")
-        self.client.set_terminated(run.run_id, status)
-
     @contextmanager
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
         """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted.
@@ -160,15 +171,17 @@ class Tracker:
         """
         given, signpost = self._take_given() if own else (None, None)
         try:
-            run_id = given or self.client.create_run(self._experiment_of(stage), run_name=name).info.run_id
+            every = {run_names.STAGE: stage, **tags}
+            run_id = given or create_run(self.client, self.uri, self._experiment_of(stage), name, every)
             tracked = TrackedRun(self.client, run_id)
-            tracked.rename(name)
-            tracked.set_tags({run_names.STAGE: stage, **tags})
+            if given:
+                tracked.rename(name)
+                tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
-                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=self.uri
+                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown(self.uri)
             ) from error
-        with self._pointed_at(tracked, name, signpost), self._until_ended(tracked):
+        with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
             yield tracked
 
     def _experiment_of(self, stage: str) -> str:
@@ -182,63 +195,37 @@ class Tracker:
         """Open a failed or interrupted run again. It ends like that of `run`, without the old error."""
         self.client.update_run(run_id, status="RUNNING")
         tracked = TrackedRun(self.client, run_id)
+        tracked.set_tags({run_names.PROCESS: run_opened(self.uri, run_id)})
         self.experiment_id = str(tracked.info.experiment_id)  # for the runs of its remaining stages
-        with self._until_ended(tracked):
+        with until_ended(self.client, self.uri, tracked):
             yield tracked
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
 
-    @contextmanager
-    def _until_ended(self, run: TrackedRun) -> Iterator[None]:
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            self._end(run, "interrupted", "KILLED")
-            raise
-        except BaseException as error:
-            found = self.client.get_run(run.run_id).data.tags.get(MLFLOW_RUN_NOTE, "")
-            self._end(run, str(error) or type(error).__name__, "FAILED")
-            if isinstance(error, StageError) and error.published is not None:
-                run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
-            if isinstance(error, SweepError):
-                run.set_note(f"{found}\n\n**{error}**")
-            raise
-        self.client.set_terminated(run.run_id, "FINISHED")
+    def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
+        """Within the block, no process of another machine works under this key; see `Store.alone`."""
+        if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
+            return nullcontext(lambda: None)
+        held: AbstractContextManager[Callable[[], None]] = leased(self.client, key[:16], own_name(self.uri))
+        return held
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""
         wanted = {run_names.STAGE: stage, **tags}
-        found = self._search(f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
+        found = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
         return [run for run in found if has_tags(run.data.tags, wanted)]
 
     def find_unfinished(self, stage: str, **tags: str) -> list[str]:
         """Return the ids of the runs of a stage with the given tags that are not FINISHED, newest first."""
         wanted = {run_names.STAGE: stage, **tags}
-        found = self._search(f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
+        found = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
         return [str(run.info.run_id) for run in found if has_tags(run.data.tags, wanted)]
 
     def end_children(self, run_id: str) -> None:
         """End every run below a run that a killed process has left RUNNING: it becomes KILLED."""
-        for run in self._search(f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"):
+        for run in search_runs(self.client, f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"):
             self.end_children(run.info.run_id)
             if run.info.status == "RUNNING":
-                self._end(TrackedRun(self.client, run.info.run_id), "the process was killed", "KILLED")
-
-    def _search(self, filter_string: str) -> list[Run]:
-        """Return the MLflow runs that a filter finds, newest first, over all experiments."""
-        experiments = [e.experiment_id for e in self.client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
-        found: list[Run] = []
-        token = None
-        while True:
-            page = self.client.search_runs(
-                experiments,
-                filter_string=filter_string,
-                order_by=["attributes.start_time DESC"],
-                page_token=token,
-            )
-            found += page
-            token = page.token
-            if not token:
-                return found
+                TrackedRun(self.client, run.info.run_id).end("KILLED", "the process was killed")
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         """Return the finished runs of a stage with the given tags, newest first, over all experiments."""
@@ -254,7 +241,7 @@ class Tracker:
         try:
             return _stored(self.client.get_run(run_id))
         except MlflowException as error:
-            raise TrackingError(f"The store {self.uri} has no such run", got=run_id) from error
+            raise TrackingError(f"The store {shown(self.uri)} has no such run", got=run_id) from error
 
     def child_ids(self, run_id: str) -> dict[str, str]:
         """Return the run id of the newest child of a run, by stage."""
@@ -271,7 +258,7 @@ class Tracker:
         try:
             experiment = self.client.get_run(run_id).info.experiment_id
         except MlflowException as error:
-            raise TrackingError(f"The store {self.uri} has no such run", got=run_id) from error
+            raise TrackingError(f"The store {shown(self.uri)} has no such run", got=run_id) from error
         runs = self.client.search_runs(
             [experiment],
             filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",

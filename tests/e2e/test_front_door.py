@@ -18,6 +18,7 @@ from mlflow_compress.tracking.folder_store import FolderStore
 ORDER = (
     "methods",
     "tasks",
+    "resume",
     "run",
     "sweep",
     "promote",

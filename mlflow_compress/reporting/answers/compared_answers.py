@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.records import Generations, Judgments
 from mlflow_compress.reporting.answers.first_difference import first_difference
@@ -132,9 +133,9 @@ def from_jsonl(text: str, source: str) -> list[ComparedAnswer]:
         if not line:
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line, source=source)
             del row["first_difference"]
             pairs.append(ComparedAnswer(**row))
-        except (ValueError, TypeError, KeyError) as error:
+        except (DataError, TypeError, KeyError) as error:
             raise DataError(f"Line {number} of the compared answers cannot be read", got=source) from error
     return pairs

@@ -65,14 +65,16 @@ class Journal:
                 raise StoreError(f"{label.name} is no note of finished work", fix="Delete the folder to start again")
             path = label.with_suffix(".safetensors")
             data = path.read_bytes() if path.is_file() else b""
-            if hashlib.sha256(data).hexdigest() != note["sha256"]:
+            if hashlib.sha256(data).hexdigest() != note.get("sha256"):
                 raise StoreError(
-                    f"{path.name} was changed after it was written", fix="Delete the folder to start again"
+                    f"{path.name} was changed after it was written",
+                    got=str(self.folder),
+                    fix="Delete the folder to start again",
                 )
             try:
                 parts.append((int(note["groups"]), load(data), dict(note["note"])))
             except SafetensorError as error:
-                raise StoreError(f"{path.name} is not a safetensors file: {error}") from error
+                raise StoreError(f"{path.name} is not a safetensors file: {error}", got=str(self.folder)) from error
             self._n_parts += 1
         return parts
 

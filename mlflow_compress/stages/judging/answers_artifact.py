@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.metrics.conscompf import similarity
@@ -13,6 +11,7 @@ from mlflow_compress.records import Generations
 from mlflow_compress.reporting.answers.answers_page import render_answers
 from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer, as_jsonl, compared_answers, from_jsonl
 from mlflow_compress.tracking.run_names import ANSWERS
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
 ROWS, PAGE = "answers.jsonl", "answers.html"
@@ -20,12 +19,13 @@ ROWS, PAGE = "answers.jsonl", "answers.html"
 
 def log_answers(
     run: OpenRun,
+    uri: str,
     title: str,
     instructions: Sequence[Instruction],
     answers: tuple[Generations, Generations],
     inputs: MetricInputs,
 ) -> None:
-    """Log the graded answers of baseline and variant, largest drop first, with grades and similarity where known."""
+    """Log the graded answers of baseline and variant, largest drop first, with grades and similarity where known; `uri` is the store."""
     pairs = compared_answers(
         {item.item_id: item.turns for item in instructions},
         {item.item_id: item.category for item in instructions},
@@ -33,10 +33,10 @@ def log_answers(
         (inputs.baseline.judgments, inputs.subject.judgments),
         _similarity(inputs.embeddings),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / ROWS).write_text(as_jsonl(pairs), encoding="utf-8")
-        (Path(folder) / PAGE).write_text(render_answers(title, pairs), encoding="utf-8")
-        run.log_folder(Path(folder), ANSWERS)
+    with scratch_folder(uri) as folder:
+        (folder / ROWS).write_text(as_jsonl(pairs), encoding="utf-8")
+        (folder / PAGE).write_text(render_answers(title, pairs), encoding="utf-8")
+        run.log_folder(folder, ANSWERS)
 
 
 def _similarity(given: AnswerEmbeddings | None) -> dict[str, float]:

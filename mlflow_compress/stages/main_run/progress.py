@@ -44,6 +44,7 @@ class Progress:
     def _estimate(self, stage: str) -> str:
         runs = self._tracker.find_finished(stage, **{run_names.BASE_MODEL: self._label})[:_RUNS]
         seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in runs]
+        seconds = [one for one in seconds if one >= 0]  # the clock was set back during the others
         if not seconds:
             return f"first time for {self._label}: no estimate"
         return f"about {duration(statistics.median(seconds))}, as in the last {_times(len(seconds))}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
@@ -22,6 +20,7 @@ from mlflow_compress.stages.side_by_side.page_reading import page_content
 from mlflow_compress.stages.side_by_side.report_runs import SCOREBOARD
 from mlflow_compress.stages.side_by_side.score_runs import score_runs
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -51,12 +50,12 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     run.log_json(plan.to_dict(), "plan.json")
     content = page_content(tracker, board) if board.finished else None
     alike = content.similarity if content is not None else None
-    with tempfile.TemporaryDirectory() as folder:
-        draw_scoreboard(board, Path(folder))
+    with scratch_folder(tracker.uri) as folder:
+        draw_scoreboard(board, folder)
         if alike is not None:
-            draw_similarity(alike, Path(folder))
+            draw_similarity(alike, folder)
             run.log_text(similarity_csv(alike), "answer_similarity.csv")
-        run.log_folder(Path(folder), "figures")
+        run.log_folder(folder, "figures")
     if content is not None:
         run.log_text(render_page(content), "report.html")
     found = finding(board)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_models.model_code import copy_code, requirements
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracker import Tracker
 
 AUTO_LIMIT = 2 * 2**30
@@ -110,8 +110,8 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
         params={key: str(value) for key, value in entry.params.items()},
     )
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            local = _saved(Path(folder), entry, storage, Model(run_id=run_id, model_id=model.model_id))
+        with scratch_folder(tracker.uri) as folder:
+            local = _saved(folder, entry, storage, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(local))
         if storage == "logged":
             client.log_model_artifacts(model.model_id, str(entry.checkpoint), f"artifacts/{_CHECKPOINT}")

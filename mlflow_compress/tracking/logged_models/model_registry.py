@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
@@ -118,15 +119,21 @@ def register(tracker: Tracker, name: str, run: Run) -> str:
         "logged": "Weights: stored with the model.",
         "reference": f"Weights: by reference, loads only where the folder {tags.get(run_names.CHECKPOINT)} is.",
     }.get(model.tags.get(run_names.WEIGHTS, ""), "")
-    version = client.create_model_version(
-        name,
-        source=f"models:/{model.model_id}",
-        run_id=run.info.run_id,
-        model_id=model.model_id,
-        tags={k: tags[k] for k in (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS) if k in tags},
-        description="\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
-        await_creation_for=0,
-    )
+    content = {
+        "source": f"models:/{model.model_id}",
+        "run_id": run.info.run_id,
+        "model_id": model.model_id,
+        "tags": {k: tags[k] for k in (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS) if k in tags},
+        "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
+        "await_creation_for": 0,
+    }
+
+    def made(asked: Any) -> ModelVersion | None:
+        """Return the version that was made where the answer was lost: a run has one version."""
+        there = asked.search_model_versions(f"name = '{name}'")
+        return next((version for version in there if version.run_id == run.info.run_id), None)
+
+    version = client.once(lambda asked: asked.create_model_version(name, **content), made)
     # MLflow's UI finds the versions of a logged model by this tag.
     versions = [*json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]")), {"name": name, "version": version.version}]
     client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(versions)})

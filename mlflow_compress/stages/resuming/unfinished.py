@@ -1,0 +1,135 @@
+"""Commands that were killed, or cut off from the tracking server: noted while they run, and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlflow_compress.config import (
+    Command,
+    EvaluateConfig,
+    JudgeConfig,
+    MainConfig,
+    PromoteConfig,
+    QuantizeConfig,
+    ResumeConfig,
+    SweepConfig,
+    as_text,
+    parse,
+)
+from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
+from mlflow_compress.judges.transport.endpoint import shown_url
+from mlflow_compress.results import Resumed, ResumedCommand
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.unfinished_commands import UnfinishedCommand, noted, unfinished_commands
+from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+
+Say = Callable[[str], None]
+
+_CONFIGS: dict[str, type[Command]] = {
+    "quantize": QuantizeConfig,
+    "evaluate": EvaluateConfig,
+    "judge": JudgeConfig,
+    "main": MainConfig,
+    "sweep": SweepConfig,
+    "promote": PromoteConfig,
+}
+_URL = "judge_base_url"  # may hold a password
+
+
+@contextmanager
+def unfinished_until_ended(config: Command) -> Iterator[None]:
+    """Keep a note of a command on disk, until it ends by itself, so that `run_resume` can do it again."""
+    verb = next(verb for verb, cls in _CONFIGS.items() if cls is type(config))
+    values = as_text(config)
+    if _URL in values:
+        values[_URL] = shown_url(values[_URL])
+    with noted(tracking_uri(), verb, values):
+        yield
+
+
+def run_resume(config: ResumeConfig, say: Say = lambda line: None) -> Resumed:
+    """Do the commands again that did not end. What they computed is found, so that little more than storing it is left.
+
+    A main run goes on where it was; the others begin a new run, in which finished work is found.
+
+    Raises
+    ------
+    StoreAwayError
+        The tracking server is still away. The commands stay noted.
+    """
+    tracker = Tracker()
+    done = []
+    for note in unfinished_commands(tracker.uri):
+        shown = _shown(note)
+        if config.dry_run:
+            done.append(ResumedCommand(command=shown, state="unfinished", outcome=""))
+            continue
+        say(f"[resume] {shown}")
+        try:
+            found = _again(note, tracker, say)
+        except StoreAwayError:
+            raise
+        except MlflowCompressError as error:
+            done.append(ResumedCommand(command=shown, state="failed", outcome=str(error)))
+        else:
+            done.append(ResumedCommand(command=shown, state="finished", outcome=str(found.summary)))
+        note.path.unlink(missing_ok=True)
+    return Resumed(commands=tuple(done))
+
+
+def _shown(note: UnfinishedCommand) -> str:
+    """Return a command as a user types it, without the parameters at their defaults."""
+    defaults = as_text(_CONFIGS[note.command]())
+    given = [f"--{name} {value}" for name, value in note.parameters.items() if value != defaults.get(name)]
+    return " ".join([note.command, *given])
+
+
+def _again(note: UnfinishedCommand, tracker: Tracker, say: Say) -> Any:
+    config = parse(_CONFIGS[note.command], note.parameters)
+    if isinstance(config, MainConfig) and (run_id := _resumable(note, tracker)):
+        config = MainConfig(resume=run_id)
+    with unfinished_until_ended(config):
+        return _run(config, say)
+
+
+def _resumable(note: UnfinishedCommand, tracker: Tracker) -> str | None:
+    """Return the main run that the killed process had begun, where it is far enough to go on."""
+    for run_id in tracker.find_unfinished("main", **{run_names.PROCESS: note.process}):
+        try:
+            tracker.fetch_json(run_id, run_names.PARAMETERS)
+        except StoreAwayError:
+            raise
+        except TrackingError:
+            continue
+        return run_id
+    return None
+
+
+def _run(config: Command, say: Say) -> Any:
+    """Run a command by its stage; each is imported when it is needed."""
+    if isinstance(config, MainConfig):
+        from mlflow_compress.stages.main import run_main
+
+        return run_main(config, say)
+    if isinstance(config, SweepConfig):
+        from mlflow_compress.stages.sweep.run_sweep import run_sweep
+
+        return run_sweep(config, lambda progress: say(progress.line))
+    if isinstance(config, QuantizeConfig):
+        from mlflow_compress.stages.quantize import run_quantize
+
+        return run_quantize(config)
+    if isinstance(config, EvaluateConfig):
+        from mlflow_compress.stages.evaluate import run_evaluate
+
+        return run_evaluate(config)
+    if isinstance(config, JudgeConfig):
+        from mlflow_compress.stages.judge import run_judge
+
+        return run_judge(config, say=say)
+    from mlflow_compress.stages.promote import run_promote
+
+    assert isinstance(config, PromoteConfig)
+    return run_promote(config)

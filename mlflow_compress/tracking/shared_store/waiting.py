@@ -1,0 +1,175 @@
+"""Calls to a tracking store that is away for a while: repeated, with growing pauses, until it answers again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mlflow.exceptions import MlflowException
+from requests.exceptions import ChunkedEncodingError, ConnectionError, RetryError, Timeout
+
+from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
+
+WAIT_VARIABLE = "MLFLOW_COMPRESS_SERVER_WAIT"
+_DEFAULT_WAIT_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_BUSY = ("database is locked", "database table is locked")  # what SQLite says of a store that others write to
+
+_UNAVAILABLE = "TEMPORARILY_UNAVAILABLE"  # MLflow's word for whatever a database has raised
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_given_up: set[str] = set()  # stores that this process has waited for in vain: nothing waits for them a second time
+
+
+def longest_wait() -> float:
+    """Return for how many seconds a store is waited for: ``MLFLOW_COMPRESS_SERVER_WAIT``, 600 if it is not set.
+
+    Raises
+    ------
+    ConfigError
+        The variable is not a number of seconds.
+    """
+    text = os.environ.get(WAIT_VARIABLE, str(_DEFAULT_WAIT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise ConfigError(f"{WAIT_VARIABLE} must be a number of seconds", allowed="0 or more", got=text)
+    return seconds
+
+
+def outage(error: BaseException, uri: str) -> str | None:
+    """Return in a few words why a store did not answer; None where it did answer, and has refused."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, RetryError):
+            return "it answers with server errors"
+        if isinstance(seen, Timeout):
+            return "it takes too long to answer"
+        if isinstance(seen, ConnectionError | ChunkedEncodingError):
+            return "no connection"
+        if isinstance(seen, MlflowException) and seen.error_code == _UNAVAILABLE:
+            if not uri.startswith("sqlite:"):
+                return "its database does not answer"
+            return "others write to it" if any(busy in str(seen) for busy in _BUSY) else None
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] | None = None) -> T:
+    """Return what a call returns. While the store does not answer, the call is repeated, and the user is told.
+
+    Parameters
+    ----------
+    call : callable
+        Reads from the store, or writes to it. It may be called several times.
+    uri : str
+        The store.
+    made : callable, optional
+        Returns what a call has made whose answer was lost; None if it has made nothing. It is for calls that make
+        something new each time.
+
+    Raises
+    ------
+    StoreAwayError
+        The store did not answer for `longest_wait` seconds. Whoever calls next is told so at once, without another
+        wait, until it answers again.
+    """
+    began: float | None = None
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            found = made() if made is not None and began is not None else None
+            answer = call() if found is None else found
+        except Exception as error:
+            reason = outage(error, uri)
+            if reason is None:
+                if isinstance(error, MlflowException) and error.error_code == _UNAVAILABLE:
+                    raise _unusable(error, uri) from None
+                raise
+            began = time.monotonic() if began is None else began
+            left = began + longest_wait() - time.monotonic()
+            if left <= 0 or uri in _given_up:
+                _given_up.add(uri)
+                raise away(uri, reason) from None
+            if pause == _FIRST_PAUSE_S:
+                logger.warning("Waiting for the tracking server %s (%s), at most %.0f s", shown(uri), reason, left)
+            try:
+                time.sleep(min(pause, left))
+            except BaseException:  # the user does not want to wait: the closing of runs must not wait again
+                _given_up.add(uri)
+                raise
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        else:
+            if began is not None:
+                logger.warning("The tracking server answers again, after %.0f s", time.monotonic() - began)
+            _given_up.discard(uri)
+            return answer
+
+
+def away(uri: str, reason: str) -> StoreAwayError:
+    """Return the error of a store that was waited for in vain."""
+    return StoreAwayError(
+        f"The tracking server does not answer ({reason}), and was waited for {longest_wait():.0f} s",
+        got=shown(uri),
+        fix="What was computed is kept on this machine. When the server is back, `mlflow-compress resume` does the "
+        f"rest, and so does the same command again. {WAIT_VARIABLE} sets for how many seconds it is waited for",
+    )
+
+
+def _unusable(error: Exception, uri: str) -> TrackingError:
+    return TrackingError(
+        f"The tracking store cannot be used: {str(error).splitlines()[0]}",
+        got=shown(uri),
+        fix="See to it that this user may write there, and that the disk has room; then start the same command again",
+    )
+
+
+def shown(uri: str) -> str:
+    """Return a store's address without user and password."""
+    scheme, separator, rest = uri.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+
+
+class PatientClient:
+    """An MLflow client whose every call waits for a store that is away, see `patiently`.
+
+    Parameters
+    ----------
+    client : mlflow.tracking.MlflowClient
+        The client; it is also there as `impatient`.
+    uri : str
+        Its store.
+    """
+
+    def __init__(self, client: Any, uri: str) -> None:
+        self.impatient, self._uri = client, uri
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the client's method of this name, made patient."""
+        method = getattr(self.impatient, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return patiently(lambda: method(*args, **kwargs), self._uri)
+
+        return call
+
+    def once(self, make: Callable[[Any], T], made: Callable[[Any], T | None]) -> T:
+        """Return what `make` makes, which must not be made twice where the answer to the first call was lost.
+
+        Parameters
+        ----------
+        make : callable (client)
+            Makes something new in the store.
+        made : callable (client)
+            Finds what an earlier call has made, if anything.
+        """
+        return patiently(lambda: make(self.impatient), self._uri, made=lambda: made(self.impatient))

@@ -1,0 +1,71 @@
+"""The file of a SQLite store: complete when it is there, made once, whoever starts and whoever is killed."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.tracking.shared_store import database
+from mlflow_compress.tracking.shared_store.database import create_database
+
+MAKE = """
+import sys
+from mlflow.tracking import MlflowClient
+from mlflow_compress.tracking.shared_store.database import create_database
+create_database(sys.argv[1])
+print(MlflowClient(sys.argv[1]).get_experiment("0").artifact_location)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.slow  # four processes that import MLflow
+def test_processes_that_start_together_make_one_database(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
+    command = [sys.executable, "-c", MAKE, uri]
+    started = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate()[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert set(said) == {f"{tmp_path}/new/mlruns/0"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mlflow.db"]
+
+
+def test_what_a_killed_process_has_left_is_made_again(tmp_path: Path, empty_store: Path) -> None:
+    (tmp_path / ".mlflow.db.creating").write_text("half a database")
+    (tmp_path / ".mlflow.db.creating-journal").write_text("of it")
+    create_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as made, closing(sqlite3.connect(empty_store)) as whole:
+        version = "SELECT version_num FROM alembic_version"
+        assert made.execute(version).fetchall() == whole.execute(version).fetchall()
+
+
+def test_a_database_that_another_program_makes_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.touch()
+    waited = threading.Thread(target=create_database, args=(f"sqlite:///{path}",))
+    waited.start()
+    waited.join(0.5)
+    assert waited.is_alive()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+    waited.join(0.5)
+    assert waited.is_alive()  # the default experiment is the last thing that MLflow makes
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO experiments VALUES (0)")
+    waited.join(10)
+    assert not waited.is_alive()
+
+
+def test_a_file_that_is_no_database_is_left_to_mlflow_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_LONGEST_MIGRATION_S", 60.0)
+    (tmp_path / "mlflow.db").write_text("this is a text file, and a long one at that" * 100)
+    began = time.monotonic()
+    create_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert time.monotonic() - began < 5

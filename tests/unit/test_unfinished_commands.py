@@ -1,0 +1,143 @@
+"""Commands that did not end: noted on disk while they run, listed, and done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress.config import JudgeConfig, PromoteConfig, ResumeConfig
+from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
+from mlflow_compress.home import VARIABLE
+from mlflow_compress.paths import STARTED_IN
+from mlflow_compress.stages.resuming import unfinished
+from mlflow_compress.stages.resuming.unfinished import run_resume, unfinished_until_ended
+from mlflow_compress.tracking.shared_store.live_processes import run_not_closed, run_opened
+from mlflow_compress.tracking.shared_store.unfinished_commands import noted, unfinished_commands
+from mlflow_compress.tracking.tracker import Tracker
+
+AWAY = StoreAwayError("the server is away")
+
+
+def leave(uri: str, error: BaseException, **parameters: str) -> None:
+    with pytest.raises(type(error)), noted(uri, "promote", parameters):
+        assert parameters not in [left.parameters for left in unfinished_commands(uri)]  # it runs now
+        raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AWAY, SystemExit(1)])
+def test_what_did_not_end_is_listed(tracker: Tracker, error: BaseException) -> None:
+    leave(tracker.uri, error, model="demo")
+    [left] = unfinished_commands(tracker.uri)
+    assert (left.command, left.parameters) == ("promote", {"model": "demo"})
+
+
+def test_what_has_ended_is_not_listed(tracker: Tracker) -> None:
+    leave(tracker.uri, ConfigError("it would come again"), model="demo")
+    with noted(tracker.uri, "promote", {"model": "demo"}):
+        pass
+    assert unfinished_commands(tracker.uri) == []
+
+
+def test_the_same_command_settles_it(tracker: Tracker) -> None:
+    leave(tracker.uri, AWAY, model="demo")
+    leave(tracker.uri, AWAY, model="other")
+    with noted(tracker.uri, "promote", {"model": "demo"}):
+        pass
+    assert [left.parameters["model"] for left in unfinished_commands(tracker.uri)] == ["other"]
+
+
+def test_stages_of_a_command_are_not_noted(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STARTED_IN, "/somewhere")
+    leave(tracker.uri, AWAY, model="demo")
+    assert unfinished_commands(tracker.uri) == []
+
+
+def test_the_experiment_of_that_moment_is_kept(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    leave(tracker.uri, AWAY, experiment="auto")
+    assert unfinished_commands(tracker.uri)[0].parameters == {"experiment": "mine"}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"command": "promote"}', '{"command": 1, "parameters": [], "process": ""}']
+)
+def test_a_damaged_note_is_named(tracker: Tracker, text: str) -> None:
+    leave(tracker.uri, AWAY, model="demo")
+    [left] = unfinished_commands(tracker.uri)
+    left.path.write_text(text)
+    with pytest.raises(TrackingError, match=rf"cannot be read.*{left.path.name}.*Delete it"):
+        unfinished_commands(tracker.uri)
+
+
+def test_passwords_are_not_noted(tracker: Tracker) -> None:
+    with pytest.raises(StoreAwayError), unfinished_until_ended(JudgeConfig(judge_base_url="https://me:secret@host/v1")):
+        raise AWAY
+    [left] = unfinished_commands(tracker.uri)
+    assert "secret" not in left.path.read_text() and "host/v1" in left.path.read_text()
+
+
+def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("one", "two"):
+        with pytest.raises(StoreAwayError), unfinished_until_ended(PromoteConfig(model=model)):
+            raise AWAY
+    listed = run_resume(ResumeConfig(dry_run=True))
+    assert [one.command for one in listed.commands] == ["promote --model one", "promote --model two"]
+    assert listed.summary == "2 commands: 2 unfinished" and listed.exit_code == 0
+
+    ran: list[str] = []
+
+    class Found:
+        summary = "promoted"
+
+    def again(config: PromoteConfig, say: object) -> Found:
+        ran.append(config.model)
+        if config.model == "two":
+            raise ConfigError("there is no such model")
+        return Found()
+
+    monkeypatch.setattr(unfinished, "_run", again)
+    done = run_resume(ResumeConfig())
+    assert ran == ["one", "two"]
+    assert [(one.state, one.outcome) for one in done.commands] == [
+        ("finished", "promoted"),
+        ("failed", "there is no such model."),
+    ]
+    assert done.exit_code == 1 and len(done.to_pandas()) == 2
+    assert run_resume(ResumeConfig()).summary.startswith("Nothing is left to do")
+
+
+def test_a_server_that_is_still_away_keeps_them(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreAwayError), unfinished_until_ended(PromoteConfig(model="one")):
+        raise AWAY
+
+    def away(config: object, say: object) -> None:
+        raise AWAY
+
+    monkeypatch.setattr(unfinished, "_run", away)
+    with pytest.raises(StoreAwayError):
+        run_resume(ResumeConfig())
+    assert len(unfinished_commands(tracker.uri)) == 1
+
+
+def test_a_run_that_could_not_be_closed_is_closed_by_the_next_command_of_the_same_process(tracker: Tracker) -> None:
+    run_id = tracker.client.create_run(tracker.experiment_id).info.run_id
+    run_opened(tracker.uri, run_id)
+    run_not_closed(tracker.uri, run_id)
+    Tracker()
+    assert tracker.client.get_run(run_id).info.status == "KILLED"
+
+
+def test_a_home_that_cannot_be_written_is_one_clear_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workdir / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(workdir / "file"))
+    with pytest.raises(TrackingError, match=rf"cannot be written.*Set {VARIABLE}"):
+        mc.promote()
+
+
+def test_notes_are_json_for_people(tracker: Tracker) -> None:
+    leave(tracker.uri, AWAY, model="demo")
+    [left] = unfinished_commands(tracker.uri)
+    assert json.loads(left.path.read_text())["command"] == "promote"
