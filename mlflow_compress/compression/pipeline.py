@@ -217,11 +217,8 @@ def reload_in_fresh_process(
 
 
 def _last_json(text: str) -> dict[str, Any] | None:
-    for line in reversed(text.splitlines()):
-        if line.startswith("{"):
-            parsed: dict[str, Any] = json.loads(line)
-            return parsed
-    return None
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return dict(json.loads(lines[-1])) if lines else None
 
 
 def _calibration(method: Method, settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:

@@ -1,14 +1,14 @@
 """What the commands find, as typed values: tables for notebooks and pandas, plain dictionaries for everything else."""
 
-from mlflow_compress.results.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.comparison import Comparison
 from mlflow_compress.results.compressed import CompressedModel
 from mlflow_compress.results.cost_plan import CostPlan, StageCost
+from mlflow_compress.results.deciding.alias_moves import AliasHistory, Rollback, Tenure
+from mlflow_compress.results.deciding.gate_verdict import GateRow, GateVerdict
+from mlflow_compress.results.deciding.promotion_result import Promotion
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
-from mlflow_compress.results.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
-from mlflow_compress.results.promotion_result import Promotion
 from mlflow_compress.results.resumed import Resumed, ResumedCommand
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress

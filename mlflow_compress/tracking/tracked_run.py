@@ -117,7 +117,7 @@ class TrackedRun:
 
     def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
         """Show judged answers as traces of this run, with an assessment per judgment."""
-        log_judged_answers(self._client.tracking_uri, str(self.info.experiment_id), self.run_id, judged)
+        log_judged_answers(self._client.uri, str(self.info.experiment_id), self.run_id, judged)
 
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""

@@ -25,7 +25,10 @@ def log_answers(
     answers: tuple[Generations, Generations],
     inputs: MetricInputs,
 ) -> None:
-    """Log the graded answers of baseline and variant, largest drop first, with grades and similarity where known; `uri` is the store."""
+    """Log the graded answers of both models, largest drop first, with grades and similarity where known.
+
+    `uri` is the store of the run.
+    """
     pairs = compared_answers(
         {item.item_id: item.turns for item in instructions},
         {item.item_id: item.category for item in instructions},

@@ -151,14 +151,14 @@ class PatientClient:
     """
 
     def __init__(self, client: Any, uri: str) -> None:
-        self.impatient, self._uri = client, uri
+        self.impatient, self.uri = client, uri
 
     def __getattr__(self, name: str) -> Any:
         """Return the client's method of this name, made patient."""
         method = getattr(self.impatient, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return patiently(lambda: method(*args, **kwargs), self._uri)
+            return patiently(lambda: method(*args, **kwargs), self.uri)
 
         return call
 
@@ -172,4 +172,4 @@ class PatientClient:
         made : callable (client)
             Finds what an earlier call has made, if anything.
         """
-        return patiently(lambda: make(self.impatient), self._uri, made=lambda: made(self.impatient))
+        return patiently(lambda: make(self.impatient), self.uri, made=lambda: made(self.impatient))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.results.promotion_result import NOTHING_PASSES
+from mlflow_compress.results.deciding.promotion_result import NOTHING_PASSES
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 

@@ -1,0 +1,1 @@
+"""What was decided: promotions, moves of aliases, verdicts of gates."""
