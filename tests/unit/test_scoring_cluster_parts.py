@@ -25,7 +25,7 @@ from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
 from mlflow_compress.scoring.cluster import workers as workers_module
 from mlflow_compress.scoring.cluster.connection import connected
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
-from mlflow_compress.scoring.cluster.shards import cut_into_shards
+from mlflow_compress.scoring.cluster.shards import cut_into_shards, shards_for
 from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
@@ -108,6 +108,18 @@ def test_cuts_lie_between_subjects_where_that_is_hardly_uneven() -> None:
 def test_one_subject_is_divided_all_the_same() -> None:
     plan = plan_packs(*subjects(1), batch_tokens=30, min_shared=8)
     assert [pack.n_tokens for pack in cut(plan, 1, 2)[1].plan.before] == [40]
+
+
+def test_shards_are_few_where_small_ones_would_compute_much_twice() -> None:
+    # 4 headers of 40 tokens and 5 questions of 12 each: any cut within a subject computes 40 of 400 tokens again.
+    plan = plan_packs(*subjects(4), batch_tokens=30, min_shared=8)
+    every = range(len(group_units(plan, 1)))
+    found = shards_for(plan, targets_of(plan), 1, every, 2)
+    assert len(found) == 4 and [shard.plan.before for shard in found] == [[]] * 4
+    # Texts share nothing: nothing is computed twice, and there are as many shards as groups.
+    texts = [np.full(12, i, dtype=np.int32) for i in range(20)]
+    plain = plan_batches(texts, [3] * 20, batch_tokens=12)
+    assert len(shards_for(plain, targets_of(plain), 1, range(20), 2)) == 20
 
 
 def run(runner: ModelRunner, plan: Plan, targets: Targets) -> dict[str, np.ndarray]:

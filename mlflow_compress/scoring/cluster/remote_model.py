@@ -19,15 +19,12 @@ from mlflow_compress.scoring.baseline_store.sent_states import SentHead, as_byte
 from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.cluster.cluster_worker import ModelFacts, ModelRef, ShardTask
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
-from mlflow_compress.scoring.cluster.shards import cut_into_shards
+from mlflow_compress.scoring.cluster.shards import shards_for
 from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.scoring.execution import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
-
-SHARDS_PER_WORKER = 16
-"""Shards of a pass per worker: a lost worker costs two of them, and the last ones end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class ShardedExecution:
             return work.empty(), 0
         parts = work.parts()
         missing = parts.missing()
-        shards = cut_into_shards(work.plan, work.targets, work.head_rows, missing, SHARDS_PER_WORKER * self._workers.n)
+        shards = shards_for(work.plan, work.targets, work.head_rows, missing, self._workers.n)
         rows = baseline.rows_of(work.plan.keys) if baseline is not None else np.zeros(0, np.int64)
         head = self._workers.share(SentHead.of(baseline)) if baseline is not None and shards else None
         n_splits = 0

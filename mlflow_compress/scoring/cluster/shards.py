@@ -12,6 +12,9 @@ import numpy.typing as npt
 from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, group_units
 from mlflow_compress.scoring.scoring_pass import Targets
 
+_PER_WORKER = (16, 8, 4, 2, 1)
+_MOST_AGAIN = 0.05
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -36,6 +39,22 @@ class Shard:
     n_tokens: int
     plan: Plan
     targets: Targets
+
+
+def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n_workers: int) -> list[Shard]:
+    """Return the groups `missing` in shards: up to 16 per worker, as long as little is computed twice for them.
+
+    Small shards cost little when a worker is lost, and end at about the same time. But the shards of one subject all
+    compute its few-shot examples again. So there are fewer of them, down to one per worker, where that would be more
+    than 5 % of all tokens.
+    """
+    found: list[Shard] = []
+    for per_worker in _PER_WORKER:
+        found = cut_into_shards(plan, targets, head_rows, missing, per_worker * n_workers)
+        again = sum(pack.n_tokens for shard in found for pack in shard.plan.before)
+        if again <= _MOST_AGAIN * sum(shard.n_tokens for shard in found):
+            break
+    return found
 
 
 def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n: int) -> list[Shard]:
