@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from mlflow_compress.stages.resumable_workdir import resumable_workdir
+from mlflow_compress.stages.resumable_workdir import drop_finished_workdir, resumable_workdir
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -54,6 +54,7 @@ def get_or_create_run(
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}
     found = store.find(stage, **{run_names.FINGERPRINT: key})
     if found:
+        drop_finished_workdir(store.uri, key)
         return found[0].run_id, False
     with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:
         found = store.find(stage, **{run_names.FINGERPRINT: key})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,6 +18,21 @@ logger = logging.getLogger(__name__)
 def workdirs_folder(tracking_uri: str) -> Path:
     """Return the folder of all work folders of a tracking store; it is not created here."""
     return home(tracking_uri) / "unfinished"
+
+
+def _places(tracking_uri: str, fingerprint: str) -> tuple[Path, Path, FileLock]:
+    """Return the folder of all work folders, that of one fingerprint, and its lock."""
+    workdirs = workdirs_folder(tracking_uri)
+    return workdirs, workdirs / fingerprint[:16], FileLock(workdirs / f"{fingerprint[:16]}.lock")
+
+
+def drop_finished_workdir(tracking_uri: str, fingerprint: str) -> None:
+    """Delete the work folder of work that is stored: a process that was killed just then could not do it."""
+    _, folder, lock = _places(tracking_uri, fingerprint)
+    if not folder.is_dir():
+        return
+    with suppress(Timeout), lock.acquire(timeout=0):  # another process deletes it now
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -33,16 +48,14 @@ def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
     fingerprint : str
         Digest of everything that the result depends on.
     """
-    workdirs = workdirs_folder(tracking_uri)
+    workdirs, folder, lock = _places(tracking_uri, fingerprint)
     workdirs.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(workdirs / f"{fingerprint[:16]}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         logger.warning("Another process does the same work in %s; waiting for it", workdirs)
         lock.acquire()
     try:
-        folder = workdirs / fingerprint[:16]
         if folder.is_dir():
             logger.info("Resuming interrupted work in %s", folder)
         folder.mkdir(exist_ok=True)

@@ -35,8 +35,11 @@ def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> P
     try:
         info = client.get_run(run_id).info
         if _is_local(info.artifact_uri):
-            path = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, tracking_uri=uri)
-            return Path(path)
+            # `mlflow.artifacts.download_artifacts` would copy them into a temporary folder, and leave it there.
+            path = Path(local_file_uri_to_path(info.artifact_uri)) / folder
+            if not path.exists():
+                raise FileNotFoundError(f"there is no {path}")
+            return path
         if info.status != "FINISHED":
             scratch = Path(tempfile.mkdtemp())
             atexit.register(shutil.rmtree, scratch, ignore_errors=True)

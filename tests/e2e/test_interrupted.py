@@ -13,6 +13,7 @@ import pytest
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation import decoding
+from mlflow_compress.stages import resumable_workdir as workdir_module
 from mlflow_compress.stages.evaluate import evaluate_variant, suite_of
 from mlflow_compress.stages.evaluation.baseline import RECORDS, find_or_evaluate
 from mlflow_compress.stages.evaluation.open_models import light
@@ -127,6 +128,29 @@ def test_what_a_variant_answered_stays_until_it_is_stored(
             evaluate_variant(config, suite_of(config), tracker, run, kept)
             assert left.exists()
         assert not left.exists()
+
+
+def test_a_kill_just_after_the_end_leaves_no_work_folder(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
+        (resume / "states").write_text("large")
+
+    whole = workdir_module.shutil.rmtree
+
+    def killed(folder: Path, **options: object) -> None:
+        if Path(folder).parent == workdirs_folder(tracker.uri):
+            raise KeyboardInterrupt
+        whole(folder, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(workdir_module.shutil, "rmtree", killed)
+        get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work)
+    assert left_behind(tracker) != [] and len(tracker.find_finished("baseline")) == 1
+    assert get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work)[1] is False
+    assert left_behind(tracker) == []
 
 
 def test_two_processes_with_the_same_work_do_it_once(
