@@ -199,7 +199,9 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
             what = f"The file says that it has {n_layers:,} layers, and holds {len(reader.tensors)} tensors"
             raise CheckpointError(what, got=str(path))
         modules = from_gguf_names(kind, n_layers)
-    except (KeyError, ValueError, TypeError, OverflowError) as error:
+    except KeyError as error:
+        raise CheckpointError(f"The file's tensors cannot be named: {error} is unknown", got=str(path)) from error
+    except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"The file's tensors cannot be named: {error}", got=str(path)) from error
     tensors = {}
     for tensor in reader.tensors:

@@ -18,6 +18,7 @@ from mlflow_compress.tracking.folder_store import FolderStore
 ORDER = (
     "methods",
     "tasks",
+    "plan",
     "resume",
     "run",
     "sweep",

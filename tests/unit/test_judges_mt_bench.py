@@ -366,9 +366,9 @@ def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
-    assert JUDGES.names() == ["mt_bench", "pairwise", "similarity"]
-    assert chosen_judges("all") == ["mt_bench", "similarity"]
-    assert chosen_judges("all,pairwise") == ["mt_bench", "similarity", "pairwise"]
+    assert JUDGES.names() == ["divergent_tokens", "mt_bench", "pairwise", "similarity"]
+    assert chosen_judges("all") == ["divergent_tokens", "mt_bench", "similarity"]
+    assert chosen_judges("all,pairwise") == ["divergent_tokens", "mt_bench", "similarity", "pairwise"]
     for _, judge in JUDGES.items():
         assert judge.requires.endswith(".")
         assert judge.source

