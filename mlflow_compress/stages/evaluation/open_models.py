@@ -12,7 +12,14 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LightModel:
     """Return a model without its weights: tokenizer, configuration and hashes, with the stage's dtype and device."""
     return open_light(
-        LoadConfig(path=path, dtype=inference.dtype, device=source.device, trust_remote_code=source.trust_remote_code)
+        LoadConfig(
+            path=path,
+            dtype=inference.dtype,
+            device=source.device,
+            max_memory=source.max_memory,
+            offload_dir=source.offload_dir,
+            trust_remote_code=source.trust_remote_code,
+        )
     )
 
 
