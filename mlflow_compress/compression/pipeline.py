@@ -25,6 +25,8 @@ from mlflow_compress.compression.method import METHODS, CompressionJob, Method, 
 from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
+from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def compress_model(
     out: Path,
     *,
     device: str = "auto",
+    offload: Offload | None = None,
     trust_remote_code: bool = False,
 ) -> CheckpointManifest:
     """Compress a model into a new folder.
@@ -75,7 +78,9 @@ def compress_model(
     out : Path
         Folder to create; an existing one must be empty.
     device : str
-        "auto" (a GPU if there is one), "cpu" or "cuda".
+        "auto" (a GPU if there is one), "cpu", "cuda", or "balanced": layer by layer, with most weights on the disk.
+    offload : Offload, optional
+        With "balanced": the memory that weights may take, and where the rest is kept.
     trust_remote_code : bool
         Whether the model's own Python code may run.
 
@@ -102,7 +107,12 @@ def compress_model(
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
     out = Path(out)
     _require_free(out)
-    placed = _device(device)
+    placed = _device("auto" if device == BALANCED else device)
+    if device != BALANCED:
+        offload = None
+    else:
+        offload = offload or Offload()
+        _require_from_disk(chosen, settings)
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
         source.require_linear(method)
@@ -119,6 +129,7 @@ def compress_model(
             probe=probe_module.Probe.for_model(source),
             device=placed,
             folder=folder,
+            offload=offload,
         )
         manifest = _compress_and_verify(chosen, job)
         manifest.write(folder)
@@ -135,7 +146,9 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds_activations)
-    report = reload_in_fresh_process(job.folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
+    report = reload_in_fresh_process(
+        job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
+    )
     tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
     linear_weights = sum(rows * columns for rows, columns in job.source.linear.values())
@@ -182,7 +195,7 @@ def _require_compressed(method: Method, job: CompressionJob) -> None:
 
 
 def reload_in_fresh_process(
-    folder: Path, *, device: str = "cpu", trust_remote_code: bool = False
+    folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
 ) -> probe_module.ReloadReport:
     """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones.
 
@@ -197,6 +210,8 @@ def reload_in_fresh_process(
 
     options = ["--device", device, "--threads", str(torch.get_num_threads())]
     options += ["--trust-remote-code"] if trust_remote_code else []
+    if offload is not None:
+        options += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
     told, complaint = reload_helper.ask(folder, options), ""
     if told is None:
         command, environment = reload_helper.command([str(folder), *options])
@@ -243,12 +258,22 @@ def _device(device: str) -> str:
     import torch
 
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda"], got=device)
+        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
     if device == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("There is no CUDA device here", got=device, fix="Use device=auto or device=cpu")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
+
+
+def _require_from_disk(method: Method, settings: Any) -> None:
+    if not method.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
+        raise UnsupportedError(
+            f"Method {method.name!r} needs the whole model in memory",
+            allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
+            got="device=balanced",
+            fix="Use device=auto, or one of these methods with its backend llmcompressor",
+        )
 
 
 def _require_free(out: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.scoring.processes import team
 
-
 BALANCED = "balanced"
 
 

@@ -18,6 +18,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
+from mlflow_compress.models.offloading import Offload
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
@@ -125,6 +126,7 @@ def quantize(
                 texts,
                 folder,
                 device=config.source.device,
+                offload=Offload(max_memory=config.source.max_memory, folder=config.source.offload_dir),
                 trust_remote_code=config.source.trust_remote_code,
             )
     device = manifest.device if config.source.device == AUTO else config.source.device

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from mlflow_compress import demo
@@ -19,6 +20,7 @@ from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.config import EvaluateConfig, parse
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.offloading import Offload
 from mlflow_compress.models.placement import placement
 from mlflow_compress.records import OptionDistances, OptionScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
@@ -61,7 +63,7 @@ def on_disk(path: Path, offload_dir: Path, **given: Any) -> LoadedModel:
 
 def scored(loaded: LoadedModel, folder: Path, baseline: Path | None = None) -> tuple[OptionScores, Any]:
     """Score 20 options of the demo, and store or read the states."""
-    scorer = Scorer(loaded, ScoringConfig(progress=False))
+    scorer = Scorer(loaded, ScoringConfig(progress=False, batch_tokens=256))  # activations are small
     requests = suite_of(EvaluateConfig(model="demo", limit=1)).requests[:20]
     if baseline is not None:
         return scorer.score(requests, baseline=StateStore.open(baseline))
@@ -165,7 +167,7 @@ from tests.unit.test_offloading import scored
 from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.models.loading import LoadConfig, load_model
 folder, out, given = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-load_model(LoadConfig(path=sys.argv[4], device="cpu"))  # imports, kernels: what every model needs
+scored(load_model(LoadConfig(path=sys.argv[4], device="cpu")), out / "first")  # imports, kernels: any model needs them
 with peak_memory("cpu") as before:
     pass
 with peak_memory("cpu") as peak:
@@ -177,7 +179,10 @@ print(json.dumps({"bytes": peak.n_bytes - before.n_bytes, "kind": peak.kind}))
 
 @pytest.mark.slow
 def test_the_weights_are_never_in_memory_at_once(tmp_path: Path) -> None:
-    """200 MB of weights with 40 MB of memory: resident memory grows by less than half of the weights."""
+    """200 MB of weights with 40 MB of memory for them.
+
+    What remains are embeddings and head (16 MB), one weight (12 MB, in use and just freed), activations and logits.
+    """
     folder = make(tmp_path / "m", dtype=torch.float32, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4)
     n_bytes = (folder / "model.safetensors").stat().st_size
     assert n_bytes > 180e6
@@ -197,4 +202,27 @@ def test_the_weights_are_never_in_memory_at_once(tmp_path: Path) -> None:
         tables.append(OptionScores.read(out).table)
     assert tables[0].equals(tables[1])
     assert peaks[0] > n_bytes, "the whole model takes its size at least"
-    assert peaks[1] < n_bytes / 2, (peaks, n_bytes)
+    assert peaks[1] < 0.75 * n_bytes and peaks[0] - peaks[1] > n_bytes, (peaks, n_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_compressing_from_the_disk_writes_the_same_weights(base: Path, tmp_path: Path, method: str) -> None:
+    text = [(demo.DATA_DIR / "calibration.txt").read_text()]
+    few = {"calibration_samples": 4, "calibration_length": 64} if method == "gptq" else {}
+    config = method_config(method, group_size=64, **few)
+    (tmp_path / "off").mkdir()
+    offload = Offload(max_memory=LITTLE, folder=str(tmp_path / "off"))
+    whole = compress_model(str(base), method, config, text, tmp_path / "whole", device="cpu")
+    parted = compress_model(str(base), method, config, text, tmp_path / "parted", device="balanced", offload=offload)
+    assert not list((tmp_path / "off").iterdir())
+    assert parted.reload["kl_max"] == 0 and parted.size_bytes == whole.size_bytes
+    wanted, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parted"))
+    assert wanted.keys() == found.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype and found[name].equal(tensor), name
+
+
+def test_a_method_that_needs_the_whole_model_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="Allowed: gptq, rtn"):
+        compress_model(str(base), "hqq", None, [], tmp_path / "out", device="balanced")
