@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress import atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression import reload_helper
@@ -23,6 +18,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, 
 from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.quiet import quiet
+from mlflow_compress.compression.staging import require_free, staging_folder
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.offloading import Offload
@@ -30,8 +26,6 @@ from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mlflow_compress.compression.calibration_tokens import Calibration
 
 LIBRARIES = (
@@ -106,7 +100,7 @@ def compress_model(
     if chosen.needs_calibration and not any(text.strip() for text in calibration):
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
     out = Path(out)
-    _require_free(out)
+    require_free(out)
     placed = _device("auto" if device == BALANCED else device)
     if device != BALANCED:
         offload = None
@@ -121,7 +115,7 @@ def compress_model(
     with quiet():
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
-    with _staging_folder(out) as folder:
+    with staging_folder(out) as folder:
         job = CompressionJob(
             source=source,
             config=settings,
@@ -274,35 +268,6 @@ def _require_from_disk(method: Method, settings: Any) -> None:
             got="device=balanced",
             fix="Use device=auto, or one of these methods with its backend llmcompressor",
         )
-
-
-def _require_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
-
-
-@contextmanager
-def _staging_folder(out: Path) -> Iterator[Path]:
-    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    except OSError as error:
-        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
-    try:
-        yield folder
-        _set_default_permissions(folder)
-        atomic.rename(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _set_default_permissions(folder: Path) -> None:
-    """Set the permissions of ordinary new files; temporary folders and safetensors files are private by default."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def _versions() -> dict[str, str]:

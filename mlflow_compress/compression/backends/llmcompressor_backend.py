@@ -122,7 +122,8 @@ def _run(
     if before is not None:
         _require_same_function(job, model, before)
     (_round_floats if job.offload is None else _round_offloaded)(model, job.source.torch_dtype)
-    logits = job.probe.logits(model)
+    with _fetched_once(model):
+        logits = job.probe.logits(model)
     _save(model, tokenizer, job)
     return logits
 
@@ -165,6 +166,33 @@ def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
     model = job.source.load(job.device, **placed, offload_folder=folder, offload_buffers=True)
     from_accelerate(model)  # llm-compressor's own offloading, which can write weights too
     return model
+
+
+@contextlib.contextmanager
+def _fetched_once(model: torch.nn.Module) -> Iterator[None]:
+    """Within this block, a quantized layer reads its offloaded weights once a call.
+
+    compressed-tensors 0.19 rounds the weights that it has read, and then lets the layer read them again: from the disk
+    these are the ones that are not rounded.
+    """
+    from compressed_tensors.offload import disable_offloading
+
+    def once(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with disable_offloading():
+                return forward(*arguments, **named)
+
+        return call
+
+    layers = [module for module in model.modules() if hasattr(module, "quantization_scheme")]
+    before = [layer.forward for layer in layers]
+    for layer, forward in zip(layers, before, strict=True):
+        layer.forward = once(forward)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            layer.forward = forward
 
 
 def _round_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
