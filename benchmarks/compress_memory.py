@@ -121,9 +121,7 @@ def main() -> None:
         if step != "make":
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(json.dumps(rows[-1]), flush=True)
-    print(
-        "\n| method | weights | model (GB) | peak (GB) | above the libraries (GB) | reload check's peak (GB) | seconds |"
-    )
+    print("\n| method | weights | model (GB) | peak (GB) | above the libraries (GB) | reload peak (GB) | seconds |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         print(as_markdown(row))

@@ -154,14 +154,15 @@ def load_model(config: LoadConfig) -> LoadedModel:
         raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
     architectures.require_complete(info, folder)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    offloaded = kept_on_disk is not None and offloading.is_offloaded(model)
-    if offloaded:
+    if kept_on_disk is not None and not offloading.is_offloaded(model):
+        kept_on_disk = None  # everything fits: the folder is removed
+    if kept_on_disk is not None:
         offloading.require_format(architectures.quant_method(folder), folder)
     with _bars_on_terminals_only():
         _decompress(model)
     if dtype is not None:
         _cast_unquantized(model, dtype)
-    if offloaded:
+    if kept_on_disk is not None:
         offloading.finish(model, dtype, kept_on_disk)
     model.eval()
     _log_once(
