@@ -2,8 +2,8 @@
 
 The model has the layers of Llama-3.2-1B (hidden 2048, feed-forward 8192, 32 heads, 8 for keys) in bfloat16 and the
 demo's small vocabulary: 16 layers are 0.98 billion weights, 2 GB on disk. Each row is a process of its own. "above the
-libraries" is its peak resident memory less what the process had before it loaded the model. The reload check runs in
-another process, whose peak is the last column, libraries included.
+libraries" is its peak resident memory less what the process had before it loaded the model. The reload check, which
+runs in a process of its own, is not in it.
 
 Example
 -------
@@ -13,7 +13,6 @@ python benchmarks/compress_memory.py --work /tmp/two-layers --layers 2 --only gp
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -80,7 +79,6 @@ def measure(model: Path, method: str, *, from_disk: bool) -> dict[str, Any]:
         "model_bytes": manifest.base_size_bytes,
         "peak_bytes": manifest.peak_memory_bytes,
         "above_libraries_bytes": manifest.peak_memory_bytes - before.n_bytes,
-        "reload_peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "reload_kl": manifest.reload["kl_max"],
         "seconds": manifest.seconds,
     }
@@ -91,7 +89,7 @@ def as_markdown(row: dict[str, Any]) -> str:
     above = row["above_libraries_bytes"]
     return (
         f"| `{row['method']}` | {row['weights']} | {row['model_bytes'] / 1e9:.2f} | {row['peak_bytes'] / 1e9:.2f} | "
-        f"{above / 1e9:.2f} ({above / row['model_bytes']:.2f}x) | {row['reload_peak_bytes'] / 1e9:.2f} | "
+        f"{above / 1e9:.2f} ({above / row['model_bytes']:.2f}x) | "
         f"{row['seconds']:.0f} |"
     )
 
@@ -121,8 +119,8 @@ def main() -> None:
         if step != "make":
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(json.dumps(rows[-1]), flush=True)
-    print("\n| method | weights | model (GB) | peak (GB) | above the libraries (GB) | reload peak (GB) | seconds |")
-    print("|---|---|---|---|---|---|---|")
+    print("\n| method | weights | model (GB) | peak (GB) | above the libraries (GB) | seconds |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
         print(as_markdown(row))
 

@@ -137,10 +137,12 @@ def score_job(
     capture: str | None = None,
     resident: str | None = None,
     path: str = "auto",
+    max_memory: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Score a model on the tasks and their corpus, and write its records.
 
     The baseline's states are written to `capture` or read from `states`; `resident` is a baseline that is loaded too.
+    With `max_memory` the weights are spread over GPU, host and disk.
     """
     from contextlib import nullcontext
 
@@ -157,7 +159,10 @@ def score_job(
     suite = suite_of(EvaluateConfig(model=options["model"], tasks=options["tasks"], limit=options["limit"]))
     corpus = next((corpus for corpus in suite.corpora if isinstance(corpus, Corpus)), None)
     with peak_memory(device) as peak:
-        loaded = load_model(LoadConfig(path=folder, dtype=dtype, device=device))
+        placed: dict[str, Any] = {"device": device}
+        if max_memory is not None:
+            placed = {"device": "balanced", "max_memory": max_memory}
+        loaded = load_model(LoadConfig(path=folder, dtype=dtype, **placed))
         baseline: Any = None if states is None else StateStore.open(Path(states))
         if resident is not None:
             baseline = load_model(LoadConfig(path=resident, dtype=dtype, device=device))
@@ -378,6 +383,17 @@ class Check:
         row.measured(told)
         compare_float32(row, plain, RunRecords.read(Path(self.folder("baseline", FLOAT32, "gpu", "records"))))
 
+    def spread(self, row: Row) -> None:
+        """Score the baseline with a part of its weights on the GPU, on the host and on the disk: the same records."""
+        from mlflow_compress.records import RunRecords
+
+        n_bytes = sum(file.stat().st_size for file in Path(self.options["folder"]).glob("*.safetensors"))
+        places = ("0", "cpu") if self.device == "cuda" else ("cpu",)
+        most = dict.fromkeys(places, f"{max(1, n_bytes // 2000)}KB")
+        told, found = self.score("gpu", "spread", FLOAT32, self.options["folder"], max_memory=most)
+        row.measured(told)
+        compare_float32(row, found, RunRecords.read(Path(self.folder("baseline", FLOAT32, "gpu", "records"))))
+
     def resident(self, checkpoint: str) -> Callable[[Row], None]:
         """Score a variant on the GPU with the baseline beside it: the records of stored states."""
 
@@ -442,6 +458,7 @@ class Check:
         for dtype in (FLOAT32, BFLOAT16):
             self.row("baseline, packed, states stored", dtype, self.baseline(dtype))
         self.row("baseline, padded against packed", FLOAT32, self.padded)
+        self.row("baseline, spread over GPU, host, disk", FLOAT32, self.spread)
         for dtype in (FLOAT32, BFLOAT16):
             self.row("generation", dtype, self.generation(dtype))
         beside = False
