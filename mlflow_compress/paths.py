@@ -14,7 +14,7 @@ C = TypeVar("C", bound=Command)
 
 # No known data set, task or hub id ends like this.
 _SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gguf", ".yaml", ".yml")
-_ALWAYS = ("data_dir",)  # parameters that are always paths
+_ALWAYS = ("data_dir", "offload_dir")  # parameters that are always paths
 
 STARTED_IN = "MLFLOW_COMPRESS_STARTED_IN"
 """Environment variable with the folder in which the main job was started, for its stages in other folders."""

@@ -25,6 +25,7 @@ from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.compression.reload_check import check
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import bnb_4bit
+from mlflow_compress.models.offloading import Offload
 
 TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
 
@@ -114,10 +115,12 @@ def _save(config: Any, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     return folder
 
 
-def check_here(folder: Path, *, device: str = "cpu", trust_remote_code: bool = False) -> ReloadReport:
+def check_here(
+    folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
+) -> ReloadReport:
     """Reload in this process, to save the four seconds that a fresh one takes to start."""
     with quiet():
-        report = check(folder, device=device, trust_remote_code=trust_remote_code)
+        report = check(folder, device=device, offload=offload, trust_remote_code=trust_remote_code)
     report.require_agreement()
     return report
 

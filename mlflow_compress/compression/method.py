@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compression.calibration_tokens import Calibration
     from mlflow_compress.compression.probe import Probe
+    from mlflow_compress.models.offloading import Offload
     from mlflow_compress.models.source_model import SourceModel
 
 
@@ -65,6 +66,8 @@ class CompressionJob:
         "cpu" or "cuda".
     folder : Path
         Existing empty folder to write the checkpoint and its tokenizer into.
+    offload : Offload or None
+        Where weights wait that do not fit into memory; None: the whole model is in memory.
     """
 
     source: SourceModel
@@ -73,6 +76,7 @@ class CompressionJob:
     probe: Probe
     device: str
     folder: Path
+    offload: Offload | None = None
 
 
 class Method(ABC):
@@ -100,6 +104,8 @@ class Method(ABC):
     """Whether the method's library finds linear layers by their exact class, and skips subclasses."""
     rounds_activations: ClassVar[bool] = False
     """Whether the reload check has a wider tolerance, for rounded activations: `probe.MAX_MEAN_KL_ROUNDED`."""
+    from_disk: ClassVar[bool] = False
+    """Whether the method can compress a model layer by layer from the disk (device=balanced)."""
     compresses: ClassVar[bool] = True
     """False for a control, which does not change the weights and can never be promoted."""
     extra: ClassVar[str | None] = None

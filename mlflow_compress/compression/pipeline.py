@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import platform
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress import atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression import reload_helper
@@ -24,16 +18,15 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, 
 from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
 from mlflow_compress.compression.quiet import quiet
+from mlflow_compress.compression.staging import require_free, staging_folder
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
+from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mlflow_compress.compression.calibration_tokens import Calibration
-
-_STAGING = ".partial"
 
 LIBRARIES = (
     "torch",
@@ -58,6 +51,7 @@ def compress_model(
     out: Path,
     *,
     device: str = "auto",
+    offload: Offload | None = None,
     trust_remote_code: bool = False,
 ) -> CheckpointManifest:
     """Compress a model into a new folder.
@@ -78,7 +72,9 @@ def compress_model(
     out : Path
         Folder to create; an existing one must be empty.
     device : str
-        "auto" (a GPU if there is one), "cpu" or "cuda".
+        "auto" (a GPU if there is one), "cpu", "cuda", or "balanced": layer by layer, with most weights on the disk.
+    offload : Offload, optional
+        With "balanced": the memory that weights may take, and where the rest is kept.
     trust_remote_code : bool
         Whether the model's own Python code may run.
 
@@ -104,8 +100,13 @@ def compress_model(
     if chosen.needs_calibration and not any(text.strip() for text in calibration):
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
     out = Path(out)
-    _require_free(out)
-    placed = _device(device)
+    require_free(out)
+    placed = _device("auto" if device == BALANCED else device)
+    if device != BALANCED:
+        offload = None
+    else:
+        offload = offload or Offload()
+        _require_from_disk(chosen, settings)
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
         source.require_linear(method)
@@ -114,7 +115,7 @@ def compress_model(
     with quiet():
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
-    with _staging_folder(out) as folder:
+    with staging_folder(out) as folder:
         job = CompressionJob(
             source=source,
             config=settings,
@@ -122,6 +123,7 @@ def compress_model(
             probe=probe_module.Probe.for_model(source),
             device=placed,
             folder=folder,
+            offload=offload,
         )
         manifest = _compress_and_verify(chosen, job)
         manifest.write(folder)
@@ -138,7 +140,9 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds_activations)
-    report = reload_in_fresh_process(job.folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
+    report = reload_in_fresh_process(
+        job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
+    )
     tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
     linear_weights = sum(rows * columns for rows, columns in job.source.linear.values())
@@ -185,7 +189,7 @@ def _require_compressed(method: Method, job: CompressionJob) -> None:
 
 
 def reload_in_fresh_process(
-    folder: Path, *, device: str = "cpu", trust_remote_code: bool = False
+    folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
 ) -> probe_module.ReloadReport:
     """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones.
 
@@ -200,6 +204,8 @@ def reload_in_fresh_process(
 
     options = ["--device", device, "--threads", str(torch.get_num_threads())]
     options += ["--trust-remote-code"] if trust_remote_code else []
+    if offload is not None:
+        options += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
     told, complaint = reload_helper.ask(folder, options), ""
     if told is None:
         command, environment = reload_helper.command([str(folder), *options])
@@ -243,7 +249,7 @@ def _device(device: str) -> str:
     import torch
 
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda"], got=device)
+        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
     if device == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("There is no CUDA device here", got=device, fix="Use device=auto or device=cpu")
     if device == "auto":
@@ -251,39 +257,14 @@ def _device(device: str) -> str:
     return device
 
 
-def _require_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
-
-
-@contextmanager
-def _staging_folder(out: Path) -> Iterator[Path]:
-    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_STAGING, dir=out.parent))
-    except OSError as error:
-        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
-    try:
-        yield folder
-        _set_default_permissions(folder)
-        atomic.rename(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def drop_unfinished_folders(out: Path) -> None:
-    """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _set_default_permissions(folder: Path) -> None:
-    """Set the permissions of ordinary new files; temporary folders and safetensors files are private by default."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+def _require_from_disk(method: Method, settings: Any) -> None:
+    if not method.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
+        raise UnsupportedError(
+            f"Method {method.name!r} needs the whole model in memory",
+            allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
+            got="device=balanced",
+            fix="Use device=auto, or one of these methods with its backend llmcompressor",
+        )
 
 
 def _versions() -> dict[str, str]:

@@ -19,12 +19,26 @@ from typing import Any
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import BALANCED
 
 
-def check(folder: Path, *, device: str, trust_remote_code: bool) -> probe.ReloadReport:
+def check(folder: Path, *, device: str, trust_remote_code: bool, offload: Offload | None = None) -> probe.ReloadReport:
     """Load a checkpoint in float32, and compare its logits with the stored ones."""
     stored, logits, rounded = probe.read_probe(folder)
-    model = load(folder, device=device, trust_remote_code=trust_remote_code)
+    if offload is None:
+        model = load(folder, device=device, trust_remote_code=trust_remote_code)
+    else:
+        model = load_model(
+            LoadConfig(
+                path=str(folder),
+                device=BALANCED,
+                max_memory=offload.max_memory,
+                offload_dir=offload.folder,
+                trust_remote_code=trust_remote_code,
+            )
+        ).model
     return probe.compare(logits, stored.logits(model), rounded=rounded)
 
 
@@ -68,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's default")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--offload", type=_offload, help="JSON: most memory by device, and a folder or null")
     options = parser.parse_args(arguments)
     if options.serve:
         return _serve()
@@ -78,7 +93,12 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return max([_check_and_report(folder, options.device, options.trust_remote_code) for folder in options.folders])
+    return max([_check_and_report(folder, options) for folder in options.folders])
+
+
+def _offload(text: str) -> Offload:
+    max_memory, folder = json.loads(text)
+    return Offload(max_memory=max_memory, folder=folder)
 
 
 def _serve() -> int:
@@ -110,12 +130,14 @@ def _end_with_answer(arguments: list[str]) -> None:
         os._exit(code)
 
 
-def _check_and_report(folder: Path, device: str, trust_remote_code: bool) -> int:
+def _check_and_report(folder: Path, options: argparse.Namespace) -> int:
     """Check one folder, write its line of JSON, and return its exit code."""
     from safetensors import SafetensorError
 
     try:
-        report = check(folder, device=device, trust_remote_code=trust_remote_code)
+        report = check(
+            folder, device=options.device, trust_remote_code=options.trust_remote_code, offload=options.offload
+        )
     except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         return 2

@@ -9,7 +9,7 @@ from pydantic import Field
 from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "balanced"]
 AutoOrCount = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 
@@ -19,7 +19,15 @@ class SourceConfig(Group):
     model: str = option(
         EMBEDDED, "baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id", path="folder"
     )
-    device: Device = option("auto", "where models run")
+    device: Device = option(
+        "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
+    )
+    max_memory: Pairs = option(
+        {}, "device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free"
+    )
+    offload_dir: OptionalText = option(
+        None, "device=balanced: folder for weights on the disk; none: that of temporary files", path="folder"
+    )
     seed: int = option(42, "seed of shuffles, splits, samples, calibration and bootstrap", ge=0)
     trust_remote_code: bool = option(False, "run code that a checkpoint brings along (off: such models are refused)")
     data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")

@@ -75,6 +75,7 @@ def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged
         remote = open_endpoint_encoder(settings, folder)
         return lambda inputs: _by_endpoint(inputs, remote)
     name, device = settings.answers.encoder, settings.source.device
+    device = "auto" if device == "balanced" else device  # an encoder is small
     encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
     return lambda inputs: _judged(inputs, encoder)
 

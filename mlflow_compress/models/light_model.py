@@ -77,7 +77,7 @@ def open_light(config: LoadConfig) -> LightModel:
 
     folder = model_folder(config.path)
     trusted = config.trust_remote_code
-    device = placement(config.device)["device_map"]
+    device = placement(config.device, config.max_memory)["device_map"]
     try:
         options = architectures.loading_options(folder, trust_remote_code=trusted)
         model_config = options.get("config")

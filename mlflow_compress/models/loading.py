@@ -7,8 +7,8 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
-from mlflow_compress.models import architectures
+from mlflow_compress.models import architectures, offloading
 from mlflow_compress.models.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
-from mlflow_compress.models.placement import placement
+from mlflow_compress.models.placement import BALANCED, placement
 
 __all__ = [
     "DTYPES",
@@ -49,8 +49,14 @@ class LoadConfig:
     dtype : str
         "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
     device : str
-        "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs), or a torch device such
-        as "cuda:1".
+        "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs, then the host's memory,
+        then the disk, by accelerate), or a torch device such as "cuda:1".
+    max_memory : mapping of str to str
+        With "balanced": most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}. Embeddings and head
+        come on top where they do not fit.
+    offload_dir : str or None
+        With "balanced": where offloaded weights are kept that the checkpoint does not have as they are needed; None:
+        the system's folder for temporary files.
     trust_remote_code : bool
         Allow code that comes with the checkpoint.
     """
@@ -58,6 +64,8 @@ class LoadConfig:
     path: str
     dtype: str = "float32"
     device: str = "auto"
+    max_memory: Mapping[str, str] = field(default_factory=dict)
+    offload_dir: str | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -136,7 +144,10 @@ def load_model(config: LoadConfig) -> LoadedModel:
 
     folder = model_folder(config.path)
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placed, kernel = placement(config.device), architectures.attention(folder)
+    placed, kernel = placement(config.device, config.max_memory), architectures.attention(folder)
+    kept_on_disk = offloading.offload_folder(config.offload_dir) if config.device == BALANCED else None
+    if kept_on_disk is not None:
+        placed["offload_folder"] = kept_on_disk.name
     try:
         with _bars_on_terminals_only():
             tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
@@ -154,10 +165,17 @@ def load_model(config: LoadConfig) -> LoadedModel:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
     architectures.require_complete(info, folder)
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    if kept_on_disk is not None and not offloading.is_offloaded(model):
+        kept_on_disk = None  # everything fits: the folder is removed
+    if kept_on_disk is not None:
+        offloading.require_format(architectures.quant_method(folder), folder)
     with _bars_on_terminals_only():
         _decompress(model)
-    if config.dtype != "auto":
-        _cast_unquantized(model, getattr(torch, config.dtype))
+    if dtype is not None:
+        _cast_unquantized(model, dtype)
+    if kept_on_disk is not None:
+        offloading.finish(model, dtype, kept_on_disk)
     model.eval()
     _log_once(
         logging.getLogger("bitsandbytes.autograd._functions")
@@ -215,7 +233,10 @@ def _decompress(model: Any) -> None:
     """
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is not None:
+        with_hooks = offloading.is_offloaded(model)
         compressor.decompress_model(model=model)
+        if with_hooks:
+            offloading.as_accelerate(model)
     architectures.expand(model)
 
 

@@ -1,26 +1,31 @@
-"""Device placement of a model: on a CPU, a GPU, or all GPUs."""
+"""Device placement of a model: on a CPU, a GPU, or spread over GPUs, the host and the disk."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
 
+BALANCED = "balanced"
 
-def placement(device: str) -> dict[str, Any]:
-    """Return the `device_map` argument of `from_pretrained` for a device (see `loading.LoadConfig`).
+
+def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the arguments `device_map` and `max_memory` of `from_pretrained` (see `loading.LoadConfig`).
 
     Raises
     ------
     ConfigError
-        For an unknown device.
+        For an unknown device, and `max_memory` that is wrong or has no use.
     UnsupportedError
         For a GPU where there is none.
     """
-    if device == "balanced":
-        return {"device_map": "auto"}
+    if device == BALANCED:
+        return {"device_map": "auto", **({"max_memory": _sizes(max_memory)} if max_memory else {})}
+    if max_memory:
+        raise ConfigError("Parameter 'max_memory' is for device=balanced", got=f"device={device}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -31,3 +36,18 @@ def placement(device: str) -> dict[str, Any]:
         return {"device_map": {"": torch.device(device)}}
     except RuntimeError as error:
         raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error
+
+
+def _sizes(max_memory: Mapping[str, str]) -> dict[int | str, int]:
+    """Return bytes by device, as accelerate reads them: "cpu", and the numbers of GPUs."""
+    from accelerate.utils import convert_file_size_to_int
+
+    found: dict[int | str, int] = {}
+    for place, size in max_memory.items():
+        if place != "cpu" and not place.isdecimal():
+            raise ConfigError("Unknown device in 'max_memory'", allowed="cpu, or the number of a GPU", got=place)
+        try:
+            found[int(place) if place.isdecimal() else place] = int(convert_file_size_to_int(size))
+        except ValueError as error:
+            raise ConfigError("A size in 'max_memory' cannot be read", allowed="2GiB, 500MB", got=size) from error
+    return found

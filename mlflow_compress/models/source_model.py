@@ -88,11 +88,14 @@ class SourceModel:
         return dtype
 
     def load(self, device: str, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        """Load the model in evaluation mode; in float32 unless `dtype` is given."""
+        """Load the model in evaluation mode; in float32 unless `dtype` is given.
+
+        `options` are further arguments of `from_pretrained`; its `device_map` goes before `device`.
+        """
         import torch
         from transformers import AutoModelForCausalLM
 
-        placed = {} if device == "cpu" else {"device_map": {"": device}}
+        placed = {} if device == "cpu" or "device_map" in options else {"device_map": {"": device}}
         model, info = AutoModelForCausalLM.from_pretrained(
             self.folder,
             dtype=dtype or torch.float32,

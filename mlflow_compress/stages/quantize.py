@@ -12,12 +12,14 @@ from filelock import FileLock
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
-from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
+from mlflow_compress.compression.pipeline import compress_model
+from mlflow_compress.compression.staging import drop_unfinished_folders
 from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
+from mlflow_compress.models.offloading import Offload
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
@@ -126,6 +128,7 @@ def quantize(
                 texts,
                 folder,
                 device=config.source.device,
+                offload=Offload(max_memory=config.source.max_memory, folder=config.source.offload_dir),
                 trust_remote_code=config.source.trust_remote_code,
             )
     device = manifest.device if config.source.device == AUTO else config.source.device

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.offloading import offload_folder
+from mlflow_compress.models.placement import BALANCED, placement
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from mlflow_compress.models.source_model import SourceModel
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
+SHARD = "500MB"
 
 
 def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool) -> dict[str, Any]:
@@ -78,10 +81,17 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
     """
     load()
     _require_device(job.device)
+    with contextlib.ExitStack() as until_saved:
+        return _run(job, recipe, until_saved, rescales=rescales)
+
+
+def _run(
+    job: CompressionJob, recipe: Callable[[], Sequence[Any]], until_saved: contextlib.ExitStack, *, rescales: bool
+) -> torch.Tensor:
     from compressed_tensors.offload import remove_dispatch
     from llmcompressor import oneshot
 
-    model, tokenizer = job.source.load(job.device), job.source.tokenizer()
+    model, tokenizer = _load(job, until_saved), job.source.tokenizer()
     before = job.probe.logits(model) if rescales else None
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
@@ -105,12 +115,15 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
         raise UnsupportedError(
             f"llm-compressor cannot compress this model: {error}", got=job.source.architecture
         ) from error
-    remove_dispatch(model, onload_tensors=True)
-    model.to(job.device).eval()
+    if job.offload is None:
+        remove_dispatch(model, onload_tensors=True)
+        model.to(job.device)
+    model.eval()
     if before is not None:
         _require_same_function(job, model, before)
-    _round_floats(model, job.source.torch_dtype)
-    logits = job.probe.logits(model)
+    (_round_floats if job.offload is None else _round_offloaded)(model, job.source.torch_dtype)
+    with _fetched_once(model):
+        logits = job.probe.logits(model)
     _save(model, tokenizer, job)
     return logits
 
@@ -142,17 +155,92 @@ def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
+def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
+    """Return the model in float32; with `job.offload`, most weights are read from the disk when a layer runs."""
+    if job.offload is None:
+        return job.source.load(job.device)
+    from compressed_tensors.offload import from_accelerate
+
+    folder = until_saved.enter_context(offload_folder(job.offload.folder))
+    placed = placement(BALANCED, job.offload.max_memory)
+    model = job.source.load(job.device, **placed, offload_folder=folder, offload_buffers=True)
+    from_accelerate(model)  # llm-compressor's own offloading, which can write weights too
+    return model
+
+
+@contextlib.contextmanager
+def _fetched_once(model: torch.nn.Module) -> Iterator[None]:
+    """Within this block, a quantized layer reads its offloaded weights once a call.
+
+    compressed-tensors 0.19 rounds the weights that it has read, and then lets the layer read them again: from the disk
+    these are the ones that are not rounded.
+    """
+    from compressed_tensors.offload import disable_offloading
+
+    def once(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with disable_offloading():
+                return forward(*arguments, **named)
+
+        return call
+
+    layers = [module for module in model.modules() if hasattr(module, "quantization_scheme")]
+    before = [layer.forward for layer in layers]
+    for layer, forward in zip(layers, before, strict=True):
+        layer.forward = once(forward)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            layer.forward = forward
+
+
+def _round_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Do what `_round_floats` does, module by module: an offloaded tensor is a new one whenever it is read."""
+    from compressed_tensors.offload import update_offload_parameter
+
+    for module in model.modules():
+        is_quantized = hasattr(module, "quantization_scheme")
+        for name in list(module._parameters):
+            tensor = module._parameters[name]
+            if tensor is None or not tensor.is_floating_point() or (is_quantized and name == "weight"):
+                continue
+            rounded = tensor.data.to(dtype).to(tensor.dtype)
+            if not rounded.equal(tensor.data):
+                update_offload_parameter(module, name, rounded)
+
+
+def _cast_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Store the floats of an offloaded model in `dtype`, module by module."""
+    import torch
+
+    for module in model.modules():
+        for kind in ("_parameters", "_buffers"):
+            tensors = getattr(module, kind)
+            for name in list(tensors):
+                tensor = tensors[name]
+                if tensor is not None and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.dtype != dtype:
+                    cast = tensor.data.to(dtype)
+                    del tensors[name]
+                    is_parameter = kind == "_parameters"
+                    tensors[name] = torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast
+
+
 def _save(model: Any, tokenizer: Any, job: CompressionJob) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of
     # mantissa, and some 8-bit weights to a neighbouring integer.
     ModelCompressor.from_pretrained_model(model).compress_model(model, skip_compressed=True)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are quantized weights
-            tensor.data = tensor.data.to(job.source.torch_dtype)
+    if job.offload is not None:
+        _cast_offloaded(model, job.source.torch_dtype)
+    else:
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are quantized weights
+                tensor.data = tensor.data.to(job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
-    model.save_pretrained(job.folder, save_compressed=True)
+    size = {} if job.offload is None else {"max_shard_size": SHARD}  # a shard is in memory when it is written
+    model.save_pretrained(job.folder, save_compressed=True, **size)
     tokenizer.save_pretrained(job.folder)
 
 

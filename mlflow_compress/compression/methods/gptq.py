@@ -69,6 +69,7 @@ class Gptq(gptqmodel_backend.TwoBackendMethod):
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     by_class = True
+    from_disk = True
     needs_calibration = True
     requires = ("llmcompressor",)
     other_format = "gptq"

@@ -52,6 +52,7 @@ class RoundToNearest(Method):
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = BITS
     by_class = True
+    from_disk = True
     requires = ("llmcompressor",)
 
     def check(self, config: Any, source: SourceModel) -> None:

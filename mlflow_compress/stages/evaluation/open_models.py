@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.cluster.workers import current, started
 
@@ -18,7 +20,9 @@ HERE = EngineConfig()
 @contextmanager
 def engine_started(running: EngineConfig, source: SourceConfig) -> Iterator[None]:
     """Within this block, the workers of ``engine=ray`` are there. Blocks within blocks share them."""
-    on_gpu = {"auto": None, "cpu": False, "cuda": True}[source.device]
+    on_gpu = {"auto": None, "cpu": False, "cuda": True}.get(source.device)
+    if running.engine == "ray" and source.device == BALANCED:
+        raise ConfigError("A worker of engine=ray holds a whole model", got="device=balanced", fix="Use engine=local")
     with started(running, on_gpu=on_gpu) if running.engine == "ray" else nullcontext():
         yield
 
@@ -30,7 +34,14 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
     """
     device = "cpu" if running.engine == "ray" else source.device
     model = open_light(
-        LoadConfig(path=path, dtype=inference.dtype, device=device, trust_remote_code=source.trust_remote_code)
+        LoadConfig(
+            path=path,
+            dtype=inference.dtype,
+            device=device,
+            max_memory=source.max_memory,
+            offload_dir=source.offload_dir,
+            trust_remote_code=source.trust_remote_code,
+        )
     )
     return RemoteModel.of(model, current()) if running.engine == "ray" else model
 

@@ -1,0 +1,127 @@
+"""Weights that wait on disk, or on the host, until the layer that needs them runs (accelerate's offloading)."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.memory_alignment import aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Memory that a model's weights may take, and where the rest of them is kept.
+
+    Attributes
+    ----------
+    max_memory : mapping of str to str
+        Most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}; empty: what is free.
+    folder : str or None
+        None: the system's folder for temporary files.
+    """
+
+    max_memory: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+
+
+FORMATS = (None, "compressed-tensors")
+"""`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
+
+
+def offload_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder for offloaded weights that are not in the checkpoint as they are needed.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be made in `parent`.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="mlflow-compress-offload-", dir=parent)
+    except OSError as error:
+        raise ConfigError(f"Parameter 'offload_dir' names no folder to write into: {error}", got=str(parent)) from error
+
+
+def is_offloaded(model: torch.nn.Module) -> bool:
+    """Return whether some weights are fetched only when their layer runs."""
+    return any(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def require_format(quant_method: str | None, folder: Path) -> None:
+    """Raise `UnsupportedError` for a checkpoint whose format cannot be offloaded."""
+    if quant_method not in FORMATS:
+        raise UnsupportedError(
+            "A checkpoint of this format must fit into memory",
+            allowed="plain and compressed-tensors weights",
+            got=f"{quant_method} in {folder}",
+            fix="Raise max_memory, or use another device",
+        )
+
+
+def as_accelerate(model: Any) -> None:
+    """Return a model to accelerate's hooks, after compressed-tensors has decompressed its offloaded layers."""
+    from compressed_tensors.offload import to_accelerate
+
+    to_accelerate(model)
+
+
+def finish(model: Any, dtype: torch.dtype | None, folder: tempfile.TemporaryDirectory[str]) -> None:
+    """Make a model with offloaded weights one that can be scored, and that computes what a whole one computes.
+
+    Embeddings and head stay on the device that computes: ids are sent to the first, and the second runs without the
+    body, and is stored with a baseline. Fetched weights are cast to `dtype` and `aligned`, as those of a whole model
+    are. The folder is removed with the model.
+    """
+    for module in model.modules():
+        hook = _hook(module)
+        if hook is not None:
+            hook.weights_map = _Fetched(hook.weights_map, dtype)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for end in ends:
+        if end is not None and _hook(end) is not None:
+            _keep(end)
+    if None not in ends and model.config.get_text_config(decoder=True).tie_word_embeddings:
+        ends[1].weight = ends[0].weight
+    weakref.finalize(model, folder.cleanup)
+
+
+def _hook(module: torch.nn.Module) -> Any:
+    """Return the hook that fetches a module's weights; None where they stay where they are."""
+    hook = getattr(module, "_hf_hook", None)
+    return hook if getattr(hook, "offload", False) and getattr(hook, "weights_map", None) is not None else None
+
+
+def _keep(module: torch.nn.Module) -> None:
+    """Fetch a module's weights, and let them stay."""
+    from accelerate.utils import set_module_tensor_to_device
+
+    hook = _hook(module)
+    for name in [name for name, _ in module.named_parameters(recurse=False)]:
+        set_module_tensor_to_device(module, name, hook.execution_device, value=hook.weights_map[name])
+    hook.offload = False
+
+
+class _Fetched(Mapping[str, Any]):
+    """A module's weights by name, fetched when asked for: in one dtype, and aligned in memory."""
+
+    def __init__(self, weights: Mapping[str, Any], dtype: torch.dtype | None) -> None:
+        self._weights, self._dtype = weights, dtype
+
+    def __getitem__(self, name: str) -> Any:
+        weight = self._weights[name]
+        if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
+            return weight
+        return aligned(weight if self._dtype is None else weight.to(self._dtype))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

@@ -1,0 +1,121 @@
+"""The check of a GPU: what it calls wrong, and that it goes on after a failure (there is no GPU here)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_check import MAX_KL, MAX_LOG_PROB, Row, compare_bfloat16, compare_float32, difference, log_probs
+from benchmarks.one_process import JobError, OneProcess
+from mlflow_compress.records import OptionDistances, OptionScores, RunRecords, TokenScores
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
+
+
+def records(logliks: list[float | None], kl: float = 0.1, nll: float = 2.0) -> RunRecords:
+    """Options of two tokens each, and one corpus token."""
+    keys = [{"task": "t", "item_id": str(i), "permutation": 0, "option": 0} for i in range(len(logliks))]
+    rest = {"content": 0, "n_tokens": 2, "n_chars": 3, "n_bytes": 3, "greedy": False}
+    others = {"kl_reverse": kl, "js": 0.0, "tv": 0.0, "same_top": 1.0, "top10": 1.0, "rbo10": 1.0}
+    token = {"position": 0, "target": 1, "nll": nll, "p_target": 0.1, "argmax": 1, "entropy": 1.0}
+    return RunRecords(
+        option_scores=OptionScores.from_rows(
+            [{**key, "loglik": x, **rest} for key, x in zip(keys, logliks, strict=True)]
+        ),
+        option_distances=OptionDistances.from_rows([{**key, "kl": kl, **others} for key in keys]),
+        token_scores=TokenScores.from_rows([{"task": "c", "item_id": "0", **token}]),
+    )
+
+
+def test_log_probabilities_are_a_token() -> None:
+    # -4 nats over two tokens is -2; a nll of 3 is -3.
+    assert log_probs(records([-4.0, -1.0], nll=3.0)).tolist() == [-2.0, -0.5, -3.0]
+
+
+def test_equal_records_are_right() -> None:
+    row = Row(check="x")
+    compare_float32(row, records([-4.0, None]), records([-4.0, None]))
+    assert row.verdict == "ok" and row.found == {"log-prob. apart": 0.0, "KL apart": 0.0}
+
+
+@pytest.mark.parametrize(
+    "ours, named",
+    [
+        # Two tokens an option: the difference a token is half of this.
+        (records([-4.0 - 2.2 * MAX_LOG_PROB]), "log-prob. apart"),
+        (records([-4.0], nll=2.0 + 1.1 * MAX_LOG_PROB), "log-prob. apart"),
+        (records([-4.0], kl=0.1 + 1.1 * MAX_KL), "KL apart"),
+        (records([float("inf")]), "log-prob. apart"),
+    ],
+)
+def test_a_wrong_number_is_named(ours: RunRecords, named: str) -> None:
+    row = Row(check="x")
+    compare_float32(row, ours, records([-4.0]))
+    assert row.verdict.startswith(f"WRONG: {named}")
+
+
+def test_missing_values_must_be_the_same_ones() -> None:
+    with pytest.raises(ValueError, match="not of the same options"):
+        difference(log_probs(records([None, -1.0])), log_probs(records([-1.0, None])))
+
+
+def test_bfloat16_is_measured_by_the_cpus() -> None:
+    exact, cpus = records([-4.0], nll=2.0), records([-4.02], nll=2.01)  # 0.01 nats a token from float32
+    for factor, verdict in ((1.9, "ok"), (2.3, "WRONG")):
+        row = Row(check="x")
+        compare_bfloat16(row, records([-4.0 - 0.02 * factor], nll=2.0 + 0.01 * factor), cpus, exact)
+        assert row.verdict.startswith(verdict)
+
+
+def test_a_value_that_is_not_a_number_is_wrong() -> None:
+    row = Row(check="x")
+    row.require("KL", float("nan"), most=1.0)
+    assert row.wrong
+
+
+def end_with(code: int) -> dict[str, Any]:
+    os._exit(code)
+
+
+def pid() -> dict[str, Any]:
+    return {"pid": os.getpid(), "told": os.environ.get("TOLD")}
+
+
+def wait() -> dict[str, Any]:
+    time.sleep(60)
+    return {}
+
+
+def test_a_job_that_breaks_its_process_costs_only_itself() -> None:
+    with OneProcess(50.0, environment={"TOLD": "yes"}) as process:
+        first = process(pid)
+        assert process(pid) == first  # the same process
+        with pytest.raises(JobError, match="exit code 3"):
+            process(end_with, 3)
+        assert process(pid)["told"] == "yes"
+        process.timeout = 0.1
+        with pytest.raises(JobError, match="no answer"):
+            process(wait)
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_after_a_failure(tmp_path: Path) -> None:
+    lines = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(SCRIPT), "--cpu", "--only", "nonsense,fp16", "--limit", "1", "--output", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    failed = [row["check"] for row in rows if row["wrong"]]
+    assert failed == ["nonsense: compress, reload"]
+    assert "Unknown compression method" in done.stdout.splitlines()[-1]
+    scored = next(row for row in rows if row["check"] == "fp16: score" and row["dtype"] == "float32")
+    # On one machine both devices are the CPU: equal bits.
+    assert scored["found"] == {"log-prob. apart": 0.0, "KL apart": 0.0}
+    assert scored["tokens_per_second"] > 0 and scored["peak_memory_bytes"] > 0

@@ -1,0 +1,229 @@
+"""Models larger than the memory that they may take: weights come from the disk, and the records stay the same."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from mlflow_compress import demo
+from mlflow_compress.compression import compress_model, method_config
+from mlflow_compress.config import EvaluateConfig, parse
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import placement
+from mlflow_compress.records import OptionDistances, OptionScores
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.generation.generate import generate
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.task_inputs import suite_of
+
+LITTLE = {"cpu": "100KB"}
+
+
+def make(folder: Path, *, dtype: torch.dtype = torch.bfloat16, tied: bool = False, **sizes: int) -> Path:
+    """Write a random Llama with the demo's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, **sizes}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=tied,
+        **shape,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def on_disk(path: Path, offload_dir: Path, **given: Any) -> LoadedModel:
+    loaded = load_model(
+        LoadConfig(path=str(path), device="balanced", max_memory=LITTLE, offload_dir=str(offload_dir), **given)
+    )
+    assert any(parameter.device.type == "meta" for parameter in loaded.model.parameters())
+    return loaded
+
+
+def scored(loaded: LoadedModel, folder: Path, baseline: Path | None = None) -> tuple[OptionScores, Any]:
+    """Score 20 options of the demo, and store or read the states."""
+    scorer = Scorer(loaded, ScoringConfig(progress=False, batch_tokens=256))  # activations are small
+    requests = suite_of(EvaluateConfig(model="demo", limit=1)).requests[:20]
+    if baseline is not None:
+        return scorer.score(requests, baseline=StateStore.open(baseline))
+    with StateWriter(folder, loaded) as writer:
+        return scorer.score(requests, capture=writer)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_scores_are_those_of_the_whole_model(base: Path, tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "off").mkdir()
+    whole = load_model(LoadConfig(path=str(base), device="cpu", dtype=dtype))
+    parted = on_disk(base, tmp_path / "off", dtype=dtype)
+    assert parted.device == whole.device and parted.dtype == whole.dtype
+    wanted, _ = scored(whole, tmp_path / "whole")
+    found, _ = scored(parted, tmp_path / "parted")
+    assert found.table.equals(wanted.table)
+    # The stored head and states are the same too: a variant finds the same distances, and from itself none.
+    for store in ("whole", "parted"):
+        _, distances = scored(parted, tmp_path, baseline=tmp_path / store)
+        assert isinstance(distances, OptionDistances) and not distances.column("kl").any()
+
+
+def test_float32_weights_are_aligned(tmp_path: Path) -> None:
+    """Weights that are stored as they are used come from the middle of a mapped file."""
+    folder = make(tmp_path / "m", dtype=torch.float32, tied=True)
+    parted = on_disk(folder, tmp_path)
+    weights = parted.model.model.layers[1].mlp.up_proj._hf_hook.weights_map["weight"]
+    assert weights.data_ptr() % 64 == 0
+    assert parted.model.lm_head.weight is parted.model.model.embed_tokens.weight
+    wanted, _ = scored(load_model(LoadConfig(path=str(folder), device="cpu")), tmp_path / "whole")
+    assert scored(parted, tmp_path / "parted")[0].table.equals(wanted.table)
+
+
+def test_answers_are_those_of_the_whole_model(base: Path, tmp_path: Path) -> None:
+    whole = load_model(LoadConfig(path=str(base), device="cpu"))
+    asked = GenerationConfig(max_new_tokens=8, samples=2)
+    prompts = ["Where is the lamp?", "Who"]
+    assert generate(on_disk(base, tmp_path), prompts, asked) == generate(whole, prompts, asked)
+
+
+def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(base: Path, tmp_path: Path) -> None:
+    out, off = tmp_path / "rtn", tmp_path / "off"
+    off.mkdir()
+    compress_model(str(base), "rtn", method_config("rtn", group_size=64), [], out, device="cpu")
+    wanted, _ = scored(load_model(LoadConfig(path=str(out), device="cpu")), tmp_path / "whole")
+    parted = on_disk(out, off)
+    assert scored(parted, tmp_path / "parted")[0].table.equals(wanted.table)
+    assert list(off.iterdir()), "the decompressed layers lie there"
+    del parted
+    gc.collect()
+    assert not list(off.iterdir()), "and go with the model"
+
+
+def test_a_format_that_cannot_be_offloaded_is_refused(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kv"
+    compress_model(str(base), "kv-cache", None, [], out, device="cpu")
+    with pytest.raises(UnsupportedError, match="must fit into memory"):
+        on_disk(out, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"device": "cpu", "max_memory": LITTLE}, "is for device=balanced"),
+        ({"device": "balanced", "max_memory": {"gpu": "1GB"}}, "Unknown device in 'max_memory'"),
+        ({"device": "balanced", "max_memory": {"cpu": "much"}}, "cannot be read"),
+    ],
+)
+def test_wrong_placement_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        placement(**given)
+
+
+def test_sizes_are_read_as_accelerate_does() -> None:
+    # GiB are powers of two, GB of ten.
+    found = placement("balanced", {"cpu": "2GiB", "1": "70GB"})
+    assert found == {"device_map": "auto", "max_memory": {"cpu": 2 * 2**30, 1: 70 * 10**9}}
+
+
+def test_the_parameters_reach_the_model(base: Path) -> None:
+    given = {"model": str(base), "device": "balanced", "max_memory": "cpu=1MB,0=2GiB"}
+    config = parse(EvaluateConfig, given)
+    placed = light(str(base), config.source, config.inference)
+    assert placed.config.max_memory == {"cpu": "1MB", "0": "2GiB"} and placed.device.type == "cpu"
+
+
+def test_a_folder_that_is_not_there_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="offload_dir"):
+        on_disk(base, tmp_path / "none")
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from tests.unit.test_offloading import scored
+from mlflow_compress.compression.memory import peak_memory
+from mlflow_compress.models.loading import LoadConfig, load_model
+folder, out, given = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+scored(load_model(LoadConfig(path=sys.argv[4], device="cpu")), out / "first")  # imports, kernels: any model needs them
+with peak_memory("cpu") as before:
+    pass
+with peak_memory("cpu") as peak:
+    scores, _ = scored(load_model(LoadConfig(path=str(folder), **given)), out / "states")
+scores.write(out)
+print(json.dumps({"bytes": peak.n_bytes - before.n_bytes, "kind": peak.kind}))
+"""
+
+
+@pytest.mark.slow
+def test_the_weights_are_never_in_memory_at_once(tmp_path: Path) -> None:
+    """400 MB of weights with 40 MB of memory for them.
+
+    Resident memory counts pages of the mapped checkpoint too, so the bound is loose: less than the weights, where the
+    whole model takes more than the weights on top of it.
+    """
+    folder = make(tmp_path / "m", dtype=torch.float32, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8)
+    n_bytes = (folder / "model.safetensors").stat().st_size
+    assert n_bytes > 380e6
+    peaks, tables = [], []
+    for name, given in (
+        ("whole", {"device": "cpu"}),
+        ("parted", {"device": "balanced", "max_memory": {"cpu": "40MB"}}),
+    ):
+        out = tmp_path / name
+        out.mkdir()
+        command = [sys.executable, "-c", MEASURE, str(folder), str(out), json.dumps(given), str(demo.MODEL_DIR)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2], env={**os.environ}
+        )
+        assert done.returncode == 0, done.stderr
+        peaks.append(json.loads(done.stdout.splitlines()[-1])["bytes"])
+        tables.append(OptionScores.read(out).table)
+    assert tables[0].equals(tables[1])
+    assert peaks[0] > n_bytes, "the whole model takes its size at least"
+    assert peaks[1] < n_bytes < peaks[0] - peaks[1], (peaks, n_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_compressing_from_the_disk_writes_the_same_weights(base: Path, tmp_path: Path, method: str) -> None:
+    text = [(demo.DATA_DIR / "calibration.txt").read_text()]
+    few = {"calibration_samples": 4, "calibration_length": 64} if method == "gptq" else {}
+    config = method_config(method, group_size=64, **few)
+    (tmp_path / "off").mkdir()
+    offload = Offload(max_memory=LITTLE, folder=str(tmp_path / "off"))
+    whole = compress_model(str(base), method, config, text, tmp_path / "whole", device="cpu")
+    parted = compress_model(str(base), method, config, text, tmp_path / "parted", device="balanced", offload=offload)
+    assert not list((tmp_path / "off").iterdir())
+    assert parted.reload["kl_max"] == 0 and parted.size_bytes == whole.size_bytes
+    wanted, found = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parted"))
+    assert wanted.keys() == found.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype and found[name].equal(tensor), name
+
+
+def test_a_method_that_needs_the_whole_model_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="Allowed: gptq, rtn"):
+        compress_model(str(base), "hqq", None, [], tmp_path / "out", device="balanced")
