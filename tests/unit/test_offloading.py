@@ -178,7 +178,7 @@ print(json.dumps({"bytes": peak.n_bytes - before.n_bytes, "kind": peak.kind}))
 
 
 @pytest.mark.slow
-def test_the_weights_are_never_in_memory_at_once(tmp_path: Path) -> None:
+def test_less_is_resident_than_the_weights(tmp_path: Path) -> None:
     """400 MB of weights with 40 MB of memory for them.
 
     Resident memory counts pages of the mapped checkpoint too, so the bound is loose: less than the weights, where the
