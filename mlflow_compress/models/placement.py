@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from mlflow_compress.errors import ConfigError, UnsupportedError
 
 BALANCED = "balanced"
@@ -22,6 +20,8 @@ def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[
     UnsupportedError
         For a GPU where there is none.
     """
+    import torch  # not above: whoever needs a name of this module need not wait for it
+
     if device == BALANCED:
         return {"device_map": "auto", **({"max_memory": _sizes(max_memory)} if max_memory else {})}
     if max_memory:
