@@ -60,7 +60,7 @@ def measure(model: Path, method: str, *, from_disk: bool) -> dict[str, Any]:
     from mlflow_compress.compression import compress_model, method_config
     from mlflow_compress.compression.backends import llmcompressor_backend
     from mlflow_compress.compression.memory import peak_memory
-    from mlflow_compress.models.offloading import Offload
+    from mlflow_compress.models.placement import Offload
 
     llmcompressor_backend.load()
     with peak_memory("cpu") as before:

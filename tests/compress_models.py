@@ -25,7 +25,7 @@ from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.compression.reload_check import check
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import bnb_4bit
-from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import Offload
 
 TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compression.calibration_tokens import Calibration
     from mlflow_compress.compression.probe import Probe
-    from mlflow_compress.models.offloading import Offload
+    from mlflow_compress.models.placement import Offload
     from mlflow_compress.models.source_model import SourceModel
 
 

@@ -21,12 +21,11 @@ from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.compression.staging import require_free, staging_folder
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
-from mlflow_compress.models.placement import BALANCED
+from mlflow_compress.models.placement import BALANCED, Offload
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
     from mlflow_compress.compression.calibration_tokens import Calibration
-    from mlflow_compress.models.offloading import Offload
 
 LIBRARIES = (
     "torch",
@@ -105,8 +104,6 @@ def compress_model(
     if device != BALANCED:
         offload = None
     else:
-        from mlflow_compress.models.offloading import Offload  # imports torch
-
         offload = offload or Offload()
         _require_from_disk(chosen, settings)
     source = resolve(model, trust_remote_code=trust_remote_code)

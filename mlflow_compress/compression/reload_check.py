@@ -20,8 +20,7 @@ from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.loading import LoadConfig, load_model
-from mlflow_compress.models.offloading import Offload
-from mlflow_compress.models.placement import BALANCED
+from mlflow_compress.models.placement import BALANCED, Offload
 
 
 def check(folder: Path, *, device: str, trust_remote_code: bool, offload: Offload | None = None) -> probe.ReloadReport:

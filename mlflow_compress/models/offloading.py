@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,6 @@ import torch
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.memory_alignment import aligned
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offload:
-    """Memory that a model's weights may take, and where the rest of them is kept.
-
-    Attributes
-    ----------
-    max_memory : mapping of str to str
-        Most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}; empty: what is free.
-    folder : str or None
-        None: the system's folder for temporary files.
-    """
-
-    max_memory: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
-
 
 FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""

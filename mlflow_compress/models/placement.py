@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
 
 BALANCED = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Memory that a model's weights may take, and where the rest of them is kept.
+
+    Attributes
+    ----------
+    max_memory : mapping of str to str
+        Most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}; empty: what is free.
+    folder : str or None
+        None: the system's folder for temporary files.
+    """
+
+    max_memory: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
 
 
 def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[str, Any]:

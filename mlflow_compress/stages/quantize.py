@@ -19,7 +19,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
-from mlflow_compress.models.offloading import Offload
+from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights

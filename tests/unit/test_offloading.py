@@ -20,8 +20,7 @@ from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.config import EvaluateConfig, parse
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.models.offloading import Offload
-from mlflow_compress.models.placement import placement
+from mlflow_compress.models.placement import Offload, placement
 from mlflow_compress.records import OptionDistances, OptionScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.offloading import offload_folder
 from mlflow_compress.models.placement import BALANCED, placement
 
 if TYPE_CHECKING:
@@ -160,6 +159,8 @@ def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
     if job.offload is None:
         return job.source.load(job.device)
     from compressed_tensors.offload import from_accelerate
+
+    from mlflow_compress.models.offloading import offload_folder  # imports torch
 
     folder = until_saved.enter_context(offload_folder(job.offload.folder))
     placed = placement(BALANCED, job.offload.max_memory)
