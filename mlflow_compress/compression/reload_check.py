@@ -19,7 +19,6 @@ from typing import Any
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
-from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.placement import BALANCED, Offload
 
 
@@ -29,6 +28,8 @@ def check(folder: Path, *, device: str, trust_remote_code: bool, offload: Offloa
     if offload is None:
         model = load(folder, device=device, trust_remote_code=trust_remote_code)
     else:
+        from mlflow_compress.models.loading import LoadConfig, load_model  # imports torch
+
         model = load_model(
             LoadConfig(
                 path=str(folder),
