@@ -15,6 +15,7 @@ from mlflow_compress.scoring.plan.trie import Ids
 
 Rows = npt.NDArray[np.int64]
 NO_PREFIX = 0
+_MOST_UNITS = 8  # in a group
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,17 @@ class UnitGroup:
 
 
 def group_units(plan: Plan, head_rows: int) -> list[UnitGroup]:
-    """Return groups of consecutive units that yield at least `head_rows` rows each; the last may yield fewer."""
+    """Return groups of consecutive units that yield `head_rows` rows or more, or are `_MOST_UNITS`; the last has the rest.
+
+    Where a unit yields few rows (one for each question with lettered options), the second rule keeps groups small
+    enough to be shared out.
+    """
     out: list[UnitGroup] = []
     first = row = n_rows = n_tokens = 0
     for number, unit in enumerate(plan.units):
         n_rows += n_scored_rows(unit)
         n_tokens += unit.n_tokens
-        if n_rows >= head_rows or number == len(plan.units) - 1:
+        if n_rows >= head_rows or number + 1 - first == _MOST_UNITS or number == len(plan.units) - 1:
             out.append(UnitGroup(slice(first, number + 1), slice(row, row + n_rows), n_tokens))
             first, row, n_rows, n_tokens = number + 1, row + n_rows, 0, 0
     return out
