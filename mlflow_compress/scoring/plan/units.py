@@ -144,8 +144,9 @@ class UnitGroup:
 
 
 def group_units(plan: Plan, head_rows: int) -> list[UnitGroup]:
-    """Return groups of consecutive units that yield `head_rows` rows or more, or are `_MOST_UNITS`; the last has the rest.
+    """Return groups of consecutive units, in order.
 
+    A group ends where it yields `head_rows` rows or more, and where it has `_MOST_UNITS` units; the last has the rest.
     Where a unit yields few rows (one for each question with lettered options), the second rule keeps groups small
     enough to be shared out.
     """
