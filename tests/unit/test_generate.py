@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation import sampling
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw, uniforms
 from tests.unit.scoring_models import TEXT, load_random
 
@@ -297,3 +298,11 @@ def test_a_draw_is_always_a_token_that_may_be_drawn(
     assert better < (top_k or len(logits))
     if temperature == 0.0:
         assert better == 0
+
+
+def test_a_row_takes_over_everything_that_was_generated_elsewhere() -> None:
+    row = GenerationRow([1, 2], 0.5, np.zeros(2))
+    answer = GenerationRow(row.prompt, row.temperature, row.u, tokens=[3], text="x", done=True, end=[4])
+    row.take(answer)
+    for field in fields(GenerationRow):
+        assert getattr(row, field.name) is getattr(answer, field.name), field.name

@@ -101,7 +101,7 @@ class RemoteModel(LightModel):
 
             def take(number: int, answered: list[GenerationRow]) -> None:
                 for row, answer in zip(parts[number], answered, strict=True):
-                    row.tokens, row.text, row.done = answer.tokens, answer.text, answer.done
+                    row.take(answer)
                 bar.update(len(answered))
                 speed.n_tokens += sum(len(row.tokens) for row in answered)
                 speed.seconds = before + time.perf_counter() - begin

@@ -70,7 +70,7 @@ def decode(
             speed.seconds += time.perf_counter() - begin
             bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
             for row, draft in zip(shard, drafts, strict=True):
-                row.tokens, row.end, row.text, row.done = draft.tokens, draft.end, draft.text, True
+                row.take(draft)
             after_shard()
 
 

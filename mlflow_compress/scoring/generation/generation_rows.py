@@ -75,6 +75,10 @@ class GenerationRow:
         """Return the row without any text."""
         return GenerationRow(self.prompt, self.temperature, self.u)
 
+    def take(self, other: GenerationRow) -> None:
+        """Take over what was generated for this row elsewhere."""
+        self.tokens, self.end, self.text, self.done = other.tokens, other.end, other.text, other.done
+
 
 @dataclass
 class Speed:
