@@ -124,7 +124,7 @@ def plan(**settings: Any) -> CostPlan:
     --------
     >>> found = mc.plan(limit=2, device="cpu", judge=False)
     >>> [stage.stage for stage in found.stages]
-    ['baseline', 'baseline again (noise floor)', 'quantize (awq)', 'evaluate']
+    ['baseline', 'baseline again (noise)', 'quantize (awq)', 'evaluate']
     """
     from mlflow_compress.stages.planning.plan_costs import run_plan
 
