@@ -28,13 +28,17 @@ def resume(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
 
     Raises
     ------
+    ConfigError
+        A parameter is wrong.
     StoreAwayError
         The tracking server is still away.
 
     Examples
     --------
-    >>> mc.resume().summary
-    'Nothing is left to do: every command of this machine has ended'
+    >>> mc.resume(dry_run="perhaps")
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: Parameter 'dry_run' is a switch. Allowed: true, false. Got: 'perhaps'.
     """
     from mlflow_compress.stages.resuming.unfinished import run_resume
 
