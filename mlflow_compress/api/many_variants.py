@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import configured, noted, takes_parameters_of
+from mlflow_compress.api.arguments import configured, takes_parameters_of
 from mlflow_compress.config import ReportConfig, SweepConfig
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **settings
     from mlflow_compress.stages.sweep.run_sweep import run_sweep
 
     config = configured(SweepConfig, settings)
-    with nullcontext() if config.dry_run else noted(config):
-        return run_sweep(config) if progress is None else run_sweep(config, progress)
+    return run_sweep(config) if progress is None else run_sweep(config, progress)
 
 
 @takes_parameters_of(ReportConfig)

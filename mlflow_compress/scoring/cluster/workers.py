@@ -146,10 +146,9 @@ class Workers:
                         waiting.appendleft(number)
                     else:
                         done(number, result)
-        except Exception:
+        finally:  # nobody is busy, unless an error or the user has ended this
             for member in {member for member, _ in busy.values()}:
                 self._stop(member)  # what it computes is of no use any more
-            raise
 
     def _hand_out(
         self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]]

@@ -10,20 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 
-class CausalLM(Protocol):
-    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model."""
+class AnsweringModel(Protocol):
+    """What generation needs to know of a model, wherever it is."""
 
     @property
     def tokenizer(self) -> Any:
         """Its tokenizer."""
-
-    @property
-    def device(self) -> Any:
-        """Device of the embeddings."""
 
     @property
     def max_length(self) -> int:
@@ -36,6 +28,18 @@ class CausalLM(Protocol):
     @property
     def dtype(self) -> Any:
         """torch.dtype of its weights."""
+
+
+class CausalLM(AnsweringModel, Protocol):
+    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+
+    @property
+    def device(self) -> Any:
+        """Device of the embeddings."""
 
 
 @dataclass(eq=False)

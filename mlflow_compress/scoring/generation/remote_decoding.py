@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import AnsweringModel, CausalLM, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 
-class RemoteCausalLM(Protocol):
+class RemoteCausalLM(AnsweringModel, Protocol):
     """Interface of a model that is not in this process, and decodes where it is (`cluster.remote_model`)."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-
-    @property
-    def weights(self) -> str:
-        """Hash of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """torch.dtype of its weights."""
 
     def decode(
         self,

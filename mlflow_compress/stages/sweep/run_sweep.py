@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.quantize import run_quantize
+from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.stages.sweep.plan_text import plan_text
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant, prepare
@@ -89,7 +91,8 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     tracker = Tracker(config.experiment)
     folder = str(out_folder(config.variants.output_dir, tracker.uri))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
-    with keeping(), engine_started(config.running, config.source):
+    noted = nullcontext() if config.dry_run else unfinished_until_ended(config)
+    with noted, keeping(), engine_started(config.running, config.source):
         prepared = prepare(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:
