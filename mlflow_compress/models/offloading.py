@@ -17,7 +17,7 @@ from mlflow_compress.models.memory_alignment import aligned
 
 FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
-_M_MMAP_THRESHOLD, _LARGE = -3, 1 << 20  # of malloc.h; bytes
+_M_MMAP_THRESHOLD, _LARGE = -3, 1 << 17  # of malloc.h; bytes
 
 
 def return_freed_memory() -> None:
