@@ -170,6 +170,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         kept_on_disk = None  # everything fits: the folder is removed
     if kept_on_disk is not None:
         offloading.require_format(architectures.quant_method(folder), folder)
+        offloading.return_freed_memory()
     with _bars_on_terminals_only():
         _decompress(model)
     if dtype is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,20 @@ from mlflow_compress.models.memory_alignment import aligned
 
 FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
+_M_MMAP_THRESHOLD, _LARGE = -3, 1 << 17  # of malloc.h; bytes
+
+
+def return_freed_memory() -> None:
+    """From now on, tensors of more than 1 MiB give their memory back to the system when they are freed (with glibc).
+
+    By default glibc learns to keep blocks of up to 32 MiB for later. Small tensors then come to lie between the weights
+    that are fetched and freed, the gaps are too small for the next weight, and memory grows with every layer.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and keep no large blocks
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def offload_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:

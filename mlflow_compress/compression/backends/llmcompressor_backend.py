@@ -160,8 +160,9 @@ def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
         return job.source.load(job.device)
     from compressed_tensors.offload import from_accelerate
 
-    from mlflow_compress.models.offloading import offload_folder  # imports torch
+    from mlflow_compress.models.offloading import offload_folder, return_freed_memory  # imports torch
 
+    return_freed_memory()
     folder = until_saved.enter_context(offload_folder(job.offload.folder))
     placed = placement(BALANCED, job.offload.max_memory)
     model = job.source.load(job.device, **placed, offload_folder=folder, offload_buffers=True)
