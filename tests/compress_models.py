@@ -12,8 +12,10 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -78,10 +80,20 @@ def make_gemma2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloa
     return _save(Gemma2Config(**SMALL, head_dim=32, sliding_window=64), folder, seed, dtype)
 
 
-def make_mixture(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+def make_mixture(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen3 mixture of four experts."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
-    return _save(Qwen3MoeConfig(**SMALL, **experts), folder, seed, dtype)
+    return _save(Qwen3MoeConfig(**{**SMALL, **experts, **changes}), folder, seed, dtype)
+
+
+def make_mixtral(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a random Mixtral of four experts, which stores its experts under other names than it loads them."""
+    return _save(MixtralConfig(**SMALL, num_local_experts=4), folder, seed, dtype)
+
+
+def make_gpt_oss(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a random gpt-oss, whose experts have biases and interleaved columns."""
+    return _save(GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, head_dim=32), folder, seed, dtype)
 
 
 def make_falcon(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:

@@ -40,15 +40,17 @@ class CheckpointManifest:
     """Number of weights in the base; tied weights count once."""
     base_dtype: str
     """Dtype of most of the base's weights, and of everything that is not quantized."""
-    calibration: dict[str, int | str] | None
-    """samples, length, tokens and SHA-256 of the token ids; None where the method needs no text."""
+    calibration: dict[str, int | str | list[str]] | None
+    """samples, length, tokens and SHA-256 of the token ids; None where the method needs no text. For a mixture also
+    `experts_without_tokens`, to which the router sent none; they were calibrated on the tokens of the others."""
     size_bytes: int
     """Bytes of the stored tensors."""
     size_ratio: float
     """base_size_bytes / size_bytes: how many times smaller the checkpoint is."""
     bits_per_weight: float
     """8 x bytes of everything stored for the linear layers' weights (packed values, scales, zero points, states) /
-    number of weights in the base's linear layers. Language-model head, embeddings, norms and biases do not count."""
+    number of weights in the base's linear layers, those of experts among them. Language-model head, embeddings, norms
+    and biases do not count."""
     bits_per_weight_model: float
     """8 x size_bytes / base_parameters: the same for the complete model, including everything that is not quantized."""
     sparsity: float | None

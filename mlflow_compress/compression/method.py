@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -68,6 +68,8 @@ class CompressionJob:
         Existing empty folder to write the checkpoint and its tokenizer into.
     offload : Offload or None
         Where weights wait that do not fit into memory; None: the whole model is in memory.
+    experts_without_tokens : list of str
+        Filled by the method: experts to which the router sent no calibration token.
     """
 
     source: SourceModel
@@ -77,6 +79,7 @@ class CompressionJob:
     device: str
     folder: Path
     offload: Offload | None = None
+    experts_without_tokens: list[str] = field(default_factory=list)
 
 
 class Method(ABC):
@@ -99,7 +102,7 @@ class Method(ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     """Import names of optional packages."""
     linear_only: ClassVar[bool] = True
-    """Whether the method changes linear layers only; other weights (experts in one tensor) stay as they are."""
+    """Whether the method changes linear layers only; other weights stay as they are."""
     by_class: ClassVar[bool] = False
     """Whether the method's library finds linear layers by their exact class, and skips subclasses."""
     rounds_activations: ClassVar[bool] = False
@@ -127,6 +130,10 @@ class Method(ABC):
     def fingerprint(self, config: Any) -> str:
         """Return what else decides the checkpoint, besides settings, base and calibration text; "" by default."""
         return ""
+
+    def takes_experts(self, config: Any) -> bool:
+        """Return whether the method also compresses the experts of mixtures, each as linear layers of its own."""
+        return False
 
     def format_of(self, config: Any) -> str:
         """Return the checkpoint format for these settings; by default `format`."""

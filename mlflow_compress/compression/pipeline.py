@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import subprocess
 import time
@@ -27,6 +28,8 @@ from mlflow_compress.models.source_model import SourceModel, resolve
 if TYPE_CHECKING:
     from mlflow_compress.compression.calibration_tokens import Calibration
 
+logger = logging.getLogger(__name__)
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -39,6 +42,7 @@ LIBRARIES = (
     "torchao",
     "llama-cpp-python",
     "gptqmodel",
+    "auto-round",
 )
 
 
@@ -108,7 +112,7 @@ def compress_model(
         _require_from_disk(chosen, settings)
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
-        source.require_linear(method)
+        source.require_linear(method, with_experts=chosen.takes_experts(settings))
     if chosen.by_class:
         source.require_plain(method)
     with quiet():
@@ -144,7 +148,8 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     )
     tensors, base = stored_weights.read_headers(job.folder), stored_weights.read_headers(job.source.folder)
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
-    linear_weights = sum(rows * columns for rows, columns in job.source.linear.values())
+    matrices = job.source.stored_matrices
+    n_weights = sum(rows * columns for rows, columns in matrices.values())
     return CheckpointManifest(
         method=method.name,
         label=method.label(job.config),
@@ -155,12 +160,12 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
         base_size_bytes=base_size,
         base_parameters=job.source.parameters,
         base_dtype=job.source.dtype,
-        calibration=None if job.calibration is None else job.calibration.describe(),
+        calibration=_describe_calibration(job),
         size_bytes=size,
         size_ratio=base_size / size,
-        bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, job.source.linear) / linear_weights,
+        bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, matrices) / n_weights,
         bits_per_weight_model=8 * size / job.source.parameters,
-        sparsity=stored_weights.sparsity_of_layers(job.folder, job.source.linear),
+        sparsity=stored_weights.sparsity_of_layers(job.folder, matrices),
         seconds=seconds,
         peak_memory_bytes=peak.n_bytes,
         peak_memory_kind=peak.kind,
@@ -173,14 +178,29 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     )
 
 
+def _describe_calibration(job: CompressionJob) -> dict[str, int | str | list[str]] | None:
+    """Return the manifest's entries about the calibration, and warn of experts that had no tokens of their own."""
+    if job.calibration is None:
+        return None
+    described: dict[str, int | str | list[str]] = {**job.calibration.describe()}
+    if job.source.experts:
+        unused = job.experts_without_tokens
+        described["experts_without_tokens"] = unused
+        if unused:
+            logger.warning("The router sent no calibration token to %d experts: %s", len(unused), ", ".join(unused))
+    return described
+
+
 def _require_compressed(method: Method, job: CompressionJob) -> None:
     """Raise `UnsupportedError` where a quantization method has silently skipped linear layers."""
     if not method.supported_bits:
         return
-    left = stored_weights.plain_layers(stored_weights.read_headers(job.folder), job.source.linear)
+    with_experts = method.takes_experts(job.config)
+    matrices = job.source.stored_matrices if with_experts else job.source.linear
+    left = stored_weights.plain_layers(stored_weights.read_headers(job.folder), matrices)
     if left:
         raise UnsupportedError(
-            f"Method {method.name!r} left {len(left)} of {len(job.source.linear)} linear layers unchanged, "
+            f"Method {method.name!r} left {len(left)} of {len(matrices)} linear layers unchanged, "
             f"the first of them {left[0]}",
             got=job.source.architecture,
             fix="Use another method, or another backend of this one",

@@ -41,9 +41,13 @@ class SourceModel:
         Linear layers except the language-model head: name to (out_features, in_features), in model order.
     head : str or None
         Name of the language-model head, which no method changes.
+    experts : dict
+        Matrices of the experts of a mixture: the name that each has where an expert is a module of linear layers, to
+        its name in a checkpoint and (out_features, in_features). transformers keeps them in two tensors per layer.
+        Empty where `architectures.linear_experts` cannot take them apart.
     elsewhere : dict
-        Weights with two or more axes outside of linear layers, embeddings and head: name to number of elements. For
-        example, transformers stores the experts of a mixture in one tensor per layer.
+        Weights with two or more axes outside of linear layers, embeddings and head: name to number of elements; among
+        them the tensors of the experts.
     subclassed : str or None
         Name of the first linear layer whose class is a subclass of `torch.nn.Linear`, as in Falcon.
     layers : int
@@ -65,6 +69,7 @@ class SourceModel:
     dtype: str
     linear: dict[str, tuple[int, int]]
     head: str | None
+    experts: dict[str, tuple[str, tuple[int, int]]]
     elsewhere: dict[str, int]
     subclassed: str | None
     layers: int
@@ -72,6 +77,16 @@ class SourceModel:
     max_length: int
     parameters: int
     trust_remote_code: bool
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """All matrices that a method can reach: linear layers, and those of the experts; name to shape."""
+        return {**self.linear, **{name: shape for name, (_, shape) in self.experts.items()}}
+
+    @property
+    def stored_matrices(self) -> dict[str, tuple[int, int]]:
+        """`matrices` by their names in a checkpoint."""
+        return {**self.linear, **dict(self.experts.values())}
 
     @property
     def ignored(self) -> list[str]:
@@ -124,7 +139,7 @@ class SourceModel:
         """Raise `UnsupportedError` naming the first linear layer whose in_features the group size does not divide."""
         if isinstance(group_size, str):
             return
-        for name, (_, in_features) in self.linear.items():
+        for name, (_, in_features) in self.matrices.items():
             if in_features % group_size:
                 raise UnsupportedError(
                     f"Group size {group_size} does not divide the {in_features} input features of {name}",
@@ -132,16 +147,23 @@ class SourceModel:
                     got=group_size,
                 )
 
-    def require_linear(self, method: str) -> None:
-        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers."""
-        reached = sum(rows * columns for rows, columns in self.linear.values())
-        missed = sum(self.elsewhere.values())
+    def require_linear(self, method: str, *, with_experts: bool = False) -> None:
+        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers.
+
+        `with_experts`: the method takes experts apart, where `experts` has them.
+        """
+        layers = {name.rsplit(".", 2)[0] for name in self.experts} if with_experts else set()
+        left = {name: size for name, size in self.elsewhere.items() if name.rpartition(".")[0] not in layers}
+        missed = sum(left.values())
+        reached = sum(rows * columns for rows, columns in self.linear.values()) + sum(self.elsewhere.values()) - missed
         if missed > MOST_ELSEWHERE * (reached + missed):
             raise UnsupportedError(
                 f"Method {method!r} changes linear layers only, and {missed / (reached + missed):.0%} of the weights "
-                f"of this model's layers are elsewhere, as in {next(iter(self.elsewhere))}",
+                f"of this model's layers are elsewhere, as in {max(left, key=left.__getitem__)}",
                 got=self.architecture,
-                fix="Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
+                fix="Use gptq, awq or rtn, which take experts apart"
+                if self.experts and not with_experts
+                else "Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
             )
 
     def require_plain(self, method: str) -> None:
@@ -166,6 +188,8 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     """
     from torch import nn
 
+    from mlflow_compress.models.architectures.linear_experts import stored_experts  # imports torch
+
     folder = local_folder(model)
     if stored_weights.weight_files(folder)[0].suffix != ".safetensors":
         raise UnsupportedError(
@@ -177,6 +201,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         raise UnsupportedError("The model is already quantized", got=model, fix="Give the full-precision checkpoint")
     skeleton = _skeleton(config, model, trust_remote_code)
     linear, head, elsewhere = _weights(skeleton)
+    experts = stored_experts(skeleton) if elsewhere else {}
     if not linear:
         where = f": its weights are elsewhere, as in {next(iter(elsewhere))}" if elsewhere else ""
         raise UnsupportedError(f"The model has no linear layers to compress{where}", got=type(skeleton).__name__)
@@ -189,6 +214,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
         dtype=stored_weights.main_dtype(tensors),
         linear=linear,
         head=head,
+        experts=experts,
         elsewhere=elsewhere,
         subclassed=next((name for name in linear if type(skeleton.get_submodule(name)) is not nn.Linear), None),
         layers=int(text_config.num_hidden_layers),

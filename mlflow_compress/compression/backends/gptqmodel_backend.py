@@ -52,6 +52,10 @@ class TwoBackendMethod(Method):
         """Return what the chosen backend needs."""
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
 
+    def takes_experts(self, config: Any) -> bool:
+        """Return whether llm-compressor is the backend."""
+        return bool(config.backend != NAME)
+
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         source.require_group_size(config.group_size)

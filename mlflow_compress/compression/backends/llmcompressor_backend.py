@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression import probe
+from mlflow_compress.compression.backends import llmcompressor_experts as experts
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.placement import BALANCED, placement
 
@@ -91,6 +92,11 @@ def _run(
     from llmcompressor import oneshot
 
     model, tokenizer = _load(job, until_saved), job.source.tokenizer()
+    modifiers = list(recipe())
+    if job.source.experts:
+        experts.take_apart(model)
+        if job.calibration is not None:
+            modifiers.insert(0, experts.token_counter(job.experts_without_tokens))
     before = job.probe.logits(model) if rescales else None
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
@@ -105,7 +111,7 @@ def _run(
         oneshot(
             model=model,
             tokenizer=tokenizer,
-            recipe=list(recipe()),
+            recipe=modifiers,
             trust_remote_code_model=job.source.trust_remote_code,
             **data,
         )
@@ -117,6 +123,8 @@ def _run(
     if job.offload is None:
         remove_dispatch(model, onload_tensors=True)
         model.to(job.device)
+    if job.source.experts:
+        experts.prepare_to_save(model)
     model.eval()
     if before is not None:
         _require_same_function(job, model, before)

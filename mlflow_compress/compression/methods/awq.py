@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 BITS = (8, 4, 3)
+AS = {"MixtralForCausalLM": "Qwen3MoeForCausalLM"}
+"""Architectures that llm-compressor has no mappings for, and those with the same layers whose mappings they take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
 
         backend.require_known(
             source,
-            (*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY),
+            (*AWQ_MAPPING_REGISTRY, *AWQ_DYNAMIC_MAPPING_REGISTRY, *AS),
             unknown="AWQ does not know which layers of this architecture to scale together",
             instead="gptq or rtn",
         )
@@ -106,12 +108,16 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
 
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
-            from llmcompressor.modifiers.transform.awq import AWQModifier
+            from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY, AWQModifier
 
-            config = job.config
+            config, architecture = job.config, job.source.architecture
             scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
             return [
-                AWQModifier(duo_scaling=config.duo_scaling, n_grid=config.grid),
+                AWQModifier(
+                    duo_scaling=config.duo_scaling,
+                    n_grid=config.grid,
+                    mappings=AWQ_MAPPING_REGISTRY[AS[architecture]] if architecture in AS else None,
+                ),
                 QuantizationModifier(config_groups=scheme, ignore=job.source.ignored),
             ]
 

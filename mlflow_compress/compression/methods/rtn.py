@@ -55,6 +55,10 @@ class RoundToNearest(Method):
     from_disk = True
     requires = ("llmcompressor",)
 
+    def takes_experts(self, config: Any) -> bool:
+        """Return True."""
+        return True
+
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise `UnsupportedError` for a group size that does not divide a layer."""
         source.require_group_size(config.group_size)

@@ -48,6 +48,10 @@ class SparseGpt(PruningMethod):
     needs_calibration = True
     requires = ("llmcompressor",)
 
+    def takes_experts(self, config: Any) -> bool:
+        """Return True."""
+        return True
+
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Prune layer by layer, each on the outputs of the pruned layers before it."""
 

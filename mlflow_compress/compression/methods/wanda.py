@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CompressionJob, register
@@ -33,6 +33,10 @@ class Wanda(PruningMethod):
     Config = WandaConfig
     needs_calibration = True
     requires = ("llmcompressor",)
+
+    def takes_experts(self, config: Any) -> bool:
+        """Return True."""
+        return True
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Prune layer by layer, each on the outputs of the pruned layers before it."""

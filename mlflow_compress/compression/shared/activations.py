@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, require_bits
@@ -36,6 +36,10 @@ class EightBitMethod(Method):
     by_class = True
     rounds_activations = True
     requires = ("llmcompressor",)
+
+    def takes_experts(self, config: Any) -> bool:
+        """Return True."""
+        return True
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize without data: the scale of the activations is computed for every token."""

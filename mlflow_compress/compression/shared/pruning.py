@@ -53,7 +53,7 @@ class PruningMethod(Method):
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise `UnsupportedError` for the 2:4 pattern where four does not divide a layer's input features."""
         if config.pattern == "2:4":
-            for name, (_, in_features) in source.linear.items():
+            for name, (_, in_features) in source.matrices.items():
                 if in_features % GROUP:
                     raise UnsupportedError(
                         f"The pattern 2:4 does not fit the {in_features} input features of {name}",
@@ -68,7 +68,7 @@ def require_pruned(job: CompressionJob) -> None:
 
     A backend silently skips a layer that it does not reach when it traces the model.
     """
-    for name, (_, in_features) in job.source.linear.items():
+    for name, (_, in_features) in job.source.stored_matrices.items():
         zeros = stored_weights.sparsity_of_layers(job.folder, [name])
         if (
             zeros is None or zeros < job.config.sparsity - 1 / in_features
@@ -86,5 +86,5 @@ def modifier_options(job: CompressionJob) -> dict[str, Any]:
     return {
         "sparsity": config.sparsity,
         "mask_structure": "2:4" if config.pattern == "2:4" else "0:0",
-        "targets": list(job.source.linear),
+        "targets": list(job.source.matrices),
     }

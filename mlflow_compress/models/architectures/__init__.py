@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ GGUF_NATIVE = "native_gguf"
 
 OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
 """Values of ``quant_method`` in our own checkpoints; each has a module of this name here."""
+
+
+COMPRESSED_TENSORS = "compressed-tensors"
+_QUANTIZED_EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight_(packed|scale)$")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -35,7 +40,8 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     Where needed, this also registers our own model classes and formats with transformers. The configuration of a GGUF
     file is the ``config.json`` next to it, which is more complete than the file. Its weights are expanded to floats; if
     the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ files use the
-    plain torch kernel, whose layers `expand` then replaces, as it does with those of bitsandbytes on a CPU.
+    plain torch kernel, whose layers `expand` then replaces, as it does with those of bitsandbytes on a CPU. Quantized
+    experts stay linear layers (`linear_experts`).
 
     Raises
     ------
@@ -54,6 +60,11 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     if method == bnb_4bit.QUANT_METHOD:
         bnb_4bit.import_offline()
     files = weight_files(folder)
+    if method == COMPRESSED_TENSORS and _has_quantized_experts(files):
+        from mlflow_compress.models.architectures import linear_experts  # imports torch
+
+        register_formats()
+        return {"use_safetensors": True, **linear_experts.loading_options(folder, trust_remote_code=trust_remote_code)}
     if not files or files[0].suffix != ".gguf":
         packed = gptq_awq.loading_options(folder, method, trust_remote_code=trust_remote_code)
         return {"use_safetensors": True, **packed}
@@ -119,6 +130,7 @@ def register_formats() -> None:
     """Register our own formats with transformers' loader; a second call changes nothing."""
     from transformers.quantizers import auto
 
+    from mlflow_compress.models.architectures import linear_experts
     from mlflow_compress.models.architectures.hqq_packed import HqqPackedConfig, HqqPackedQuantizer
     from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, NoisyLogitsQuantizer
     from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, QuantizedCacheQuantizer
@@ -128,10 +140,23 @@ def register_formats() -> None:
         (NoisyLogitsConfig, NoisyLogitsQuantizer),
         (QuantizedCacheConfig, QuantizedCacheQuantizer),
     )
-    for name, (config, quantizer) in zip(OWN_FORMATS, classes, strict=True):
+    experts = (linear_experts.LinearExpertsConfig, linear_experts.LinearExpertsQuantizer)
+    names = (*OWN_FORMATS, linear_experts.QUANT_METHOD)
+    for name, (config, quantizer) in zip(names, (*classes, experts), strict=True):
         if name not in auto.AUTO_QUANTIZER_MAPPING:
             auto.register_quantization_config(name)(config)
             auto.register_quantizer(name)(quantizer)
+
+
+def _has_quantized_experts(files: list[Path]) -> bool:
+    """Return whether weight files hold quantized matrices of single experts, which their headers say."""
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, framework="np") as source:
+            if any(map(_QUANTIZED_EXPERT.search, source.keys())):
+                return True
+    return False
 
 
 def _settings(folder: Path) -> dict[str, Any]:

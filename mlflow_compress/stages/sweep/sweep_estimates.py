@@ -59,7 +59,7 @@ def size_estimate(source: SourceModel, base_bytes: int, settings: MethodConfig) 
     bits, group = given.get("bits"), given.get("group_size")
     if not isinstance(bits, int):
         return None
-    weights = sum(rows * columns for rows, columns in source.linear.values())
+    weights = sum(rows * columns for rows, columns in source.matrices.values())
     stored = base_bytes * weights / source.parameters
     per_weight = bits + (_SCALE_BITS + bits) / group if isinstance(group, int) else bits
     return base_bytes - stored + weights * per_weight / 8

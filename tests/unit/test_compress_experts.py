@@ -1,0 +1,227 @@
+"""Mixtures of experts: every expert is compressed, and the saved model computes the same as the one in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
+from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.models.architectures import linear_experts
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.placement import Offload
+from mlflow_compress.models.source_model import resolve
+from tests.compress_models import TEXT, check_here, make_gpt_oss, make_mixtral, make_mixture, mean_kl, token_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
+
+MAKERS = {"mixtral": make_mixtral, "qwen3moe": make_mixture}
+STORED = {"mixtral": "block_sparse_moe.experts.{}.w1", "qwen3moe": "mlp.experts.{}.gate_proj"}
+QUANTIZING = ("rtn", "gptq", "awq", "w8a8", "fp8", "autoround")
+PRUNING = ("wanda", "sparsegpt")
+GROUP = 32
+SMALL = {"group_size": GROUP, "calibration_samples": 4, "calibration_length": 64, "iters": 4}
+
+Bases = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    folder = tmp_path_factory.mktemp("mixtures")
+
+    def base(architecture: str) -> Path:
+        path = folder / architecture
+        return path if path.exists() else MAKERS[architecture](path)
+
+    return base
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the reload check in this process."""
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+
+
+def settings(method: str, **changes: Any) -> Any:
+    known = METHODS.get(method).Config.__dataclass_fields__
+    return method_config(method, **{name: value for name, value in SMALL.items() if name in known}, **changes)
+
+
+def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = load_model(LoadConfig(path=str(folder), device="cpu")).model
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=ids).logits
+    return logits
+
+
+def stored_bits(folder: Path, bits: int, per_layer: int) -> float:
+    """Return the bits per weight: `bits`, a scale of 16 bits for each group of 32, and `per_layer` bits a layer."""
+    matrices = resolve(str(folder)).matrices
+    weights = sum(rows * columns for rows, columns in matrices.values())
+    return bits + 16 / GROUP + per_layer * len(matrices) / weights
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("architecture", MAKERS)
+@pytest.mark.parametrize("method", QUANTIZING)
+def test_every_expert_is_quantized(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
+    base, out = bases(architecture), tmp_path / "out"
+    manifest = compress_model(str(base), method, settings(method), TEXT, out)
+    tensors = load_file(out / "model.safetensors")
+    for layer in (0, 1):
+        for number in range(4):
+            name = f"model.layers.{layer}.{STORED[architecture].format(number)}"
+            assert f"{name}.weight_scale" in tensors  # as the architecture's files name it
+            assert tensors.get(f"{name}.weight_packed", tensors.get(f"{name}.weight")).dtype != torch.bfloat16
+    assert not any("gate_up_proj" in name for name in tensors)
+    # w8a8 and fp8 have one scale per row; awq's default has a zero point of 4 bits per group.
+    low, high = {"rtn": (4.5, 4.6), "gptq": (4.5, 4.6), "autoround": (4.5, 4.6), "awq": (4.6, 4.8)}.get(
+        method, (8.1, 8.5)
+    )
+    assert low < manifest.bits_per_weight < high
+    ids = token_rows(base, TEXT[0], rows=2, length=64)
+    assert 0 < mean_kl(logits_of(base, ids), logits_of(out, ids)) < 0.1
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("architecture", MAKERS)
+@pytest.mark.parametrize("method", PRUNING)
+def test_every_expert_is_pruned(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
+    base, out = bases(architecture), tmp_path / "out"
+    manifest = compress_model(str(base), method, settings(method), TEXT, out)
+    tensors, before = (load_file(folder / "model.safetensors") for folder in (out, base))
+    assert tensors.keys() == before.keys()  # a plain checkpoint of the architecture
+    experts = [name for name in tensors if ".experts." in name]
+    assert len(experts) == 2 * 4 * 3
+    for name in experts:
+        assert float((tensors[name] == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
+    assert manifest.sparsity == pytest.approx(0.5, abs=1e-3) and manifest.bits_per_weight == 16.0
+    plain = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    ids = token_rows(base, TEXT[0], rows=2, length=64)
+    with torch.inference_mode():
+        assert torch.equal(plain(input_ids=ids).logits, logits_of(out, ids))
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("architecture", MAKERS)
+def test_rounded_experts_are_those_that_one_rounds_by_hand(architecture: str, bases: Bases, tmp_path: Path) -> None:
+    base, out = bases(architecture), tmp_path / "out"
+    manifest = compress_model(str(base), "rtn", settings("rtn", bits=8), TEXT, out)
+    assert manifest.bits_per_weight == pytest.approx(stored_bits(base, 8, per_layer=2 * 64))  # its shape: two int64
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    rounded = resolve(str(base)).linear.keys() | {name for name, _ in linear_experts.fused_experts(model)}
+    for name, weight in model.named_parameters():
+        if name.rpartition(".")[0] in rounded:
+            groups = weight.data.reshape(*weight.shape[:-1], -1, GROUP)
+            scale = (groups.abs().amax(-1, keepdim=True) * 2 / 255).bfloat16().float()  # as it is stored
+            weight.data = ((groups / scale).round().clamp(-128, 127) * scale).reshape(weight.shape)
+    ids = token_rows(base, TEXT[0], rows=2, length=64)
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+    assert mean_kl(expected, logits_of(out, ids)) < 1e-9
+
+
+@pytest.mark.usefixtures("here")
+def test_awq_scales_the_router_with_the_experts(bases: Bases, tmp_path: Path) -> None:
+    for architecture in MAKERS:
+        base, out = bases(architecture), tmp_path / architecture
+        compress_model(str(base), "awq", settings("awq", bits=8), TEXT, out)
+        after, before = (load_file(folder / "model.safetensors") for folder in (out, base))
+        router = next(name for name in before if name.endswith(".gate.weight"))
+        norm = "model.layers.0.post_attention_layernorm.weight"
+        factors = before[norm].float() / after[norm].float()
+        assert factors.std() > 0.01  # the norm was scaled down, and the router up by the same factors
+        assert torch.allclose(after[router].float(), before[router].float() * factors, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("method", ["gptq", "awq", "wanda"])
+def test_an_expert_without_tokens_is_named(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Of the logits of the rows a, -a, b, -b and 0, two of the first four are positive: the fifth expert is never chosen.
+    base, out = make_mixture(tmp_path / "base", num_experts=5), tmp_path / "out"
+    tensors = load_file(base / "model.safetensors")
+    for layer in (0, 1):
+        a, b = tensors[f"model.layers.{layer}.mlp.gate.weight"][:2].clone()
+        tensors[f"model.layers.{layer}.mlp.gate.weight"] = torch.stack([a, -a, b, -b, torch.zeros_like(a)])
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with caplog.at_level(logging.WARNING):
+        manifest = compress_model(str(base), method, settings(method), TEXT, out)
+    assert CheckpointManifest.read(out) == manifest and manifest.calibration is not None
+    unused = manifest.calibration["experts_without_tokens"]
+    assert isinstance(unused, list)
+    assert [name for name in unused if ".0.mlp" in name] == ["model.layers.0.mlp.experts.4"]
+    assert "model.layers.1.mlp.experts.4" in unused  # the inputs of this layer are so alike that others may be unused
+    assert f"no calibration token to {len(unused)} experts: {', '.join(unused)}" in caplog.text
+
+
+def test_experts_of_another_form_are_refused(tmp_path: Path) -> None:
+    base = make_gpt_oss(tmp_path / "base")
+    assert resolve(str(base)).experts == {}
+    for method in (*QUANTIZING, *PRUNING):
+        with pytest.raises(UnsupportedError, match=r"linear layers only.*experts.gate_up_proj.*GptOss.*Use a cast"):
+            compress_model(str(base), method, settings(method), TEXT, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_gptqmodel_does_not_take_experts() -> None:
+    for method in ("gptq", "awq"):
+        assert METHODS.get(method).takes_experts(method_config(method))
+        assert not METHODS.get(method).takes_experts(method_config(method, backend="gptqmodel"))
+
+
+def test_linear_experts_compute_what_transformers_computes(bases: Bases) -> None:
+    for architecture in MAKERS:
+        model = AutoModelForCausalLM.from_pretrained(bases(architecture), dtype=torch.float32).eval()
+        ids = torch.arange(48)[None] % 28
+        with torch.inference_mode():
+            fused = model(input_ids=ids).logits
+        for name, experts in list(linear_experts.fused_experts(model)):
+            linear = linear_experts.LinearExperts(experts)
+            for number, expert in enumerate(linear):
+                gate, up = experts.gate_up_proj.data[number].chunk(2)
+                expert.gate_proj.weight.data, expert.up_proj.weight.data = gate, up
+                expert.down_proj.weight.data = experts.down_proj.data[number]
+            model.set_submodule(name, linear)
+        with torch.inference_mode():
+            assert torch.allclose(model(input_ids=ids).logits, fused, atol=1e-5)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_checkpoint_whose_experts_have_no_loader_is_an_error(
+    bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    compress_model(str(bases("qwen3moe")), "rtn", settings("rtn"), TEXT, out)
+    monkeypatch.setattr(linear_experts, "fused_experts", lambda model: iter(()))  # as in an architecture of that kind
+    with pytest.raises(CheckpointError, match=r"Quantized experts.*cannot be loaded.*Qwen3MoeForCausalLM"):
+        load_model(LoadConfig(path=str(out), device="cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(("method", "architecture"), [("gptq", "mixtral"), ("w8a8", "qwen3moe"), ("wanda", "mixtral")])
+def test_a_fresh_process_computes_the_same(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
+    manifest = compress_model(str(bases(architecture)), method, settings(method), TEXT, tmp_path / "out")
+    assert manifest.reload["kl_max"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("architecture", MAKERS)
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_experts_are_compressed_from_the_disk(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
+    little = Offload(max_memory={"cpu": "100KiB"}, folder=None)
+    in_memory = compress_model(str(bases(architecture)), method, settings(method), TEXT, tmp_path / "memory")
+    from_disk = compress_model(
+        str(bases(architecture)), method, settings(method), TEXT, tmp_path / "disk", device="balanced", offload=little
+    )
+    assert from_disk.size_bytes == in_memory.size_bytes and from_disk.reload["kl_max"] < 1e-6
+    ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
+    assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) < 1e-4
