@@ -4,10 +4,14 @@ Each kill starts from the same store. A command begins, gets SIGKILL, SIGTERM or
 with the processes it has started), and the same command runs again to its end. Then must hold, against a run that
 nobody disturbed: the same metrics and verdicts, the same versions and aliases in the registry, no run RUNNING, no lock
 in the way, as many bytes on disk (the database aside, and 64 KiB for the parameters of killed runs), and no call to the
-judge repeated but those under way at the kill. The exit code is 1 if one kill breaks one of these.
+judge repeated but those under way at the kill. Nothing that it has started may run
+on. The exit code is 1 if one kill breaks one of these.
 
 A command's first seconds are imports. So one kill in ten is drawn from the time before the command's first write to a
 file, and nine from the time after it. A command that has ended before its kill does not count, and another is drawn.
+
+Two thirds of a command's processor time are imports. With `--forked` commands are forks of a process that has imported
+everything: they begin at once, and the kills take a third of the time.
 
 With `--rows FILE` each kill is a line of a JSONL file, and the table is that of all lines there: so the kills can be
 made in pieces, each with a seed of its own.
@@ -28,22 +32,24 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.killed_store import Store, differences
+from benchmarks.forked_commands import Forks
+from benchmarks.killed_store import LOOK_S, Process, Store, differences, ended, left_processes
 from tests.judge_server import FaultyJudge, judge_server
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 TASKS = ("--tasks", "choice.jsonl,text.txt")
+STORE = ("resume",)  # it makes the database: otherwise most kills would fall on its migrations
 QUANTIZE = ("quantize", "--method", "rtn", "--bits", "4")
 SWEEP = ("sweep", "--methods", "rtn,fp16", "--bits", "4", *TASKS, "--judge", "false")
 CHECKPOINT = ("--checkpoint", "CHECKPOINT")  # replaced by the folder that `quantize` has written
@@ -53,9 +59,8 @@ ASKING = ("--judge_concurrency", str(CONCURRENCY), "--judge_model", "gpt-4")
 BOUNDS = ("--max_kl", "9", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100", "--max_kl_outliers_pct", "100")
 SLOWER = 10  # a restart that takes this many times as long as an undisturbed run waits for a lock
 EARLY = 0.1  # share of the kills before the first write
-LONGEST_END_S = 120
-LOOK_S = 0.02
-KINDS = ("metrics", "registry", "RUNNING", "restart", "disk", "paid twice")
+LONGEST_S, LONGEST_END_S = 1800.0, 120.0
+KINDS = ("metrics", "registry", "RUNNING", "restart", "disk", "paid twice", "process")
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,11 @@ class Case:
 
 
 CASES = (
-    Case("quantize", (), QUANTIZE),
+    Case("quantize", (STORE,), QUANTIZE),
     Case("evaluate", (QUANTIZE,), ("evaluate", *CHECKPOINT, *TASKS)),
     Case("judge", (QUANTIZE,), ("judge", *CHECKPOINT, *ANSWERS, *ASKING)),
     Case("promote", (SWEEP,), ("promote", *BOUNDS)),
-    Case("sweep", (), SWEEP),
+    Case("sweep", (STORE,), SWEEP),
 )
 
 
@@ -104,11 +109,13 @@ class Kills:
         The script of the judge that is asked: it counts what is paid.
     base_url : str
         The judge's address.
+    forks : Forks, optional
+        Where commands are forked from; None: each is a new Python process.
     """
 
-    def __init__(self, case: Case, work: Path, judge: FaultyJudge, base_url: str) -> None:
+    def __init__(self, case: Case, work: Path, judge: FaultyJudge, base_url: str, forks: Forks | None) -> None:
         self._case, self._judge, self._template = case, judge, work / f"before-{case.name}"
-        self._store = Store(work / "store", {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "local"})
+        self._store = Store(work / "store", {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "local"}, forks)
         shutil.rmtree(self._store.folder, ignore_errors=True)
         self._store.folder.mkdir(parents=True)
         write_inputs(self._store.folder)
@@ -118,13 +125,12 @@ class Kills:
         shutil.copytree(self._store.folder, self._template, symlinks=True)
         began, process = self._begin()
         self.first_write = self._until_first_write(process, began)
-        process.communicate()
-        if process.returncode or self.first_write is None:
-            raise RuntimeError(f"{case.name} fails undisturbed")
+        if not ended(process, LONGEST_S) or process.returncode or self.first_write is None:
+            raise RuntimeError(f"{case.name} fails undisturbed: {self._store.log.read_text()[-2000:]}")
         self.seconds = time.perf_counter() - began
         self.undisturbed, self._paid = self._store.outcome(), judge.paid.total()
 
-    def _begin(self) -> tuple[float, subprocess.Popen[str]]:
+    def _begin(self) -> tuple[float, Process]:
         """Start the command in the store as it was, and return when."""
         shutil.rmtree(self._store.folder)
         # at the same paths, which the database names
@@ -136,23 +142,13 @@ class Kills:
     def _has_written(self) -> bool:
         return self._store.files() != self._found
 
-    def _until_first_write(self, process: subprocess.Popen[str], began: float) -> float | None:
+    def _until_first_write(self, process: Process, began: float) -> float | None:
         """Return after how many seconds the command first wrote to a file; None if it ended before."""
         while not self._has_written():
             if process.poll() is not None:
                 return None
             time.sleep(LOOK_S)
         return time.perf_counter() - began
-
-    def _ends(self, process: subprocess.Popen[str]) -> bool:
-        """Wait until a process that got a signal has ended with all that it started; return whether it has."""
-        try:
-            process.communicate(timeout=LONGEST_END_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return False
-        return True
 
     def one(self, draw: random.Random) -> dict[str, Any] | None:
         """Kill once, start again, and return what was done and what is wrong; None where the kill came too late."""
@@ -162,17 +158,11 @@ class Kills:
         began, process = self._begin()
         if not early:
             self._until_first_write(process, began)
-        try:
-            process.communicate(timeout=pause)
-        except subprocess.TimeoutExpired:
-            written, after = self._has_written(), time.perf_counter() - began
-            if whom == "group":
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            stuck = not self._ends(process)
-        else:
+        if ended(process, pause):
             return None
+        written, after = self._has_written(), time.perf_counter() - began
+        (os.killpg if whom == "group" else os.kill)(process.pid, number)
+        has_ended = ended(process, LONGEST_END_S)
         row = {
             "command": self._case.name,
             "signal": number.name,
@@ -184,7 +174,7 @@ class Kills:
             "undisturbed_s": round(self.seconds, 1),
             "first_write_s": round(self.first_write, 1),
         }
-        if stuck:
+        if not has_ended:
             return {**row, "wrong": {"restart": f"it has not ended {LONGEST_END_S} s after the signal"}}
         try:
             again = self._store.run(self._case.command, limit=max(120.0, SLOWER * self.seconds))
@@ -193,7 +183,13 @@ class Kills:
         wrong = differences(self._store.outcome(), self.undisturbed)
         if (repeated := self._judge.paid.total() - self._paid) > CONCURRENCY:
             wrong["paid twice"] = f"{repeated} calls to the judge repeated"
+        if left_processes(process):
+            wrong["process"] = "a process that the killed one has started still runs"
         return {**row, "again_s": round(again, 1), "wrong": wrong}
+
+    def keep(self, folder: Path) -> None:
+        """Keep the store as it is now, to look into it."""
+        shutil.copytree(self._store.folder, folder, symlinks=True, dirs_exist_ok=True)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -219,7 +215,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def kill_all(count: int, seed: int, cases: list[Case], work: Path, until: float, rows: Path) -> None:
+def kill_all(
+    count: int, seed: int, cases: list[Case], work: Path, *, until: float, rows: Path, forks: Forks | None
+) -> None:
     """Kill `count` commands, in equal shares, and append a line per kill."""
     draw = random.Random(seed)
     judge = FaultyJudge(share=0.0, latency=0.2)
@@ -228,7 +226,7 @@ def kill_all(count: int, seed: int, cases: list[Case], work: Path, until: float,
             wanted = count // len(cases) + (index < count % len(cases))
             if not wanted or time.monotonic() > until:
                 continue
-            kills = Kills(case, work, judge, server.base_url)
+            kills = Kills(case, work, judge, server.base_url, forks)
             print(
                 f"{case.name}: {kills.seconds:.0f} s undisturbed, first write at {kills.first_write:.1f} s", flush=True
             )
@@ -237,8 +235,10 @@ def kill_all(count: int, seed: int, cases: list[Case], work: Path, until: float,
                 if row is None:
                     continue
                 wanted -= 1
+                if row["wrong"]:
+                    kills.keep(work / f"wrong-{case.name}-{seed}-{wanted}")
                 with rows.open("a") as sink:
-                    sink.write(json.dumps({"seed": seed, **row}) + "\n")
+                    sink.write(json.dumps({"seed": seed, "forked": forks is not None, **row}) + "\n")
                 told = f"{row['signal']} to the {row['whom']} after {row['after_s']:.1f} s, ended {row['ended']}"
                 print(f"  {told}: {'; '.join(row['wrong'].values()) or 'as undisturbed'}", flush=True)
 
@@ -252,13 +252,15 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the stores; none: a temporary one")
     parser.add_argument("--rows", type=Path, help="JSONL file that gets a line per kill; none: in the stores' folder")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no kill begins later than this")
+    parser.add_argument("--forked", action="store_true", help="fork commands from a process that has imported torch")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     cases = [case for case in CASES if case.name in given.commands.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         work = given.keep or Path(folder)
         rows = given.rows or work / "kills.jsonl"
-        kill_all(given.count, given.seed, cases, work, until, rows)
+        with Forks() if given.forked else nullcontext() as forks:
+            kill_all(given.count, given.seed, cases, work, until=until, rows=rows, forks=forks)
         made = [json.loads(line) for line in rows.read_text().splitlines()]
     print(f"\n{table(made)}")
     sys.exit(1 if any(row["wrong"] for row in made) else 0)

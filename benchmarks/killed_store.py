@@ -14,7 +14,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Protocol
 
+from benchmarks.forked_commands import Forks
+
+LOOK_S = 0.02
 ALLOWED_BYTES = 64 * 1024  # the parameters of killed runs
 _NOT_COMPARED = ("speed/",)  # times and memory
 _READERS = get_context("forkserver")
@@ -34,6 +38,39 @@ class Outcome:
     bytes: int
 
 
+class Process(Protocol):
+    """A command that was started."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+
+
+def ended(process: Process, seconds: float) -> bool:
+    """Return whether a command has ended, after waiting for that at most so long."""
+    until = time.perf_counter() + seconds
+    while process.poll() is None:
+        if time.perf_counter() > until:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def left_processes(process: Process, seconds: float = 10.0) -> bool:
+    """Return whether something that an ended command has started still runs, `seconds` later. It is killed then."""
+    until = time.perf_counter() + seconds
+    try:
+        while time.perf_counter() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(LOOK_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Store:
     """A folder with a SQLite store, its artifacts, its home and its temporary files.
 
@@ -43,36 +80,40 @@ class Store:
         Where it is; it need not be there yet.
     environment : mapping of str to str
         What commands get besides this process's environment.
+    forks : Forks, optional
+        Where commands are forked from; None: each is a new Python process.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: Mapping[str, str], forks: Forks | None = None) -> None:
+        self.folder, self.log, self._forks = folder, folder.with_suffix(".log"), forks
         self.uri = f"sqlite:///{folder / 'mlflow.db'}"
         self._environment = environment
 
-    def start(self, command: tuple[str, ...]) -> subprocess.Popen[str]:
-        """Start a command of the package, in a session of its own."""
+    def start(self, command: tuple[str, ...]) -> Process:
+        """Start a command of the package, in a session of its own. What it says goes to `log`."""
         (self.folder / "tmp").mkdir(exist_ok=True)
         places = {"MLFLOW_TRACKING_URI": self.uri, "TMPDIR": str(self.folder / "tmp")}
         environment = {**os.environ, **self._environment, **places}
         environment.pop("MLFLOW_COMPRESS_HOME", None)
         filled = [self.checkpoint() if part == "CHECKPOINT" else part for part in command]
-        return subprocess.Popen(
-            [sys.executable, "-m", "mlflow_compress", *filled],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        if self._forks is not None:
+            return self._forks.start(filled, self.folder, environment, self.log)
+        with self.log.open("w") as sink:
+            return subprocess.Popen(
+                [sys.executable, "-m", "mlflow_compress", *filled],
+                cwd=self.folder,
+                env=environment,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def checkpoint(self) -> str:
         """Return the checkpoint that `quantize` has written."""
         [found] = (self.folder / ".mlflow_compress" / "checkpoints").glob("demo-*")
         return str(found)
 
-    def run(self, command: tuple[str, ...], limit: float | None = None) -> float:
+    def run(self, command: tuple[str, ...], limit: float = 1800.0) -> float:
         """Run a command to its end, and return its seconds.
 
         Raises
@@ -82,14 +123,11 @@ class Store:
         """
         began = time.perf_counter()
         process = self.start(command)
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
+        if not ended(process, limit):
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise RuntimeError(f"{command[0]} has not ended after {limit:.0f} s") from None
+            raise RuntimeError(f"{command[0]} has not ended after {limit:.0f} s")
         if process.returncode:
-            raise RuntimeError(f"{command[0]} ended with {process.returncode}: {said[-2000:]}")
+            raise RuntimeError(f"{command[0]} ended with {process.returncode}: {self.log.read_text()[-2000:]}")
         return time.perf_counter() - began
 
     def files(self) -> dict[str, tuple[int, int]]:
@@ -151,7 +189,7 @@ def differences(found: Outcome, undisturbed: Outcome) -> dict[str, str]:
     """Return what a store that was disturbed holds otherwise, by kind, in words; empty where all is well."""
     wrong = {}
     if found.metrics != undisturbed.metrics:
-        wrong["metrics"] = "other metrics"
+        wrong["metrics"] = f"other metrics: {_differing(found.metrics, undisturbed.metrics)}"
     # A command that is killed after its end has run twice, and stores its results twice.
     once = found.finished == undisturbed.finished
     if once and found.verdicts != undisturbed.verdicts:
@@ -165,3 +203,14 @@ def differences(found: Outcome, undisturbed: Outcome) -> dict[str, str]:
     if once and found.bytes > undisturbed.bytes + ALLOWED_BYTES:
         wrong["disk"] = f"{found.bytes - undisturbed.bytes:,} bytes more on disk"
     return wrong
+
+
+def _differing(found: Mapping[str, Mapping[str, float]], undisturbed: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the first three metrics that differ, each with what was found and what was due."""
+    pairs = [
+        f"{run} {name} {found.get(run, {}).get(name)} for {undisturbed.get(run, {}).get(name)}"
+        for run in sorted(found.keys() | undisturbed.keys())
+        for name in sorted(found.get(run, {}).keys() | undisturbed.get(run, {}).keys())
+        if found.get(run, {}).get(name) != undisturbed.get(run, {}).get(name)
+    ]
+    return ", ".join(pairs[:3]) or "a run is missing"

@@ -39,8 +39,11 @@ def outcome(**changed: object) -> Outcome:
     ("changed", "said"),
     [
         ({}, {}),
-        ({"metrics": {"evaluate rtn": {"a": 1.0000001}}}, {"metrics": "other metrics"}),
-        ({"metrics": {}}, {"metrics": "other metrics"}),
+        (
+            {"metrics": {"evaluate rtn": {"a": 1.0000001}}},
+            {"metrics": "other metrics: evaluate rtn a 1.0000001 for 1.0"},
+        ),
+        ({"metrics": {}}, {"metrics": "other metrics: evaluate rtn a None for 1.0"}),
         ({"versions": (("demo", "1"), ("demo", "2"))}, {"registry": "versions (('demo', '1'), ('demo', '2'))"}),
         ({"aliases": ()}, {"registry": "aliases ()"}),
         ({"verdicts": {"evaluate rtn": "other"}}, {"metrics": "other verdicts"}),
@@ -60,4 +63,4 @@ def test_the_table_counts_kills_by_command_and_by_what_is_wrong() -> None:
     wrong = {"disk": "1 byte more", "RUNNING": "1 left RUNNING"}
     rows = [{**kill, "wrong": {}}, {**kill, "signal": "SIGKILL", "written": False, "left_open": 0, "wrong": wrong}]
     *_, line = table(rows).splitlines()
-    assert line == "| `promote` | 4 | 2 (1 SIGINT, 1 SIGKILL) | 1 | 1 | 1 | 0 | 0 | 1 | 0 | 1 | 0 |"
+    assert line == "| `promote` | 4 | 2 (1 SIGINT, 1 SIGKILL) | 1 | 1 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 |"
