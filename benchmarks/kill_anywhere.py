@@ -161,6 +161,7 @@ class Kills:
         if ended(process, pause):
             return None
         written, after = self._has_written(), time.perf_counter() - began
+        open_runs = self._store.open_runs()
         (os.killpg if whom == "group" else os.kill)(process.pid, number)
         has_ended = ended(process, LONGEST_END_S)
         row = {
@@ -170,7 +171,7 @@ class Kills:
             "after_s": round(after, 2),
             "written": written,
             "ended": process.returncode,
-            "left_open": self._store.open_runs(),
+            "open_runs": open_runs,
             "undisturbed_s": round(self.seconds, 1),
             "first_write_s": round(self.first_write, 1),
         }
@@ -207,7 +208,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{statistics.median(row['undisturbed_s'] for row in mine):.0f}",
                 f"{len(mine)} ({', '.join(f'{n} {name}' for name, n in sorted(signals.items()))})",
                 str(sum(not row["written"] for row in mine)),
-                str(sum(row["left_open"] > 0 for row in mine)),
+                str(sum(row["open_runs"] > 0 for row in mine)),
                 str(sum(bool(row["wrong"]) for row in mine)),
                 *(str(sum(kind in row["wrong"] for row in mine)) for kind in KINDS),
             ]

@@ -59,8 +59,8 @@ def test_what_counts_as_different(changed: dict[str, object], said: dict[str, st
 
 
 def test_the_table_counts_kills_by_command_and_by_what_is_wrong() -> None:
-    kill = {"command": "promote", "signal": "SIGINT", "written": True, "left_open": 1, "undisturbed_s": 4.0}
+    kill = {"command": "promote", "signal": "SIGINT", "written": True, "open_runs": 1, "undisturbed_s": 4.0}
     wrong = {"disk": "1 byte more", "RUNNING": "1 left RUNNING"}
-    rows = [{**kill, "wrong": {}}, {**kill, "signal": "SIGKILL", "written": False, "left_open": 0, "wrong": wrong}]
+    rows = [{**kill, "wrong": {}}, {**kill, "signal": "SIGKILL", "written": False, "open_runs": 0, "wrong": wrong}]
     *_, line = table(rows).splitlines()
     assert line == "| `promote` | 4 | 2 (1 SIGINT, 1 SIGKILL) | 1 | 1 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 |"
