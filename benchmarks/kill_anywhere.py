@@ -1,43 +1,66 @@
 """Commands killed at random moments and started again: what they find, and what is left of the first attempt.
 
-Each kill starts from the same store: a command begins, gets SIGKILL, SIGTERM or SIGINT at a random moment between its
-start and its usual end (alone, or with the processes it has started), and the same command runs again to its end. Then
-must hold, against a run that nobody disturbed: the same metrics and verdicts, the same versions and aliases in the
-registry, no run RUNNING, no lock in the way, and as many bytes on disk (the database aside, and 64 KiB for the
-parameters of killed runs). The exit code is 1 if one kill breaks one of these.
+Each kill starts from the same store. A command begins, gets SIGKILL, SIGTERM or SIGINT at a random moment (alone, or
+with the processes it has started), and the same command runs again to its end. Then must hold, against a run that
+nobody disturbed: the same metrics and verdicts, the same versions and aliases in the registry, no run RUNNING, no lock
+in the way, as many bytes on disk (the database aside, and 64 KiB for the parameters of killed runs), and no call to the
+judge repeated but those under way at the kill. Nothing that it has started may run
+on. The exit code is 1 if one kill breaks one of these.
+
+A command's first seconds are imports. So one kill in ten is drawn from the time before the command's first write to a
+file, and nine from the time after it. A command that has ended before its kill does not count, and another is drawn.
+
+Two thirds of a command's processor time are imports. With `--forked` commands are forks of a process that has imported
+everything: they begin at once, and the kills take a third of the time.
+
+With `--rows FILE` each kill is a line of a JSONL file, and the table is that of all lines there: so the kills can be
+made in pieces, each with a seed of its own.
 
 Example
 -------
 python benchmarks/kill_anywhere.py --count 10 --seed 0
-python benchmarks/kill_anywhere.py --count 100 --keep /tmp/kills
+python benchmarks/kill_anywhere.py --count 25 --seed 1 --commands evaluate --rows kills.jsonl --minutes 9
+python benchmarks/kill_anywhere.py --count 0 --rows kills.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.forked_commands import Forks
+from benchmarks.killed_store import LOOK_S, Process, Store, differences, ended, left_processes
+from tests.judge_server import FaultyJudge, judge_server
+
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+TASKS = ("--tasks", "choice.jsonl,text.txt")
+STORE = ("resume",)  # it makes the database: otherwise most kills would fall on its migrations
 QUANTIZE = ("quantize", "--method", "rtn", "--bits", "4")
-SWEEP = ("sweep", "--methods", "rtn", "--bits", "8,4", "--limit", "2", "--judge", "false")
-ANSWERS = ("--instruction_limit", "1", "--num_samples", "2", "--max_new_tokens", "8", "--judge_max_tokens", "8")
+SWEEP = ("sweep", "--methods", "rtn,fp16", "--bits", "4", *TASKS, "--judge", "false")
+CHECKPOINT = ("--checkpoint", "CHECKPOINT")  # replaced by the folder that `quantize` has written
+CONCURRENCY = 2  # calls to the judge at the same time: so many may be lost at a kill
+ANSWERS = ("--instructions", "say.jsonl", "--num_samples", "2", "--max_new_tokens", "8", "--judge_max_tokens", "8")
+ASKING = ("--judge_concurrency", str(CONCURRENCY), "--judge_model", "gpt-4")
 BOUNDS = ("--max_kl", "9", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100", "--max_kl_outliers_pct", "100")
-ALLOWED_BYTES = 64 * 1024
 SLOWER = 10  # a restart that takes this many times as long as an undisturbed run waits for a lock
-_NOT_COMPARED = ("speed/",)  # times and memory
+EARLY = 0.1  # share of the kills before the first write
+LONGEST_S, LONGEST_END_S = 1800.0, 120.0
+KINDS = ("metrics", "registry", "RUNNING", "restart", "disk", "paid twice", "process")
 
 
 @dataclass(frozen=True)
@@ -49,171 +72,176 @@ class Case:
     command: tuple[str, ...]
 
 
-CHECKPOINT = ("--checkpoint", "CHECKPOINT")  # replaced by the folder that `quantize` has written
 CASES = (
-    Case("quantize", (), QUANTIZE),
-    Case("evaluate", (QUANTIZE,), ("evaluate", *CHECKPOINT, "--limit", "2")),
-    Case("judge", (QUANTIZE,), ("judge", *CHECKPOINT, *ANSWERS)),
+    Case("quantize", (STORE,), QUANTIZE),
+    Case("evaluate", (QUANTIZE,), ("evaluate", *CHECKPOINT, *TASKS)),
+    Case("judge", (QUANTIZE,), ("judge", *CHECKPOINT, *ANSWERS, *ASKING)),
     Case("promote", (SWEEP,), ("promote", *BOUNDS)),
-    Case("sweep", (), SWEEP),
+    Case("sweep", (STORE,), SWEEP),
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a store holds."""
-
-    metrics: Mapping[str, Mapping[str, float]]
-    verdicts: Mapping[str, str]
-    versions: tuple[tuple[str, str], ...]
-    aliases: tuple[tuple[str, str], ...]
-    running: int
-    finished: int
-    bytes: int
-
-
-class Store:
-    """A folder with a SQLite store, its artifacts, its home and its temporary files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.uri = f"sqlite:///{folder / 'mlflow.db'}"
-
-    def start(self, command: tuple[str, ...]) -> subprocess.Popen[str]:
-        """Start a command of the package, in a session of its own."""
-        (self.folder / "tmp").mkdir(exist_ok=True)
-        environment = {**os.environ, "MLFLOW_TRACKING_URI": self.uri, "TMPDIR": str(self.folder / "tmp")}
-        environment.pop("MLFLOW_COMPRESS_HOME", None)
-        filled = [self.checkpoint() if part == "CHECKPOINT" else part for part in command]
-        return subprocess.Popen(
-            [sys.executable, "-m", "mlflow_compress", *filled],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def checkpoint(self) -> str:
-        """Return the checkpoint that `quantize` has written."""
-        [found] = (self.folder / ".mlflow_compress" / "checkpoints").glob("demo-*")
-        return str(found)
-
-    def run(self, command: tuple[str, ...], limit: float | None = None) -> float:
-        """Run a command to its end, and return its seconds.
-
-        Raises
-        ------
-        RuntimeError
-            It failed, or took longer than `limit` seconds.
-        """
-        began = time.perf_counter()
-        process = self.start(command)
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise RuntimeError(f"{command[0]} has not ended after {limit:.0f} s") from None
-        if process.returncode:
-            raise RuntimeError(f"{command[0]} ended with {process.returncode}: {said[-2000:]}")
-        return time.perf_counter() - began
-
-    def outcome(self) -> Outcome:
-        """Return what the store holds now, read by a new process.
-
-        MLflow keeps connections to a database open: in this process they would lead to the file before it was restored.
-        """
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as reader:
-            return reader.submit(read_outcome, self.uri, self.folder).result()
-
-
-def read_outcome(uri: str, folder: Path) -> Outcome:
-    """Return what a store holds: of each kind of run and variant, the newest finished one."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    runs = client.search_runs([found.experiment_id for found in client.search_experiments()], max_results=5000)
-    metrics: dict[str, Mapping[str, float]] = {}
-    verdicts: dict[str, str] = {}
-    finished = [run for run in runs if run.info.status == "FINISHED"]
-    for run in sorted(finished, key=lambda run: run.info.end_time):
-        name = f"{run.data.tags['stage']} {run.data.tags.get('variant', '')}".strip()
-        metrics[name] = {k: v for k, v in run.data.metrics.items() if not k.startswith(_NOT_COMPARED)}
-        # A promotion that is killed after the alias has moved finds, the second time, that nothing is to be moved.
-        verdicts[name] = "" if name == "promote" else run.data.tags.get("verdict", "")
-    versions = sorted((v.name, str(v.version)) for v in client.search_model_versions())
-    aliases = sorted(
-        (f"{model.name}@{alias}", str(version))
-        for model in client.search_registered_models()
-        for alias, version in model.aliases.items()
-    )
-    size = sum(
-        path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.name.startswith("mlflow.db")
-    )
-    running = sum(run.info.status == "RUNNING" for run in runs)
-    return Outcome(metrics, verdicts, tuple(versions), tuple(aliases), running, len(finished), size)
-
-
-def differences(found: Outcome, undisturbed: Outcome) -> list[str]:
-    """Return what a store that was disturbed holds otherwise, in words; empty where all is well."""
-    wrong = []
-    for name in ("metrics", "versions", "aliases"):
-        if getattr(found, name) != getattr(undisturbed, name):
-            wrong.append(name)
-    # A command that is killed after its end has run twice, and stores its results twice.
-    once = found.finished == undisturbed.finished
-    if once and found.verdicts != undisturbed.verdicts:
-        wrong.append("verdicts")
-    if found.running:
-        wrong.append(f"{found.running} left RUNNING")
-    if once and found.bytes > undisturbed.bytes + ALLOWED_BYTES:
-        wrong.append(f"{found.bytes - undisturbed.bytes:,} bytes more on disk")
-    return wrong
+def write_inputs(folder: Path) -> None:
+    """Write questions, a text and instructions, so few that a command is soon done."""
+    choices = [
+        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
+        for i in range(40)
+    ]
+    says = [
+        {"question_id": i, "category": "writing", "turns": [f"Tell of day {i}.", "And of the next day."]}
+        for i in range(4)
+    ]
+    for name, rows in (("choice.jsonl", choices), ("say.jsonl", says)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text("The river is old and the bridge is new. " * 120)
 
 
 class Kills:
-    """Kills of one command, each from the same store."""
+    """Kills of one command, each from the same store.
 
-    def __init__(self, case: Case, work: Path) -> None:
-        self._case, self._store, self._template = case, Store(work / "store"), work / f"before-{case.name}"
+    Parameters
+    ----------
+    case : Case
+        The command.
+    work : Path
+        Folder for the stores.
+    judge : FaultyJudge
+        The script of the judge that is asked: it counts what is paid.
+    base_url : str
+        The judge's address.
+    forks : Forks, optional
+        Where commands are forked from; None: each is a new Python process.
+    """
+
+    def __init__(self, case: Case, work: Path, judge: FaultyJudge, base_url: str, forks: Forks | None) -> None:
+        self._case, self._judge, self._template = case, judge, work / f"before-{case.name}"
+        self._store = Store(work / "store", {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "local"}, forks)
         shutil.rmtree(self._store.folder, ignore_errors=True)
         self._store.folder.mkdir(parents=True)
+        write_inputs(self._store.folder)
         for command in case.before:
             self._store.run(command)
-        self._keep()
-        self.seconds = self._store.run(case.command)
-        self.undisturbed = self._store.outcome()
-
-    def _keep(self) -> None:
         shutil.rmtree(self._template, ignore_errors=True)
         shutil.copytree(self._store.folder, self._template, symlinks=True)
+        began, process = self._begin()
+        self.first_write = self._until_first_write(process, began)
+        if not ended(process, LONGEST_S) or process.returncode or self.first_write is None:
+            raise RuntimeError(f"{case.name} fails undisturbed: {self._store.log.read_text()[-2000:]}")
+        self.seconds = time.perf_counter() - began
+        self.undisturbed, self._paid = self._store.outcome(), judge.paid.total()
 
-    def _restore(self) -> None:
-        """Put the store back where it was, at the same paths, which its database names."""
+    def _begin(self) -> tuple[float, Process]:
+        """Start the command in the store as it was, and return when."""
         shutil.rmtree(self._store.folder)
+        # at the same paths, which the database names
         shutil.copytree(self._template, self._store.folder, symlinks=True)
+        self._judge.paid.clear()
+        self._found = self._store.files()
+        return time.perf_counter(), self._store.start(self._case.command)
 
-    def one(self, draw: random.Random) -> dict[str, Any]:
-        """Kill once, start again, and return what was done and what is wrong."""
-        self._restore()
-        number, after = draw.choice(SIGNALS), draw.uniform(0.0, self.seconds)
-        whom = draw.choice(("process", "group"))
-        process = self._store.start(self._case.command)
+    def _has_written(self) -> bool:
+        return self._store.files() != self._found
+
+    def _until_first_write(self, process: Process, began: float) -> float | None:
+        """Return after how many seconds the command first wrote to a file; None if it ended before."""
+        while not self._has_written():
+            if process.poll() is not None:
+                return None
+            time.sleep(LOOK_S)
+        return time.perf_counter() - began
+
+    def one(self, draw: random.Random) -> dict[str, Any] | None:
+        """Kill once, start again, and return what was done and what is wrong; None where the kill came too late."""
+        number, whom, early = draw.choice(SIGNALS), draw.choice(("process", "group")), draw.random() < EARLY
+        assert self.first_write is not None
+        pause = draw.uniform(0.0, self.first_write if early else self.seconds - self.first_write)
+        began, process = self._begin()
+        if not early:
+            self._until_first_write(process, began)
+        if ended(process, pause):
+            return None
+        written, after = self._has_written(), time.perf_counter() - began
+        open_runs = self._store.open_runs()
+        (os.killpg if whom == "group" else os.kill)(process.pid, number)
+        has_ended = ended(process, LONGEST_END_S)
+        row = {
+            "command": self._case.name,
+            "signal": number.name,
+            "whom": whom,
+            "after_s": round(after, 2),
+            "written": written,
+            "ended": process.returncode,
+            "open_runs": open_runs,
+            "undisturbed_s": round(self.seconds, 1),
+            "first_write_s": round(self.first_write, 1),
+        }
+        if not has_ended:
+            return {**row, "wrong": {"restart": f"it has not ended {LONGEST_END_S} s after the signal"}}
         try:
-            process.communicate(timeout=after)
-        except subprocess.TimeoutExpired:
-            if whom == "group":
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            process.communicate()
-        row = {"signal": number.name, "whom": whom, "after": after, "ended": process.returncode}
-        try:
-            self._store.run(self._case.command, limit=max(60.0, SLOWER * self.seconds))
+            again = self._store.run(self._case.command, limit=max(120.0, SLOWER * self.seconds))
         except RuntimeError as error:
-            return {**row, "wrong": [str(error)]}
-        return {**row, "wrong": differences(self._store.outcome(), self.undisturbed)}
+            return {**row, "wrong": {"restart": str(error)}}
+        wrong = differences(self._store.outcome(), self.undisturbed)
+        if (repeated := self._judge.paid.total() - self._paid) > CONCURRENCY:
+            wrong["paid twice"] = f"{repeated} calls to the judge repeated"
+        if left_processes(process):
+            wrong["process"] = "a process that the killed one has started still runs"
+        return {**row, "again_s": round(again, 1), "wrong": wrong}
+
+    def keep(self, folder: Path) -> None:
+        """Keep the store as it is now, to look into it."""
+        shutil.copytree(self._store.folder, folder, symlinks=True, dirs_exist_ok=True)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a Markdown table: a line per command, and the kinds of what is wrong."""
+    head = ["command", "seconds undisturbed", "kills", "before the first write", "with a run open", "wrong", *KINDS]
+    lines = [head, ["---"] * len(head)]
+    for case in CASES:
+        mine = [row for row in rows if row["command"] == case.name]
+        if not mine:
+            continue
+        signals = Counter(row["signal"] for row in mine)
+        lines.append(
+            [
+                f"`{case.name}`",
+                f"{statistics.median(row['undisturbed_s'] for row in mine):.0f}",
+                f"{len(mine)} ({', '.join(f'{n} {name}' for name, n in sorted(signals.items()))})",
+                str(sum(not row["written"] for row in mine)),
+                str(sum(row["open_runs"] > 0 for row in mine)),
+                str(sum(bool(row["wrong"]) for row in mine)),
+                *(str(sum(kind in row["wrong"] for row in mine)) for kind in KINDS),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def kill_all(
+    count: int, seed: int, cases: list[Case], work: Path, *, until: float, rows: Path, forks: Forks | None
+) -> None:
+    """Kill `count` commands, in equal shares, and append a line per kill."""
+    draw = random.Random(seed)
+    judge = FaultyJudge(share=0.0, latency=0.2)
+    with judge_server(judge) as server:
+        for index, case in enumerate(cases):
+            wanted = count // len(cases) + (index < count % len(cases))
+            if not wanted or time.monotonic() > until:
+                continue
+            kills = Kills(case, work, judge, server.base_url, forks)
+            print(
+                f"{case.name}: {kills.seconds:.0f} s undisturbed, first write at {kills.first_write:.1f} s", flush=True
+            )
+            while wanted and time.monotonic() < until:
+                row = kills.one(draw)
+                if row is None:
+                    continue
+                wanted -= 1
+                if row["wrong"]:
+                    kills.keep(work / f"wrong-{case.name}-{seed}-{wanted}")
+                with rows.open("a") as sink:
+                    sink.write(json.dumps({"seed": seed, "forked": forks is not None, **row}) + "\n")
+                told = f"{row['signal']} to the {row['whom']} after {row['after_s']:.1f} s, ended {row['ended']}"
+                print(f"  {told}: {'; '.join(row['wrong'].values()) or 'as undisturbed'}", flush=True)
 
 
 def main() -> None:
@@ -223,31 +251,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commands", default=",".join(case.name for case in CASES), help="comma-separated")
     parser.add_argument("--keep", type=Path, help="folder for the stores; none: a temporary one")
+    parser.add_argument("--rows", type=Path, help="JSONL file that gets a line per kill; none: in the stores' folder")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no kill begins later than this")
+    parser.add_argument("--forked", action="store_true", help="fork commands from a process that has imported torch")
     given = parser.parse_args()
-    draw = random.Random(given.seed)
+    until = time.monotonic() + 60 * given.minutes
     cases = [case for case in CASES if case.name in given.commands.split(",")]
-    table: list[str] = []
-    bad = 0
     with tempfile.TemporaryDirectory() as folder:
-        for index, case in enumerate(cases):
-            kills = Kills(case, given.keep or Path(folder))
-            count = given.count // len(cases) + (index < given.count % len(cases))
-            print(f"{case.name}: {kills.seconds:.0f} s undisturbed", flush=True)
-            wrong = 0
-            signals: dict[str, int] = {}
-            for _ in range(count):
-                row = kills.one(draw)
-                wrong += bool(row["wrong"])
-                signals[row["signal"]] = signals.get(row["signal"], 0) + 1
-                said = "; ".join(row["wrong"]) or "as undisturbed"
-                told = f"{row['signal']} to the {row['whom']} after {row['after']:.1f} s, ended {row['ended']}"
-                print(f"  {told}: {said}", flush=True)
-            bad += wrong
-            named = ", ".join(f"{n} {name}" for name, n in sorted(signals.items()))
-            table.append(f"| `{case.name}` | {kills.seconds:.0f} | {count} ({named}) | {wrong} |")
-    print("\n| command | seconds | kills | wrong |\n|---|---|---|---|")
-    print("\n".join(table))
-    sys.exit(1 if bad else 0)
+        work = given.keep or Path(folder)
+        rows = given.rows or work / "kills.jsonl"
+        with Forks() if given.forked else nullcontext() as forks:
+            kill_all(given.count, given.seed, cases, work, until=until, rows=rows, forks=forks)
+        made = [json.loads(line) for line in rows.read_text().splitlines()]
+    print(f"\n{table(made)}")
+    sys.exit(1 if any(row["wrong"] for row in made) else 0)
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mlflow_compress.cli_text import BY_COMMAND
 
             print(f"{BY_COMMAND[known.command](error.published)}\n", flush=True)
+        error = machine_fault(error) or error  # before a run was open
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
         if isinstance(error, StoreAwayError):
@@ -182,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (OSError, MemoryError, RuntimeError) as error:  # before a run was open, or after it was closed
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:  # before a run was open, or after it was closed
         fault = machine_fault(error)
         if fault is None:
             raise

@@ -166,25 +166,41 @@ _FIXES = {
     ),
     errno.EMFILE: "Raise the limit on open files (`ulimit -n`), and start the same command again",
     errno.EIO: "The disk or its driver reports a fault: look into the system's log",
-    errno.ENOMEM: "Take a machine with more memory, or a smaller model",
+    errno.ENOMEM: "Take dtype=bfloat16, fewer items (limit), or device=balanced, which keeps weights on the disk; or a "
+    "machine with more memory",
+    errno.EAGAIN: "Raise the limit on processes and threads (`ulimit -u`), or that on memory (`ulimit -v`)",
 }
 _OF_A_LIBRARY = re.compile(r"os error (\d+)|\[?[Ee]rrno (\d+)")  # Rust's words (safetensors, tokenizers), and pyarrow's
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory", "malloc of size")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Cannot allocate memory",  # the system's word, which the loader of libraries gives in an ImportError
+    "malloc of size",
+    "MemoryError",
+)
+_ASKED = re.compile(
+    r"(?:allocate |malloc of size )(\d+(?:\.\d+)? [KMGTPE]iB|\d+)"
+)  # torch on CPU and GPU, numpy, pyarrow
 
 
 def machine_fault(error: BaseException) -> MachineError | None:
-    """Return the clear error of a machine that lacks disk space, memory or rights; None for every other error.
+    """Return the clear error of a machine that lacks disk space, memory or rights; None for other and for clear ones.
 
     Parameters
     ----------
     error : BaseException
-        What a stage has raised. Libraries written in other languages say the system's error number in their text.
+        What a stage has raised. Libraries written in other languages say the system's error number in their text. An
+        error of ours that was raised because memory ran out is that fault too: the model or file is not broken.
     """
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    ):
-        return MachineError("There is not enough memory", got=_line(error), fix=_FIXES[errno.ENOMEM])
-    number = error.errno if isinstance(error, OSError) else _number_in(error)
+    if isinstance(error, MachineError):
+        return None
+    reason = error.__cause__ if isinstance(error, MlflowCompressError) else error
+    if reason is not None and _is_no_memory(reason):
+        asked = _ASKED.search(str(reason))
+        size = f" for another {asked[1]}{' bytes' if asked[1].isdecimal() else ''}" if asked else ""
+        return MachineError(f"There is not enough memory{size}", got=_line(error), fix=_FIXES[errno.ENOMEM])
+    number = _number_of(error)
     if number not in _FIXES:
         return None
     place = error.filename if isinstance(error, OSError) and error.filename is not None else None
@@ -192,8 +208,18 @@ def machine_fault(error: BaseException) -> MachineError | None:
     return MachineError(f"The system refuses to go on: {os.strerror(number)}", got=got, fix=_FIXES[number])
 
 
-def _number_in(error: BaseException) -> int | None:
-    """Return the system's error number in the text of an error that a library has raised."""
+def _is_no_memory(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError | ImportError):
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or _number_of(error) == errno.ENOMEM
+
+
+def _number_of(error: BaseException) -> int | None:
+    """Return the system's error number: an error's own, or the one in the text of a library's error."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        return errno.EAGAIN
     if type(error).__module__.partition(".")[0] not in ("safetensors_rust", "safetensors", "tokenizers", "pyarrow"):
         return None
     found = _OF_A_LIBRARY.search(str(error))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,18 +56,6 @@ def opened_store(store: StoreLike, config: Command | None = None) -> Store | Non
     from mlflow_compress.tracking.folder_store import FolderStore
 
     return FolderStore(fspath(store))
-
-
-@contextmanager
-def noted(config: Command, store: StoreLike = None) -> Iterator[None]:
-    """Note a command that uses MLflow's tracking store, until it ends by itself, for `mlflow-compress resume`."""
-    if store is not None:
-        yield
-        return
-    from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
-
-    with unfinished_until_ended(config):
-        yield
 
 
 def checkpoint_folder(checkpoint: CompressedModel | str | PathLike[str] | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from mlflow_compress.api.arguments import (
     StoreLike,
     checkpoint_folder,
     configured,
-    noted,
     opened_store,
     takes_parameters_of,
 )
@@ -47,9 +45,7 @@ def promote(**settings: Any) -> Promotion:
     """
     from mlflow_compress.stages.promote import run_promote
 
-    config = configured(PromoteConfig, settings)
-    with nullcontext() if config.dry_run else noted(config):
-        return run_promote(config)
+    return run_promote(configured(PromoteConfig, settings))
 
 
 @takes_parameters_of(RollbackConfig)

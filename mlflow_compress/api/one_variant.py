@@ -10,7 +10,6 @@ from mlflow_compress.api.arguments import (
     StoreLike,
     checkpoint_folder,
     configured,
-    noted,
     opened_store,
     takes_parameters_of,
 )
@@ -51,8 +50,7 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
     from mlflow_compress.stages.quantize import run_quantize
 
     config = configured(QuantizeConfig, {"model": model, "method": method, **settings})
-    with noted(config, store):
-        return run_quantize(config, opened_store(store, config))
+    return run_quantize(config, opened_store(store, config))
 
 
 @takes_parameters_of(EvaluateConfig)
@@ -89,8 +87,7 @@ def evaluate(
     from mlflow_compress.stages.evaluate import run_evaluate
 
     config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    with noted(config, store):
-        return run_evaluate(config, opened_store(store, config))
+    return run_evaluate(config, opened_store(store, config))
 
 
 @takes_parameters_of(JudgeConfig)
@@ -128,8 +125,7 @@ def judge(
     from mlflow_compress.stages.judge import run_judge
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    with noted(config, store):
-        return run_judge(config, opened_store(store, config), progress or (lambda line: None))
+    return run_judge(config, opened_store(store, config), progress or (lambda line: None))
 
 
 @takes_parameters_of(MainConfig)
@@ -162,5 +158,4 @@ def run(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Va
     from mlflow_compress.stages.main import run_main
 
     config = configured(MainConfig, settings)
-    with noted(config):
-        return run_main(config) if progress is None else run_main(config, progress)
+    return run_main(config) if progress is None else run_main(config, progress)

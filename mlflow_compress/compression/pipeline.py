@@ -234,7 +234,8 @@ def reload_in_fresh_process(
     answer = _last_json(told)
     if answer is None or "error" in answer:
         reason = answer["error"] if answer else complaint
-        raise CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
+        broken = CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
+        raise broken from RuntimeError(reason)  # what that process has raised
     del answer["agrees"]
     report = probe_module.ReloadReport(**answer)
     report.require_agreement()

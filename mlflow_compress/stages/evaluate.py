@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, EvaluateConfig, as_text
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.suite import Suite
@@ -31,12 +32,12 @@ from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
+from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.tracking.tracker import Tracker
 
 
 def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
@@ -156,7 +157,11 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluati
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
     manifest, suite = read_manifest(config.checkpoint), suite_of(config)
-    store = store if store is not None else Tracker(config.experiment)
+    with store_of_command(config, store) as opened:
+        return _evaluate(config, manifest, suite, opened)
+
+
+def _evaluate(config: EvaluateConfig, manifest: CheckpointManifest, suite: Suite, store: Store) -> Evaluation:
     label = model_label(config.source.model)
     with (
         ExitStack() as until_finished,

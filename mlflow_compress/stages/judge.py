@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
@@ -32,12 +33,12 @@ from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
 from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.tracking.tracker import Tracker
 
 
 def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
@@ -242,7 +243,17 @@ def run_judge(
     prices_of(config)
     manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
     chosen_judges(config.answers.judges)
-    store = store if store is not None else Tracker(config.experiment)
+    with store_of_command(config, store) as opened:
+        return _judge(config, manifest, instructions, opened, say)
+
+
+def _judge(
+    config: JudgeConfig,
+    manifest: CheckpointManifest,
+    instructions: list[Instruction],
+    store: Store,
+    say: Callable[[str], None],
+) -> AnswerEvaluation:
     label = model_label(config.source.model)
     with (
         engine_started(config.running, config.source),

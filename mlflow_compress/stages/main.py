@@ -27,12 +27,13 @@ from mlflow_compress.stages.main_run.resume import resumed as resumed_config
 from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
+from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.tracking.views import save_leaderboard
 
 _FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared
@@ -230,16 +231,17 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
         return _run_main(config.with_values(**{name: judging.values()[name] for name in VARIABLES}), say)
 
 
-def _run_main(config: MainConfig, say: Callable[[str], None]) -> VariantRun:
-    tracker = Tracker(config.experiment)
-    finished: dict[str, str] = {}
-    if config.resume is not None:
-        finished = finished_stages(tracker, config.resume)
-        config = resumed_config(config, config.resume, tracker, finished)
-    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracker.uri)))
+def _run_main(given: MainConfig, say: Callable[[str], None]) -> VariantRun:
+    config, finished = given, {}
+    if given.resume is not None:
+        tracker = Tracker(given.experiment)
+        finished = finished_stages(tracker, given.resume)
+        config = resumed_config(given, given.resume, tracker, finished)
+    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
     known = check(config)
-    _import_ahead()
-    return run_variant(config, tracker, known, say=say, finished=finished)
+    with unfinished_until_ended(given):
+        _import_ahead()
+        return run_variant(config, Tracker(given.experiment), known, say=say, finished=finished)
 
 
 def run_variant(

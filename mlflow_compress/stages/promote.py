@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 from mlflow_compress.config import PromoteConfig, as_text
@@ -9,7 +10,7 @@ from mlflow_compress.config.declarations import NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
 from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of
-from mlflow_compress.decide.promotion import GATE_DROP, GATE_FLIPS, Candidate, Gate, decide
+from mlflow_compress.decide.promotion import GATE_DROP, GATE_FLIPS, Candidate, Gate, Score, decide
 from mlflow_compress.results import Promotion
 from mlflow_compress.stages.promotion.candidate_values import candidates_of, records_of
 from mlflow_compress.stages.promotion.competition import Competition, check_evaluation, choose
@@ -19,6 +20,7 @@ from mlflow_compress.stages.promotion.decision_files import (
     remarks_of,
     verdict_of,
 )
+from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_models.aliases import check_alias, holder, move_alias, note_decision
 from mlflow_compress.tracking.logged_models.model_registry import (
@@ -81,7 +83,15 @@ def run_promote(config: PromoteConfig) -> Promotion:
     check_evaluation(config.evaluation)
     policy = policy_of(config)
     gates = gates_of(policy)
-    score, ranked_by = ranking_of(policy.objective)
+    ranking = ranking_of(policy.objective)
+    with nullcontext() if config.dry_run else unfinished_until_ended(config):
+        return _promote(config, policy, gates, ranking)
+
+
+def _promote(
+    config: PromoteConfig, policy: Policy, gates: PolicyGates, ranking: tuple[Score, tuple[str, ...]]
+) -> Promotion:
+    score, ranked_by = ranking
     tracker = Tracker(config.experiment)
     competition = choose(tracker, config)
     evaluation = competition.evaluation

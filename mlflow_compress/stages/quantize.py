@@ -25,10 +25,10 @@ from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.results import CompressedModel
 from mlflow_compress.stages.model_names import model_label, model_path
+from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import calibration_set
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.version import __version__
 
 
@@ -157,10 +157,12 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     """
     settings, calibration = method_settings(config), calibration_set(config)
     METHODS.get(config.compression.method).require_backend(settings)
-    store = store if store is not None else Tracker(config.experiment)
-    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
     label, method = model_label(config.source.model), config.compression.method
-    with store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run:
+    with (
+        store_of_command(config, store) as store,
+        store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run,
+    ):
+        config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
         manifest, folder = quantize(config, settings, calibration, run)
         compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
         run.set_note(f"**{compressed.summary}**; reload check passed.")

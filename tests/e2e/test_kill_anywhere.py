@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kill_anywhere import Outcome, differences
+from benchmarks.kill_anywhere import KINDS, table
+from benchmarks.killed_store import Outcome, differences
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,17 +38,29 @@ def outcome(**changed: object) -> Outcome:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, []),
-        ({"metrics": {"evaluate rtn": {"a": 1.0000001}}}, ["metrics"]),
-        ({"metrics": {}}, ["metrics"]),
-        ({"versions": (("demo", "1"), ("demo", "2"))}, ["versions"]),
-        ({"aliases": ()}, ["aliases"]),
-        ({"verdicts": {"evaluate rtn": "other"}}, ["verdicts"]),
-        ({"running": 1}, ["1 left RUNNING"]),
-        ({"bytes": 1000 + 64 * 1024}, []),
-        ({"bytes": 1001 + 64 * 1024}, ["65,537 bytes more on disk"]),
-        ({"finished": 3, "verdicts": {}, "bytes": 10**9}, []),  # it was killed after its end, and has run twice
+        ({}, {}),
+        (
+            {"metrics": {"evaluate rtn": {"a": 1.0000001}}},
+            {"metrics": "other metrics: evaluate rtn a 1.0000001 for 1.0"},
+        ),
+        ({"metrics": {}}, {"metrics": "other metrics: evaluate rtn a None for 1.0"}),
+        ({"versions": (("demo", "1"), ("demo", "2"))}, {"registry": "versions (('demo', '1'), ('demo', '2'))"}),
+        ({"aliases": ()}, {"registry": "aliases ()"}),
+        ({"verdicts": {"evaluate rtn": "other"}}, {"metrics": "other verdicts"}),
+        ({"running": 1}, {"RUNNING": "1 left RUNNING"}),
+        ({"bytes": 1000 + 64 * 1024}, {}),
+        ({"bytes": 1001 + 64 * 1024}, {"disk": "65,537 bytes more on disk"}),
+        ({"finished": 3, "verdicts": {}, "bytes": 10**9}, {}),  # it was killed after its end, and has run twice
     ],
 )
-def test_what_counts_as_different(changed: dict[str, object], said: list[str]) -> None:
+def test_what_counts_as_different(changed: dict[str, object], said: dict[str, str]) -> None:
     assert differences(outcome(**changed), outcome()) == said
+    assert said.keys() <= {*KINDS}
+
+
+def test_the_table_counts_kills_by_command_and_by_what_is_wrong() -> None:
+    kill = {"command": "promote", "signal": "SIGINT", "written": True, "open_runs": 1, "undisturbed_s": 4.0}
+    wrong = {"disk": "1 byte more", "RUNNING": "1 left RUNNING"}
+    rows = [{**kill, "wrong": {}}, {**kill, "signal": "SIGKILL", "written": False, "open_runs": 0, "wrong": wrong}]
+    *_, line = table(rows).splitlines()
+    assert line == "| `promote` | 4 | 2 (1 SIGINT, 1 SIGKILL) | 1 | 1 | 1 | 0 | 0 | 1 | 0 | 1 | 0 | 0 |"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.local_servers import postgres, postgres_folder
 from mlflow_compress.tracking.shared_store import database
 from mlflow_compress.tracking.shared_store.database import create_database
 
@@ -34,6 +36,21 @@ def test_processes_that_start_together_make_one_database(tmp_path: Path) -> None
     assert [process.returncode for process in started] == [0] * 4
     assert set(said) == {f"{tmp_path}/new/mlruns/0"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(postgres_folder() is None, reason="PostgreSQL is not installed (apt install postgresql)")
+@pytest.mark.skipif(importlib.util.find_spec("psycopg2") is None, reason="needs the extra postgresql")
+def test_processes_that_start_together_make_the_tables_of_postgresql_once(tmp_path: Path) -> None:
+    with postgres() as uri:
+        command = [sys.executable, "-c", MAKE, uri]
+        started = [
+            subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        said = [process.communicate() for process in started]
+        assert [process.returncode for process in started] == [0] * 4, said
+        assert len({location for location, _ in said}) == 1
 
 
 def test_what_a_killed_process_has_left_is_made_again(tmp_path: Path, empty_store: Path) -> None:

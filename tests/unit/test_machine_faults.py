@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mlflow_compress.errors import ConfigError, MachineError, machine_fault
+from mlflow_compress.errors import CheckpointError, ConfigError, MachineError, machine_fault
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.tracking import run_names
@@ -37,9 +37,9 @@ def full_disk() -> None:
         pytest.param(
             lambda: save_file({"a": torch.zeros(100_000)}, "/nowhere/at/all/a.safetensors"), None, id="no folder"
         ),
-        (lambda: torch.empty(MUCH), "not enough memory"),
-        (lambda: np.zeros(MUCH), "not enough memory"),
-        (lambda: pa.allocate_buffer(MUCH), "not enough memory"),
+        (lambda: torch.empty(MUCH), "not enough memory for another 4503599627370496 bytes"),  # of 4 bytes each
+        (lambda: np.zeros(MUCH), "not enough memory for another 8.00 PiB"),
+        (lambda: pa.allocate_buffer(MUCH), "not enough memory for another 1125899906842624 bytes"),
         (lambda: int("x"), None),
         (lambda: Path("/nowhere/at/all").read_text(), None),  # a missing file is no fault of the machine
     ],
@@ -67,6 +67,35 @@ def test_a_librarys_own_words_are_read() -> None:
 def test_the_path_and_a_way_out_are_named(number: int) -> None:
     found = machine_fault(OSError(number, "x", "/data/out"))
     assert found is not None and "Got: '/data/out'" in str(found) and len(str(found).split(". ")) == 3
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "There is not enough memory. Got"),
+        (ImportError("libx.so: failed to map segment from shared object: Cannot allocate memory"), "device=balanced"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"), "memory for another 2.00 GiB"),
+        (ImportError("No module named 'x'"), None),
+    ],
+)
+def test_the_systems_words_for_no_memory_are_known(raised: Exception, words: str | None) -> None:
+    found = machine_fault(raised)
+    assert found is None if words is None else words in str(found)
+
+
+def test_a_model_that_memory_has_no_room_for_is_not_called_broken() -> None:
+    def load(reason: Exception) -> CheckpointError:
+        broken = CheckpointError("The checkpoint cannot be loaded")
+        broken.__cause__ = reason
+        return broken
+
+    found = machine_fault(load(RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 8 bytes")))
+    assert found is not None and "for another 8 bytes" in str(found) and "The checkpoint cannot be loaded" in str(found)
+    assert machine_fault(found) is None  # it is clear already
+    assert machine_fault(load(ValueError("no such architecture"))) is None
+    assert machine_fault(CheckpointError("out of memory")) is None
 
 
 @pytest.fixture(params=["mlflow", "folder"])

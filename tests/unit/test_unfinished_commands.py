@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import mlflow
 import pytest
 
 import mlflow_compress as mc
+from mlflow_compress import demo
 from mlflow_compress.config import JudgeConfig, PromoteConfig, ResumeConfig
-from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
 from mlflow_compress.stages.resuming import unfinished
 from mlflow_compress.stages.resuming.unfinished import run_resume, unfinished_until_ended
 from mlflow_compress.tracking.shared_store.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.shared_store.unfinished_commands import noted, unfinished_commands
+from mlflow_compress.tracking.shared_store.waiting import WAIT_VARIABLE
 from mlflow_compress.tracking.tracker import Tracker
 
 AWAY = StoreAwayError("the server is away")
@@ -73,10 +77,12 @@ def test_a_damaged_note_is_named(tracker: Tracker, text: str) -> None:
 
 
 def test_passwords_are_not_noted(tracker: Tracker) -> None:
-    with pytest.raises(StoreAwayError), unfinished_until_ended(JudgeConfig(judge_base_url="https://me:secret@host/v1")):
+    judging = JudgeConfig(judge_base_url="https://me:secret@host/v1", encoder_base_url="https://me:secret@encoder/v1")
+    with pytest.raises(StoreAwayError), unfinished_until_ended(judging):
         raise AWAY
     [left] = unfinished_commands(tracker.uri)
-    assert "secret" not in left.path.read_text() and "host/v1" in left.path.read_text()
+    kept = left.path.read_text()
+    assert "secret" not in kept and "host/v1" in kept and "encoder/v1" in kept
 
 
 def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,3 +147,48 @@ def test_notes_are_json_for_people(tracker: Tracker) -> None:
     leave(tracker.uri, AWAY, model="demo")
     [left] = unfinished_commands(tracker.uri)
     assert json.loads(left.path.read_text())["command"] == "promote"
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: mc.compress("demo", "rtn", bits=5),
+        lambda: mc.evaluate(demo.MODEL_DIR, tasks="none.jsonl"),
+        lambda: mc.evaluate("no/such/folder"),
+        lambda: mc.judge(demo.MODEL_DIR, instructions="none.jsonl"),
+        lambda: mc.run(method="rtn", bits=5),
+        lambda: mc.run(method="rtn", tasks="none.jsonl"),
+        lambda: mc.sweep(methods="rtn", bits="5"),
+        lambda: mc.promote(evaluation="no id"),
+        lambda: mc.promote(policy="none.yaml"),
+    ],
+)
+def test_a_refused_command_leaves_nothing(refused: Callable[[], object], workdir: Path) -> None:
+    (workdir / "mlflow.db").unlink()
+    with pytest.raises(MlflowCompressError):
+        refused()
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("quantize", {"method": "rtn"}),
+        ("main", {"method": "rtn"}),
+        ("sweep", {"methods": "rtn", "bits": "4"}),
+        ("promote", {}),
+    ],
+)
+def test_a_command_that_finds_the_server_away_is_noted(
+    command: str, settings: dict[str, str], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = "http://127.0.0.1:9"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # as the command line sets it
+    monkeypatch.setenv(WAIT_VARIABLE, "0")
+    monkeypatch.setenv(VARIABLE, str(workdir / "home"))
+    mlflow.set_tracking_uri(uri)
+    with pytest.raises(StoreAwayError):
+        getattr(mc, {"quantize": "compress", "main": "run"}.get(command, command))(**settings)
+    [left] = unfinished_commands(uri)
+    assert left.command == command

@@ -19,10 +19,12 @@ from mlflow_compress.config import (
     parse,
 )
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
+from mlflow_compress.judges.transport.addresses import VARIABLES
 from mlflow_compress.judges.transport.endpoint import shown_url
 from mlflow_compress.results import Resumed, ResumedCommand
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.shared_store.unfinished_commands import UnfinishedCommand, noted, unfinished_commands
+from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 Say = Callable[[str], None]
@@ -35,7 +37,19 @@ _CONFIGS: dict[str, type[Command]] = {
     "sweep": SweepConfig,
     "promote": PromoteConfig,
 }
-_URL = "judge_base_url"  # may hold a password
+
+
+@contextmanager
+def store_of_command(config: Command, given: Store | None) -> Iterator[Store]:
+    """Give a command its store: the given one; or MLflow's, with a note on disk until the command ends by itself.
+
+    A stage asks for it after it has checked its parameters, so that a refused command leaves nothing.
+    """
+    if given is not None:
+        yield given
+        return
+    with unfinished_until_ended(config):
+        yield Tracker(config.experiment)
 
 
 @contextmanager
@@ -43,8 +57,8 @@ def unfinished_until_ended(config: Command) -> Iterator[None]:
     """Keep a note of a command on disk, until it ends by itself, so that `run_resume` can do it again."""
     verb = next(verb for verb, cls in _CONFIGS.items() if cls is type(config))
     values = as_text(config)
-    if _URL in values:
-        values[_URL] = shown_url(values[_URL])
+    for address in VARIABLES.keys() & values.keys():  # may hold a password
+        values[address] = shown_url(values[address])
     with noted(tracking_uri(), verb, values):
         yield
 
@@ -90,8 +104,7 @@ def _again(note: UnfinishedCommand, tracker: Tracker, say: Say) -> Any:
     config = parse(_CONFIGS[note.command], note.parameters)
     if isinstance(config, MainConfig) and (run_id := _resumable(note, tracker)):
         config = MainConfig(resume=run_id)
-    with unfinished_until_ended(config):
-        return _run(config, say)
+    return _run(config, say)
 
 
 def _resumable(note: UnfinishedCommand, tracker: Tracker) -> str | None:

@@ -31,7 +31,7 @@ from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
         Variants failed. The others are published.
     """
     chosen, left_out = combinations(config)
-    tracker = Tracker(config.experiment)
-    folder = str(out_folder(config.variants.output_dir, tracker.uri))
+    folder = str(out_folder(config.variants.output_dir, tracking_uri()))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
     noted = nullcontext() if config.dry_run else unfinished_until_ended(config)
     with noted, keeping(), engine_started(config.running, config.source):
+        tracker = Tracker(config.experiment)
         prepared = prepare(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:

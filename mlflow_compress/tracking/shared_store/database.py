@@ -1,4 +1,4 @@
-"""Creates the file of a SQLite store: complete at once, by one process, however many start together."""
+"""Creates the tables of a new SQLite or PostgreSQL store: by one process, however many start together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from contextlib import closing
 from pathlib import Path
 
 from filelock import FileLock
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import ProgrammingError
 
 ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
 _SQLITE = "sqlite:///"
+_POSTGRESQL = ("postgresql:", "postgresql+")
 _LONGEST_MIGRATION_S = 120.0
+_LOCK = 0x6D6C666C6F77  # PostgreSQL's locks have numbers: this one is held by whoever makes MLflow's tables
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,17 @@ def database_file(uri: str) -> Path | None:
 
 
 def create_database(uri: str) -> None:
-    """Create a SQLite store that does not exist yet, with its artifacts next to it.
+    """Create the tables of a store that has none: a SQLite file with its artifacts next to it, or those in PostgreSQL.
 
     MLflow creates it at its first use, too. But then the artifacts of the default experiment are stored in the working
     folder of that moment, and of several processes that start together all but one fail, because each of them runs all
     migrations. Here the tables are made in a file of another name. So the store is complete when its file is there,
-    whoever is killed. A file that another program is filling is waited for.
+    whoever is killed. A file that another program is filling is waited for. In PostgreSQL one process makes the tables,
+    and the others wait for its lock, which ends with its connection.
     """
+    if uri.startswith(_POSTGRESQL):
+        _create_tables(uri)
+        return
     database = database_file(uri)
     if database is None:
         return
@@ -60,6 +68,30 @@ def _create(database: Path) -> None:
         logger.info("Another program has made %s meanwhile", database)
     finally:
         partial.unlink()
+
+
+def _create_tables(uri: str) -> None:
+    """Make all tables in a PostgreSQL database that has none."""
+    from mlflow.store.db.utils import create_sqlalchemy_engine_with_retry
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    engine = create_sqlalchemy_engine_with_retry(uri)
+    # Without transactions: an open one would keep the migrations, which run in another connection, from the tables.
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if not _has_experiments(connection):
+            connection.execute(text("SELECT pg_advisory_lock(:number)"), {"number": _LOCK})
+            if not _has_experiments(connection):
+                SqlAlchemyStore(uri, ARTIFACTS).engine.dispose()
+            connection.execute(text("SELECT pg_advisory_unlock(:number)"), {"number": _LOCK})
+    engine.dispose()
+
+
+def _has_experiments(connection: Connection) -> bool:
+    """Return whether the default experiment is there, which MLflow makes last."""
+    try:
+        return connection.execute(text("SELECT 1 FROM experiments LIMIT 1")).first() is not None
+    except ProgrammingError:  # no such table
+        return False
 
 
 def _wait_until_complete(database: Path) -> None:
