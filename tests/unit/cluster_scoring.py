@@ -28,7 +28,8 @@ from mlflow_compress.scoring.baseline_store.state_store import StateStore, State
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker, ModelRef, ShardTask
 from mlflow_compress.scoring.cluster.connection import connected
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
-from mlflow_compress.scoring.cluster.workers import Workers, started
+from mlflow_compress.scoring.cluster.started_workers import started
+from mlflow_compress.scoring.cluster.workers import Workers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
