@@ -25,7 +25,7 @@ class LineKeeper:
 
 
 class SaidLines:
-    """What workers say about their tasks.
+    """What workers say about their tasks. The keeper ends when nobody refers to it any more.
 
     Attributes
     ----------
@@ -44,7 +44,3 @@ class SaidLines:
         except self._ray.exceptions.RayError:
             return []
         return taken
-
-    def close(self) -> None:
-        """End the keeper."""
-        self._ray.kill(self.keeper)

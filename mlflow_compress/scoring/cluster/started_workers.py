@@ -9,6 +9,7 @@ from mlflow_compress.config import EngineConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.cluster.connection import connected
+from mlflow_compress.scoring.cluster.head_watch import HeadWatch
 from mlflow_compress.scoring.cluster.workers import Workers
 
 _open: Workers | None = None
@@ -63,7 +64,14 @@ def started(
             num_cpus=settings.cpus_per_worker, num_gpus=1 if device == "cuda" else 0, max_restarts=0
         )
         n_threads = settings.cpus_per_worker
-        _open = Workers(ray, n, lambda: actor.remote(device, n_threads), device=device, code=kind.code())
+        _open = Workers(
+            ray,
+            n,
+            lambda: actor.remote(device, n_threads),
+            device=device,
+            code=kind.code(),
+            check=HeadWatch(ray).check,
+        )
         try:
             yield _open
         finally:

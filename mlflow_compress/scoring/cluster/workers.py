@@ -54,6 +54,8 @@ class Workers:
         "cuda" or "cpu".
     code : mapping of str to str
         What of that must be as in this process: the versions of code and libraries.
+    check : callable
+        Is called about once a second, and raises an error where the cluster is gone (see `HeadWatch`).
     """
 
     def __init__(
@@ -64,8 +66,11 @@ class Workers:
         *,
         device: str = "cpu",
         code: Mapping[str, str] = MappingProxyType({}),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._ray = ray
+        self._check = check
+        self._gone = False
         self.n = n
         self.device = device
         self.code = code
@@ -99,8 +104,11 @@ class Workers:
             while not self._ready:
                 self._wait_for([])
             member = min(self._ready, key=lambda one: one.n_tasks)
+            reference = getattr(member.handle, method).remote(*arguments)
+            while reference not in self._wait_for([reference]):
+                continue
             try:
-                return self._ray.get(getattr(member.handle, method).remote(*arguments))
+                return self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
                 raise _failed(error) from error
             except self._ray.exceptions.RayError as error:
@@ -111,7 +119,7 @@ class Workers:
 
     def release(self) -> None:
         """Let the workers free their models."""
-        for member in self._ready:
+        for member in self._ready if not self._gone else []:
             member.handle.release.remote()
 
     def run(
@@ -186,6 +194,11 @@ class Workers:
 
     def _wait_for(self, busy: list[Any]) -> list[Any]:
         """Return those of the `busy` references that have a result, or none after a second; admit who has started."""
+        try:
+            self._check()
+        except WorkerError:
+            self._gone = True  # every further call to Ray may wait for it, and end the process
+            raise
         finished, _ = self._ray.wait([*self._starting, *busy], num_returns=1, timeout=_POLL_SECONDS)
         if self._ready:
             self._last_ready = time.monotonic()
@@ -234,7 +247,7 @@ class Workers:
 
     def _stop(self, member: _Member) -> None:
         """End a worker, and start another one in its place."""
-        if member in self._ready:
+        if member in self._ready and not self._gone:
             self._ready.remove(member)
             self._ray.kill(member.handle)
             self._start_one()

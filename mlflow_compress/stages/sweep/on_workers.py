@@ -59,8 +59,6 @@ def make_on_workers(
     except BaseException:
         close_killed(tracker, parent)
         raise
-    finally:
-        lines.close()
     return [made[number] for number in range(len(tasks))]
 
 
