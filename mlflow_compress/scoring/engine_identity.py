@@ -71,6 +71,13 @@ def source_hash() -> str:
     return _hash([file for name in SOURCES for file in (root / name).rglob("*.py")], root)
 
 
+@cache
+def package_hash() -> str:
+    """Return the SHA-256 of all Python files of this package (64 hexadecimal digits)."""
+    root = Path(__file__).resolve().parents[1]
+    return _hash(list(root.rglob("*.py")), root)
+
+
 def _hash(files: list[Path], root: Path) -> str:
     total = hashlib.sha256()
     for name, file in sorted((file.relative_to(root).as_posix(), file) for file in files):

@@ -27,8 +27,10 @@ from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker, ModelRef, ShardTask
 from mlflow_compress.scoring.cluster.connection import connected
+from mlflow_compress.scoring.cluster.head_watch import HeadWatch
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
-from mlflow_compress.scoring.cluster.workers import Workers, started
+from mlflow_compress.scoring.cluster.started_workers import started
+from mlflow_compress.scoring.cluster.workers import Workers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
@@ -107,7 +109,7 @@ def workers_of(kind: type[ClusterWorker], address: str | None = None) -> Iterato
     """Yield two workers of a kind, each with one core."""
     with connected(EngineConfig(ray_address=address)) as ray:
         actor = ray.remote(kind).options(num_cpus=1, max_restarts=0)
-        yield Workers(ray, 2, lambda: actor.remote("cpu", 1))
+        yield Workers(ray, 2, lambda: actor.remote("cpu", 1), check=HeadWatch(ray).check)
 
 
 def errors(folder: Path, workers: Workers) -> dict[str, str]:

@@ -104,7 +104,12 @@ class ClusterWorker:
 
     def describe(self) -> dict[str, str]:
         """Return what must be equal for all workers, so that it does not matter which one computes what."""
-        return {**rounding_identity(self._device), **code_identity()}
+        return {**rounding_identity(self._device), **self.code()}
+
+    @staticmethod
+    def code() -> dict[str, str]:
+        """Return what must also be as in the process that hands out tasks: versions of code and libraries."""
+        return code_identity()
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """Return what is known of a model once it is loaded."""

@@ -5,26 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from mlflow_compress.config import EngineConfig
-from mlflow_compress.errors import ConfigError, MlflowCompressError, WorkerError
-from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
-from mlflow_compress.scoring.cluster.connection import connected
-from mlflow_compress.scoring.engine_identity import code_identity
+from mlflow_compress.errors import MlflowCompressError, StoreAwayError, WorkerError
+from mlflow_compress.scoring.cluster.said_lines import SaidLines
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 4  # of one task, each of which has taken a worker with it
 _START_SECONDS = 600.0  # until the first worker has its place; a cluster that grows needs some minutes
 _POLL_SECONDS = 1.0
-_AHEAD = 2  # tasks that a worker has at once: it receives the next one while it computes
-
-_open: Workers | None = None
+_AT_ONCE = 2  # tasks of a worker: it receives the next one while it computes
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,8 @@ class Workers:
         "cuda" or "cpu".
     code : mapping of str to str
         What of that must be as in this process: the versions of code and libraries.
+    check : callable
+        Is called about once a second, and raises an error where the cluster is gone (see `HeadWatch`).
     """
 
     def __init__(
@@ -70,8 +66,11 @@ class Workers:
         *,
         device: str = "cpu",
         code: Mapping[str, str] = MappingProxyType({}),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._ray = ray
+        self._check = check
+        self._gone = False
         self.n = n
         self.device = device
         self.code = code
@@ -95,14 +94,21 @@ class Workers:
         """Put a value into Ray's store, once for all workers, and return the reference for a task's arguments."""
         return self._ray.put(value)
 
+    def said_lines(self) -> SaidLines:
+        """Return a place for lines that workers say while they compute."""
+        return SaidLines(self._ray)
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a method from one worker. It may be called while tasks run."""
         for attempt in range(1, _ATTEMPTS + 1):
             while not self._ready:
                 self._wait_for([])
             member = min(self._ready, key=lambda one: one.n_tasks)
+            reference = getattr(member.handle, method).remote(*arguments)
+            while reference not in self._wait_for([reference]):
+                continue
             try:
-                return self._ray.get(getattr(member.handle, method).remote(*arguments))
+                return self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
                 raise _failed(error) from error
             except self._ray.exceptions.RayError as error:
@@ -113,13 +119,33 @@ class Workers:
 
     def release(self) -> None:
         """Let the workers free their models."""
-        for member in self._ready:
+        for member in self._ready if not self._gone else []:
             member.handle.release.remote()
 
-    def run(self, n_tasks: int, make: Callable[[int], WorkerCall], done: Callable[[int, Any], None]) -> None:
+    def run(
+        self,
+        n_tasks: int,
+        make: Callable[[int], WorkerCall],
+        done: Callable[[int, Any], None],
+        *,
+        at_once: int = _AT_ONCE,
+        lost: Callable[[int, WorkerError], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run tasks; call `done` with the number and the result of each as it comes, in any order.
 
-        `make` returns the task of a number when a worker is free for it, and again when that worker is lost.
+        Parameters
+        ----------
+        n_tasks : int
+        make : callable (number)
+            Returns a task when a worker is free for it, and again when that worker is lost.
+        done : callable (number, result)
+        at_once : int
+            Tasks that a worker has at the same time. From two on, it receives the next one while it computes.
+        lost : callable (number, error), optional
+            Is told of a task with which several workers were lost; the others go on. None: that ends all.
+        meanwhile : callable
+            Is called about once a second.
 
         Raises
         ------
@@ -130,7 +156,8 @@ class Workers:
         busy: dict[Any, tuple[_Member, int]] = {}
         try:
             while waiting or busy:
-                self._hand_out(make, waiting, busy)
+                self._hand_out(make, waiting, busy, at_once)
+                meanwhile()
                 for reference in self._wait_for(list(busy)):
                     member, number = busy.pop(reference)
                     member.n_tasks -= 1
@@ -141,9 +168,12 @@ class Workers:
                     except self._ray.exceptions.RayError as error:
                         attempts[number] += 1
                         self._replace(member, error)
-                        if attempts[number] == _ATTEMPTS:
+                        if attempts[number] < _ATTEMPTS:
+                            waiting.appendleft(number)
+                        elif lost is None:
                             raise _lost(error) from error
-                        waiting.appendleft(number)
+                        else:
+                            lost(number, _lost(error))
                     else:
                         done(number, result)
         finally:  # nobody is busy, unless an error or the user has ended this
@@ -151,10 +181,10 @@ class Workers:
                 self._stop(member)  # what it computes is of no use any more
 
     def _hand_out(
-        self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]]
+        self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]], at_once: int
     ) -> None:
-        """Give every worker a task, and a second one while there are enough for all."""
-        for ahead in range(_AHEAD):
+        """Give every worker a task, and further ones while there are enough for all."""
+        for ahead in range(at_once):
             for member in self._ready:
                 if member.n_tasks == ahead and len(waiting) > ahead * self.n:
                     number = waiting.popleft()
@@ -164,6 +194,11 @@ class Workers:
 
     def _wait_for(self, busy: list[Any]) -> list[Any]:
         """Return those of the `busy` references that have a result, or none after a second; admit who has started."""
+        try:
+            self._check()
+        except WorkerError:
+            self._gone = True  # every further call to Ray may wait for it, and end the process
+            raise
         finished, _ = self._ray.wait([*self._starting, *busy], num_returns=1, timeout=_POLL_SECONDS)
         if self._ready:
             self._last_ready = time.monotonic()
@@ -212,68 +247,10 @@ class Workers:
 
     def _stop(self, member: _Member) -> None:
         """End a worker, and start another one in its place."""
-        if member in self._ready:
+        if member in self._ready and not self._gone:
             self._ready.remove(member)
             self._ray.kill(member.handle)
             self._start_one()
-
-
-@contextmanager
-def started(settings: EngineConfig, *, on_gpu: bool | None) -> Iterator[Workers]:
-    """Yield workers, which end with the block. Within a block of an outer call, yield those of that block.
-
-    When an inner block ends, the workers free their models: compression may need the memory.
-
-    Parameters
-    ----------
-    settings : EngineConfig
-    on_gpu : bool or None
-        Give each worker a GPU. None: if the cluster has any.
-
-    Raises
-    ------
-    ConfigError
-        The machine has too few cores or GPUs for that many workers, or no cluster answers.
-    MissingDependencyError
-        Ray is not installed.
-    """
-    global _open
-    if _open is not None:
-        try:
-            yield _open
-        finally:
-            _open.release()
-        return
-    with connected(settings) as ray:
-        resources = ray.cluster_resources()
-        n_cores, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-        device = "cuda" if on_gpu or (on_gpu is None and n_gpus) else "cpu"
-        room = n_cores // settings.cpus_per_worker
-        room = min(room, n_gpus) if device == "cuda" else room
-        n = room if settings.workers == "auto" else settings.workers
-        # A cluster may grow; one machine does not.
-        if n < 1 or (settings.ray_address is None and n > room):
-            raise ConfigError(
-                "Parameter 'workers' asks for more than there is",
-                allowed=f"at most {room}: {n_cores} cores and {n_gpus} GPUs",
-                got=f"{n} with {settings.cpus_per_worker} cores{' and a GPU' if device == 'cuda' else ''} each",
-                fix="Change workers, cpus_per_worker or device",
-            )
-        actor = ray.remote(ClusterWorker).options(
-            num_cpus=settings.cpus_per_worker, num_gpus=1 if device == "cuda" else 0, max_restarts=0
-        )
-        n_threads = settings.cpus_per_worker
-        _open = Workers(ray, n, lambda: actor.remote(device, n_threads), device=device, code=code_identity())
-        try:
-            yield _open
-        finally:
-            _open = None
-
-
-def current() -> Workers:
-    """Return the workers of the innermost block of `started`."""
-    assert _open is not None, "engine=ray is used outside of `started`"
-    return _open
 
 
 def _lost(error: Exception) -> WorkerError:
@@ -284,9 +261,11 @@ def _lost(error: Exception) -> WorkerError:
     )
 
 
-def _failed(error: Any) -> WorkerError:
+def _failed(error: Any) -> MlflowCompressError:
     """Return the error of a worker's task: in one sentence where the cause is the user's to read."""
     cause = getattr(error, "cause", error)
+    if isinstance(cause, StoreAwayError):
+        return cause
     if isinstance(cause, MlflowCompressError):
         return WorkerError(f"A worker failed: {cause}")
     logger.warning("A task failed", exc_info=error)

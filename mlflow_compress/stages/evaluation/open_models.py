@@ -11,20 +11,24 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
+from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
-from mlflow_compress.scoring.cluster.workers import current, started
+from mlflow_compress.scoring.cluster.started_workers import current, started
+from mlflow_compress.scoring.cluster.workers import Workers
 
 HERE = EngineConfig()
 
 
 @contextmanager
-def engine_started(running: EngineConfig, source: SourceConfig) -> Iterator[None]:
-    """Within this block, the workers of ``engine=ray`` are there. Blocks within blocks share them."""
+def engine_started(
+    running: EngineConfig, source: SourceConfig, kind: type[ClusterWorker] = ClusterWorker
+) -> Iterator[Workers | None]:
+    """Yield the workers of ``engine=ray``, which are there within the block. Blocks within blocks share them."""
     on_gpu = {"auto": None, "cpu": False, "cuda": True}.get(source.device)
     if running.engine == "ray" and source.device == BALANCED:
         raise ConfigError("A worker of engine=ray holds a whole model", got="device=balanced", fix="Use engine=local")
-    with started(running, on_gpu=on_gpu) if running.engine == "ray" else nullcontext():
-        yield
+    with started(running, on_gpu=on_gpu, kind=kind) if running.engine == "ray" else nullcontext() as workers:
+        yield workers
 
 
 def light(path: str, source: SourceConfig, inference: InferenceConfig, running: EngineConfig = HERE) -> LightModel:

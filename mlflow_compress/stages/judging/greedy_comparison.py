@@ -8,10 +8,8 @@ from pathlib import Path
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.kept import kept
-from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
@@ -46,12 +44,12 @@ def _decoded(
 
 
 def _fingerprint(
-    model: IdentifiedModel, template: object, asked: list[Instruction], config: JudgeConfig
+    model: LightModel, template: object, asked: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return everything that greedy answers and their scores depend on."""
     return {
         **identity(model),
-        "rounding": rounding_identity(model.device),
+        "rounding": model.rounding,
         "chat_template": template,
         "judge_max_tokens": config.answers.judge_max_tokens,
         "system_prompt": config.inference.system_prompt,

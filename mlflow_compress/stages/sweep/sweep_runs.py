@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,12 @@ from filelock import FileLock, Timeout
 
 from mlflow_compress.stages.resumable_workdir import workdirs_folder
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.shared_store.dead_runs import close_dead_runs
+from mlflow_compress.tracking.shared_store.live_processes import is_alive
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+
+_DYING_SECONDS = 20.0  # until the system has ended a process that was killed
 
 
 @contextmanager
@@ -50,3 +55,16 @@ def parent_run(tracker: Tracker, name: str, key: str, tags: Mapping[str, str]) -
         else:
             with tracker.run(name, "sweep", {run_names.SWEEP_KEY: key, **tags}) as run:
                 yield run
+
+
+def close_killed(tracker: Tracker, parent: str) -> None:
+    """Close the runs that workers of a sweep have left open when they were killed: they become KILLED."""
+    open_mains = [
+        run.data.tags[run_names.PROCESS]
+        for run_id in tracker.find_unfinished("main", **{run_names.PARENT: parent})
+        if (run := tracker.client.get_run(run_id)).info.status == "RUNNING"
+    ]
+    until = time.monotonic() + _DYING_SECONDS
+    while any(is_alive(tracker.uri, process) for process in open_mains) and time.monotonic() < until:
+        time.sleep(0.1)
+    close_dead_runs(tracker.client, tracker.uri)
