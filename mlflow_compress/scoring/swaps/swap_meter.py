@@ -23,7 +23,8 @@ from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.units import PaddedBatch
 from mlflow_compress.scoring.scoring_config import default_limits
 from mlflow_compress.scoring.scoring_pass import ModelRunner
-from mlflow_compress.scoring.swaps.kept_outputs import Border, KeptOutputs
+from mlflow_compress.scoring.swaps.call_order import Border
+from mlflow_compress.scoring.swaps.kept_outputs import KeptOutputs
 from mlflow_compress.scoring.swaps.swap import NO_SWAP, Swap, swapped
 
 Tensor = torch.Tensor
