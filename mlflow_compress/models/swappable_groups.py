@@ -77,7 +77,8 @@ def find_differences(baseline: Any, variant: Any) -> Differences:
         joined[a] = joined[a].joined(joined.pop(b)) if joined[a].kind != NORM else joined.pop(b).joined(joined[a])
         for name in joined[a].modules:
             own[name] = a
-    parts = list(joined.values())
+    order = {name: place for place, name in enumerate(own)}
+    parts = sorted(joined.values(), key=lambda group: order[group.modules[0]])
     differing = [group for group in parts if changed.intersection(group.modules)]
     found = Differences(differing, [g for g in parts if g not in differing and g.kind != NORM], scales.factors)
     for name in sorted(changed):
@@ -129,10 +130,11 @@ def _moved(parameter: Tensor, variant: Any, name: str) -> bool:
 def _differs(baseline: Any, variant: Any, name: str) -> bool:
     """Return whether a module has other weights, another class, or rounds its inputs."""
     first, second = baseline.get_submodule(name), variant.get_submodule(name)
-    if type(first) is not type(second) or "forward" in vars(second) or hasattr(second, "quantization_scheme"):
+    scheme = getattr(second, "quantization_scheme", None)  # of compressed-tensors
+    if type(first) is not type(second) or getattr(scheme, "input_activations", None) is not None:
         return True
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a)
+    old, new = first.state_dict(), second.state_dict()  # the new one may hold scales beside the weight
+    return any(key not in new or not torch.equal(value, new[key]) for key, value in old.items())
 
 
 def _weight(model: Any, name: str) -> Tensor | None:

@@ -60,3 +60,26 @@ def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXT
             }
         found.append(MovedText(**about))  # type: ignore[arg-type]
     return sorted(found, key=lambda text: -text.kl)[:most]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownText:
+    """A text that moved, with the words around the token at which the most probable token first changes.
+
+    Attributes
+    ----------
+    moved : MovedText
+    begins : str
+        How the text begins.
+    context : str or None
+        What comes right before that token; None where nothing changes.
+    actual, baseline, variant : str or None
+        The token that the text has there, and the most probable ones of both models.
+    """
+
+    moved: MovedText
+    begins: str
+    context: str | None = None
+    actual: str | None = None
+    baseline: str | None = None
+    variant: str | None = None
