@@ -34,7 +34,7 @@ def draw_layer_map(found: GroupsFound) -> Drawing | None:
     lowest, highest = (float(positive.min()), float(positive.max())) if len(positive) else (1e-6, 1e-5)
     norm = LogNorm(lowest / 1.5, max(highest, lowest * 1.5))
     colours = LinearSegmentedColormap.from_list("kl", ["#f2f7fb", "#7fb8d8", VARIANT, "#00304d"])
-    image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto")
+    image = axes.imshow(values, cmap=colours, norm=norm, aspect="auto")
     if len(layers) <= _MOST_NUMBERS:
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):

@@ -139,12 +139,12 @@ def _width(value: Any) -> float:
 def _tail(calls: Mapping[str, _Call], part: str) -> str | None:
     """Return the innermost module in a part whose output is the part's output; None where something follows it."""
     output = first_tensor(calls[part].output)
-    for name in reversed(calls):
+    for name in reversed(list(calls)):
         last = first_tensor(calls[name].output)
         if name.startswith(f"{part}.") and last is not None and output is not None:
             same = last.data_ptr() == output.data_ptr() and last.shape == output.shape
             if same and len(calls[name].inputs) == 1:
-                return name.removeprefix(f"{part}.")
+                return str(name.removeprefix(f"{part}."))
     return None
 
 

@@ -82,7 +82,7 @@ class KeptOutputs:
                 got=f"{max_bytes / 2**30:.3g} GiB",
             )
         self.inside = self._order.width * bytes_per_width <= max_bytes
-        self.every = max(1, ceil(len(self._layers) * one / max_bytes))
+        self.every = ceil(len(self._layers) / (max_bytes // one))
 
     @property
     def n_layers(self) -> int:
@@ -138,7 +138,9 @@ class KeptOutputs:
         self, module: torch.nn.Module, key: tuple[int, str], *, inputs: bool = False
     ) -> AbstractContextManager[None]:
         def keep(_module: Any, given: Any, output: Any) -> None:
-            self._kept[key] = given if inputs else output
+            # Of a tuple only the states: attention weights would grow with the square of the length.
+            states = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
+            self._kept[key] = given if inputs else states
 
         return _hooked(module, keep)
 

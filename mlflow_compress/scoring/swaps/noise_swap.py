@@ -65,4 +65,5 @@ def _with_noise(weight: Tensor, size: Tensor, key: str) -> Tensor:
     """Return a weight plus noise of a Frobenius norm; the key decides the noise, on every device."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1)
     noise = torch.randn(weight.shape, generator=generator).to(weight.device)
-    return (weight.data.float() + noise * (size / noise.norm())).to(weight.dtype)
+    noisy: Tensor = weight.data.float() + noise * (size / noise.norm())
+    return noisy.to(weight.dtype)
