@@ -28,6 +28,7 @@ ORDER = (
     "history",
     "compress",
     "evaluate",
+    "diagnose",
     "compare",
     "load",
     "judge",

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow_compress.config import (
     Command,
+    DiagnoseConfig,
     EvaluateConfig,
     JudgeConfig,
     MainConfig,
@@ -35,6 +36,7 @@ _CONFIGS: dict[str, type[Command]] = {
     "judge": JudgeConfig,
     "main": MainConfig,
     "sweep": SweepConfig,
+    "diagnose": DiagnoseConfig,
     "promote": PromoteConfig,
 }
 
@@ -142,6 +144,10 @@ def _run(config: Command, say: Say) -> Any:
         from mlflow_compress.stages.judge import run_judge
 
         return run_judge(config, say=say)
+    if isinstance(config, DiagnoseConfig):
+        from mlflow_compress.stages.diagnosing.run_diagnose import run_diagnose
+
+        return run_diagnose(config, say=say)
     from mlflow_compress.stages.promote import run_promote
 
     assert isinstance(config, PromoteConfig)
