@@ -21,6 +21,7 @@ from mlflow_compress.records.kinds import (
     Traces,
     columns_hash,
 )
+from mlflow_compress.records.swap_distances import SwapDistances
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
 
@@ -37,6 +38,7 @@ __all__ = [
     "Records",
     "Request",
     "RunRecords",
+    "SwapDistances",
     "TokenAnswers",
     "TokenDistances",
     "TokenScores",

@@ -55,13 +55,7 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
     CheckpointError
         When a row has a NaN or +inf logit, or no finite one.
     """
-    sums = (numba_kernel if logits.device.type == "cpu" else torch_kernel).compute_row_stats(logits, baseline)
-    for log_normaliser in (sums.log_normaliser, sums.base_log_normaliser):
-        if log_normaliser is not None and not bool(log_normaliser.isfinite().all()):
-            raise CheckpointError(
-                "A model gives logits that are NaN or infinite",
-                fix="Load it in float32, or make the checkpoint again",
-            )
+    sums = _sums(logits, baseline)
     argmax = most_probable(logits, sums.maxima).cpu()
     distances = {}
     if baseline is not None and sums.base_maxima is not None:
@@ -70,6 +64,33 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
         tops = top_tokens(baseline, sums.base_maxima), top_tokens(logits, sums.maxima)
         distances["top10"], distances["rbo10"] = top_token_overlap(*tops)
     return LogitStats(sums.log_normaliser, argmax, _entropies(logits, sums), distances)
+
+
+def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
+    """Return KL(baseline || model), float64 in nats, and the model's most probable tokens; both shape (n,), on the CPU.
+
+    They are those of `compute_logit_stats`, without its other statistics.
+
+    Raises
+    ------
+    CheckpointError
+        When a row has a NaN or +inf logit, or no finite one.
+    """
+    sums = _sums(logits, baseline)
+    return _distances(logits, baseline, sums)["kl"], most_probable(logits, sums.maxima).cpu()
+
+
+def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:
+    """Return the sums of all rows. Logits that are not numbers are refused."""
+    kernel = numba_kernel if logits.device.type == "cpu" else torch_kernel
+    sums: RowStats = kernel.compute_row_stats(logits, baseline)
+    for log_normaliser in (sums.log_normaliser, sums.base_log_normaliser):
+        if log_normaliser is not None and not bool(log_normaliser.isfinite().all()):
+            raise CheckpointError(
+                "A model gives logits that are NaN or infinite",
+                fix="Load it in float32, or make the checkpoint again",
+            )
+    return sums
 
 
 def _entropies(logits: Tensor, sums: RowStats) -> Tensor:

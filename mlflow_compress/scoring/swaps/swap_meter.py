@@ -1,0 +1,213 @@
+"""Measures swaps: how far the final distributions of a baseline move when some of its modules are replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
+from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer
+from mlflow_compress.records import SwapDistances
+from mlflow_compress.scoring.checkpointing.journal import Arrays
+from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
+from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
+from mlflow_compress.scoring.kernels.logit_stats import compute_kl
+from mlflow_compress.scoring.plan.corpus_windows import Windows
+from mlflow_compress.scoring.plan.units import PaddedBatch
+from mlflow_compress.scoring.scoring_config import default_limits
+from mlflow_compress.scoring.scoring_pass import ModelRunner
+from mlflow_compress.scoring.swaps.kept_outputs import Border, KeptOutputs
+from mlflow_compress.scoring.swaps.swap import NO_SWAP, Swap, swapped
+
+Tensor = torch.Tensor
+STATE_BYTES = 1 << 30
+WHOLE = "whole variant"
+
+
+class SwapMeter:
+    """Measures swaps in one baseline, text by text.
+
+    Texts go through the model in batches. For one batch the baseline's logits are computed once, and the outputs of its
+    layers are kept. Each swap then computes only what comes after its first module.
+
+    Besides the two models' weights, the memory holds the kept outputs, at most `state_bytes`, and the baseline's logits
+    of one batch: scored tokens x vocabulary x 4 bytes.
+
+    Parameters
+    ----------
+    baseline : LoadedModel
+    state_bytes : int
+        Most memory for kept outputs, see `KeptOutputs`.
+    suffix_only : bool
+        False computes every layer for every swap. The results have the same bits; it is there to be compared with.
+    progress : bool
+        Show a progress bar on a terminal.
+    """
+
+    def __init__(
+        self,
+        baseline: LoadedModel,
+        *,
+        state_bytes: int = STATE_BYTES,
+        suffix_only: bool = True,
+        progress: bool = True,
+    ) -> None:
+        self.baseline = baseline
+        self._runner, self._reason = _runner(baseline)
+        self._state_bytes, self._suffix_only, self._progress = state_bytes, suffix_only, progress
+        limits = default_limits(baseline.vocab_size, on_gpu=baseline.device.type == "cuda")
+        self._batch_tokens, self._head_rows = limits["batch_tokens"], limits["head_rows"]
+
+    def measure(
+        self,
+        task: str,
+        windows: Windows,
+        swaps: Sequence[Swap],
+        *,
+        variant: LoadedModel | None = None,
+        resume: Path | None = None,
+        identity: Mapping[str, str] | None = None,
+    ) -> SwapDistances:
+        """Return the distance of every swap from the baseline, at every scored token.
+
+        A swap of nothing, `NO_SWAP`, is measured beside them: from another layer in every batch, and its distance must
+        be exactly 0.
+
+        Parameters
+        ----------
+        task : str
+            Name of the corpus in the records.
+        windows : Windows
+            Its texts and their scored positions, see `corpus_windows.cut`.
+        swaps : sequence of Swap
+        variant : LoadedModel, optional
+            A whole model that is measured too, as `WHOLE`.
+        resume : Path, optional
+            Folder of unfinished results. A pass that was interrupted loses the batch that it was at. Delete the folder
+            when the records are saved.
+        identity : mapping of str to str, optional
+            With `resume`: what the replaced modules are (hashes of checkpoints, seeds).
+
+        Raises
+        ------
+        ConfigError
+            Two swaps have one name, or the memory for kept outputs is too small.
+        DataError
+            There is no text.
+        AlignmentError
+            The swap of nothing has moved the model: nothing that was measured here could be trusted. Or the variant
+            has another tokenizer.
+        StoreError
+            The folder to resume from belongs to another pass, or is damaged.
+        """
+        names = [NO_SWAP, *(swap.name for swap in swaps), *([WHOLE] if variant is not None else [])]
+        if len(set(names)) < len(names):
+            raise ConfigError("Two swaps have one name", got=next(n for n in names if names.count(n) > 1))
+        if not windows.ids:
+            raise DataError("There is no text to measure on", got=task)
+        whole = None
+        if variant is not None:
+            check_same_tokenizer(self.baseline, variant)
+            whole, _ = _runner(variant)
+        plan, targets = windows.plan(self._batch_tokens)
+        units = [unit for unit in plan.units if isinstance(unit, PaddedBatch)]
+        longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
+        kept = KeptOutputs(self._runner.body, longest, self._state_bytes)
+        starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
+        about = {
+            "weights": self.baseline.weights if resume is not None else "",
+            "dtype": str(self.baseline.dtype),
+            "plan": plan.digest,
+            "targets": hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest(),
+            "swaps": json.dumps(names),
+            "rounding": json.dumps(self.baseline.rounding),
+            **(identity or {}),
+        }
+        parts = PassParts(len(units), (Path(resume) / task, about) if resume else None, None, label=task)
+        missing = parts.missing()
+        bar = tqdm(
+            initial=len(units) - len(missing),
+            total=len(units),
+            desc=task,
+            unit="batch",
+            disable=None if self._progress else True,
+        )
+        with bar:
+            for number in missing:
+                no_swap = Border(number % (kept.n_layers + 1)) if self._suffix_only else Border(0)
+                found = self._batch(units[number], kept, [no_swap, *starts], [Swap(NO_SWAP, {}), *swaps], whole)
+                parts.add(number, number + 1, found, None)
+                bar.update()
+        kept.forget()
+        return _records(task, windows, names, parts.joined())
+
+    def _batch(
+        self,
+        unit: PaddedBatch,
+        kept: KeptOutputs,
+        starts: Sequence[Border],
+        swaps: Sequence[Swap],
+        whole: ModelRunner | None,
+    ) -> Arrays:
+        """Return KL and most probable token of every scored token of a batch, each shape (n_rows, n_swaps)."""
+        states = kept.compute(unit)
+        logits = [chunk.clone() for chunk in self._logits(self._runner.head, states)]
+        columns = []
+        for swap, start in zip(swaps, starts, strict=True):
+            with swapped(self._runner.body.model, swap):
+                moved = kept.run_from(start, unit)
+                columns.append(_compared(self._logits(self._head(swap), moved), logits))
+            if swap.name == NO_SWAP and columns[-1]["kl"].any():
+                raise AlignmentError(
+                    "Without any swap this model does not repeat its own numbers",
+                    allowed="a KL of exactly 0",
+                    got=float(columns[-1]["kl"].max()),
+                    fix="Diagnose it on a CPU, or in float32",
+                )
+        if whole is not None:
+            columns.append(_compared(self._logits(whole.head, whole.body.run(unit)), logits))
+        return {name: np.stack([column[name] for column in columns], axis=1) for name in columns[0]}
+
+    def _head(self, swap: Swap) -> LanguageModelHead:
+        """Return the baseline's head, or the one that a swap brings along."""
+        head = self._runner.head
+        return Head(self._runner.body.model) if isinstance(head, Head) and head.name in swap.modules else head
+
+    def _logits(self, head: LanguageModelHead, states: Tensor) -> Iterator[Tensor]:
+        # Cloned, because a product's rounding may depend on where its input is in memory.
+        for begin in range(0, len(states), self._head_rows):
+            yield head.logits(states[begin : begin + self._head_rows].clone())
+
+
+def _runner(loaded: LoadedModel) -> tuple[ModelRunner, str | None]:
+    body, head, reason = split_body_and_head(loaded.model)
+    return ModelRunner(body, head), reason
+
+
+def _compared(moved: Iterator[Tensor], baseline: Sequence[Tensor]) -> Arrays:
+    found = [compute_kl(logits, base.to(logits.device)) for logits, base in zip(moved, baseline, strict=True)]
+    kl, top = (torch.cat(values).numpy() for values in zip(*found, strict=True))
+    return {"kl": kl, "top": top.astype(np.int32)}
+
+
+def _records(task: str, windows: Windows, names: Sequence[str], found: Arrays) -> SwapDistances:
+    counts = [len(positions) for positions in windows.scored]
+    n_rows, n = sum(counts), len(names)
+    texts = windows.names or [str(number) for number in range(len(counts))]
+    columns = {
+        "task": np.full(n_rows * n, task, dtype=object),
+        "swap": np.repeat(np.asarray(names, dtype=object), n_rows),
+        "item_id": np.tile(np.repeat(np.asarray(texts, dtype=object), counts), n),
+        "position": np.tile(np.concatenate(windows.scored), n),
+        "kl": found["kl"].T.reshape(-1),
+        "top": found["top"].T.reshape(-1),
+        "same_top": (found["top"] == found["top"][:, :1]).T.reshape(-1),
+    }
+    return SwapDistances.from_columns(columns)
