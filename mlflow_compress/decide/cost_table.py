@@ -70,8 +70,15 @@ class Limit:
         """The limit as part of a name: "4.5bit", "1500000B", "kl0.05"."""
         return {"bits_per_weight": "{:g}bit", "max_bytes": "{:.0f}B", "max_kl": "kl{:g}"}[self.kind].format(self.value)
 
-    def layer_bytes(self, sizes: StoredSizes) -> int:
+    def layer_bytes(self, sizes: StoredSizes, *, scales: bool = True) -> int:
         """Return the bytes that the layers may take.
+
+        Parameters
+        ----------
+        sizes : StoredSizes
+            Of the layers in every format, and in the baseline.
+        scales : bool
+            Whether the sizes have scales and zero points in them; the message says so where they do not.
 
         Raises
         ------
@@ -79,13 +86,13 @@ class Limit:
             The budget is below the smallest possible size, or above the baseline's; the message names the range.
         """
         smallest = int(sizes.layers.min(axis=1).sum())
+        smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
         if self.kind == "bits_per_weight":
             low, high, got = sizes.bits(smallest), sizes.bits(sizes.base), int(self.value * sizes.weights / 8)
-            allowed = f"{np.ceil(low * 1e4) / 1e4:g} (every group in its smallest format) to {high:g} (the baseline)"
+            allowed = f"{np.ceil(low * 1e4) / 1e4:g} ({smaller}) to {high:g} (the baseline)"
         else:
             got = int(self.value) - sizes.rest
-            allowed = f"{smallest + sizes.rest} (every group in its smallest format) to {sizes.base + sizes.rest}"
-            allowed += " (the baseline)"
+            allowed = f"{smallest + sizes.rest} ({smaller}) to {sizes.base + sizes.rest} (the baseline)"
         if not smallest <= got <= sizes.base:
             raise ConfigError(f"{self.kind} is out of range", allowed=allowed, got=f"{self.value:g}")
         return got

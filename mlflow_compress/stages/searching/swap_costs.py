@@ -1,0 +1,162 @@
+"""Measures what formats cost, group by group, on the search's own text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.compression import calibration_tokens
+from mlflow_compress.config import SearchConfig
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.items.sources.calibration_sets import load_calibration
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
+from mlflow_compress.records import SwapDistances
+from mlflow_compress.scoring.plan.corpus_windows import Windows
+from mlflow_compress.scoring.plan.trie import Ids
+from mlflow_compress.scoring.swaps.swap import Swap
+from mlflow_compress.scoring.swaps.swap_meter import WHOLE, SwapMeter
+from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.model_names import model_path
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchText:
+    """The text that costs are measured on.
+
+    Attributes
+    ----------
+    name : str
+        The set or file that it is from.
+    texts : tuple of str
+        All of that set, for the check against the evaluation.
+    sha256 : str
+        Of the token ids.
+    windows : Windows
+        Equal windows, of which the second half is scored.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    sha256: str
+    windows: Windows
+
+
+def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
+    """Return the search's text, cut into windows.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        The search.
+    source : SourceModel
+        The baseline, for its tokenizer.
+    used : int
+        Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
+    """
+    space = config.space
+    given = space.search_text or space.calibration
+    found = load_calibration(given, model=config.source.model, data_dir=config.source.data_dir or "")
+    skipped = 0 if space.search_text else used
+    tokenizer = source.tokenizer()
+    tokens = calibration_tokens.prepare(
+        tokenizer,
+        found.rendered(tokenizer),
+        samples=skipped + space.search_windows,
+        length=space.calibration_length,
+        seed=config.source.seed,
+    )
+    chosen = calibration_tokens.Calibration(tokens.ids[skipped:])
+    ids: list[Ids] = list(chosen.ids.astype(np.int32))
+    length = space.calibration_length
+    return SearchText(
+        name=found.name,
+        texts=tuple(found.plain()),
+        sha256=chosen.sha256,
+        windows=Windows(ids, [np.arange(length // 2 + 1, length)] * len(ids)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SwapCosts:
+    """Measures checkpoints against the baseline, as a whole and group by group.
+
+    Attributes
+    ----------
+    config : SearchConfig
+        Which baseline, and how models are loaded.
+    text : SearchText
+        What is scored.
+    resume : Path
+        Folder of unfinished measurements. A search that was interrupted loses the batch that it was at.
+    groups : tuple of WeightGroup
+        The groups that get a format each.
+    """
+
+    config: SearchConfig
+    text: SearchText
+    resume: Path
+    groups: tuple[WeightGroup, ...]
+
+    def alone(self, folder: str) -> Float:
+        """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows)."""
+        variant = self._open(folder)
+        swaps = [Swap.of(group, variant.model) for group in self.groups]
+        return self._per_group(self._measured("alone", swaps, [variant]))
+
+    def around(self, recipe: str, folder: str | None) -> Float:
+        """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
+        chosen, other = self._open(recipe), self._open(folder)
+        swaps = []
+        for group in self.groups:
+            rest = [Swap.of(one, chosen.model) for one in self.groups if one is not group]
+            swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
+        return self._per_group(self._measured("around", swaps, [chosen, other]))
+
+    def whole(self, folder: str) -> Float:
+        """Return the KL of a checkpoint, shape (n_windows,)."""
+        variant = self._open(folder)
+        return self._windows(self._measured("whole", [], [variant], variant=variant), WHOLE)
+
+    def _open(self, folder: str | None) -> LoadedModel:
+        path = model_path(self.config.source.model) if folder is None else folder
+        return load_model(light(path, self.config.source, self.config.inference).config)
+
+    def _measured(
+        self, kind: str, swaps: Sequence[Swap], models: Sequence[LoadedModel], variant: LoadedModel | None = None
+    ) -> SwapDistances:
+        hashes = [model.weights for model in models]
+        folder = self.resume / f"{kind}-{'-'.join(one[:12] for one in hashes)}"
+        identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
+        meter = SwapMeter(self._open(None), progress=False)
+        return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
+
+    def _per_group(self, found: SwapDistances) -> Float:
+        return np.stack([self._windows(found, group.name) for group in self.groups])
+
+    def _windows(self, found: SwapDistances, name: str) -> Float:
+        """Return the mean KL of each window, whose scored positions are equally many."""
+        kl = found.where(swap=name).column("kl")
+        return np.asarray(kl.reshape(len(self.text.windows.ids), -1).mean(axis=1), dtype=np.float64)
+
+
+def format_groups(model: Any, linear: Mapping[str, tuple[int, int]]) -> tuple[WeightGroup, ...]:
+    """Return the groups of linear layers that get one format each, as serving engines fuse them.
+
+    Raises
+    ------
+    UnsupportedError
+        A group has linear layers and other weights, which no format changes.
+    """
+    found = [group for group in weight_groups(model) if set(group.modules) & linear.keys()]
+    for group in found:
+        if others := sorted(set(group.modules) - linear.keys()):
+            raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
+    return tuple(found)
