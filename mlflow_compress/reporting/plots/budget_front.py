@@ -52,7 +52,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     axes.grid(color=GRID, linewidth=0.6)
     axes.set(xlabel="Stored bits per weight of the linear layers", ylabel="KL to the baseline, nats (log axis)")
     axes.tick_params(colors=MUTED)
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower left")
     axes.margins(x=0.12, y=0.12)
     closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
     title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
