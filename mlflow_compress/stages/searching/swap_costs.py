@@ -12,7 +12,7 @@ import numpy as np
 
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.config import SearchConfig
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.loading import LoadedModel, load_model
@@ -60,22 +60,33 @@ def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchT
         The baseline, for its tokenizer.
     used : int
         Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
+
+    Raises
+    ------
+    ConfigError
+        The text is too short.
     """
     space = config.space
     given = space.search_text or space.calibration
     found = load_calibration(given, model=config.source.model, data_dir=config.source.data_dir or "")
     skipped = 0 if space.search_text else used
     tokenizer = source.tokenizer()
-    tokens = calibration_tokens.prepare(
-        tokenizer,
-        found.rendered(tokenizer),
-        samples=skipped + space.search_windows,
-        length=space.calibration_length,
-        seed=config.source.seed,
-    )
+    length = space.calibration_length
+    try:
+        tokens = calibration_tokens.prepare(
+            tokenizer,
+            found.rendered(tokenizer),
+            samples=skipped + space.search_windows,
+            length=length,
+            seed=config.source.seed,
+        )
+    except ConfigError as error:
+        needed = f"{skipped + space.search_windows} windows of {length} tokens, of which {skipped} calibrate"
+        raise ConfigError(
+            f"The search's text {found.name!r} is too short", allowed=needed, fix="Give search_text, or fewer windows"
+        ) from error
     chosen = calibration_tokens.Calibration(tokens.ids[skipped:])
     ids: list[Ids] = list(chosen.ids.astype(np.int32))
-    length = space.calibration_length
     return SearchText(
         name=found.name,
         texts=tuple(found.plain()),
