@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--formats", default="gptq:3,gptq:4,gptq:8")
     parser.add_argument("--bits_per_weight", default="3.25,3.5,4.0,4.5")
     parser.add_argument("--group_size", default="auto")
-    parser.add_argument("--search_windows", type=int, default=60)
+    parser.add_argument("--search_windows", type=int, default=56)
     parser.add_argument(
         "--store", default="search-benchmark", help="folder of the runs, in which finished work is found"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -55,6 +55,11 @@ class SearchSpaceConfig(Group):
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
     search_rounds: int = option(2, "how often the costs are refitted where the prediction misses; 0 never", ge=0)
     search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
+    autoscheme: Literal["auto", "true", "false"] = option(
+        "auto",
+        "put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats are "
+        "integers",
+    )
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
@@ -88,5 +93,14 @@ class SearchConfig(Command):
 
     @property
     def _shared(self) -> dict[str, Any]:
-        own = {"formats", *LIMITS, "search_text", "search_windows", "search_rounds", "search_tolerance", "group_size"}
+        own = {
+            "formats",
+            *LIMITS,
+            "search_text",
+            "search_windows",
+            "search_rounds",
+            "search_tolerance",
+            "autoscheme",
+            "group_size",
+        }
         return {name: value for name, value in self.values().items() if name not in own}

@@ -19,8 +19,8 @@ class SearchedVariant:
     ----------
     name : str
         The variant.
-    kind : {"uniform", "searched"}
-        Whether all layers have one format, or each group its own.
+    kind : {"uniform", "searched", "autoscheme"}
+        Whether all layers have one format, or each group its own; and who has chosen that.
     limit : str
         What was searched: "4.5bit"; "" for a uniform variant.
     bits_per_weight, bits_per_weight_model : float
@@ -45,12 +45,14 @@ class SearchedVariant:
         KL of that mix on the evaluation's texts.
     difference, difference_low, difference_high : float or None
         KL of this variant minus that of the mix, paired by unit, with its interval.
+    search_difference, search_difference_low, search_difference_high : float or None
+        Of AutoScheme's variant: its KL minus that of the searched variant of the same limit, paired by unit.
     run_id : str
         Its main run.
     """
 
     name: str
-    kind: Literal["uniform", "searched"]
+    kind: Literal["uniform", "searched", "autoscheme"]
     limit: str = ""
     bits_per_weight: float
     bits_per_weight_model: float
@@ -68,6 +70,9 @@ class SearchedVariant:
     difference: float | None = None
     difference_low: float | None = None
     difference_high: float | None = None
+    search_difference: float | None = None
+    search_difference_low: float | None = None
+    search_difference_high: float | None = None
     run_id: str
 
     @property
@@ -107,6 +112,8 @@ class Search(Tabular):
         What the costs were measured on, and what the variants were evaluated on.
     max_kl : float or None
         The limit of KL, where one was searched for.
+    left_out : str
+        Why AutoScheme has no row; "" where nothing is missing.
     run : RunLink
         The run that holds it.
     """
@@ -120,11 +127,12 @@ class Search(Tabular):
     search_text: str
     held_out: str
     max_kl: float | None
+    left_out: str
     run: RunLink
 
     @property
     def searched(self) -> tuple[SearchedVariant, ...]:
-        """The variants of mixed precision."""
+        """The variants that the search has chosen."""
         return tuple(one for one in self.variants if one.kind == "searched")
 
     @property
@@ -135,7 +143,8 @@ class Search(Tabular):
     @property
     def notes(self) -> list[str]:
         """How to read the table, and what to know before a decision."""
-        return search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out, max_kl=self.max_kl)
+        told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out, max_kl=self.max_kl)
+        return [*told, f"AutoScheme is not beside them: {self.left_out.rstrip('.')}"] if self.left_out else told
 
     @property
     def summary(self) -> str:

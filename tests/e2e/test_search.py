@@ -26,7 +26,13 @@ def texts(tmp_path: Path) -> dict[str, str]:
 
 
 def command(texts: dict[str, str], **more: str) -> list[str]:
-    options = {"formats": "rtn:3,rtn:8", "search_windows": "8", "calibration_length": "64", "noise_items": "2"}
+    options = {
+        "formats": "rtn:3,rtn:8",
+        "autoscheme": "false",
+        "search_windows": "8",
+        "calibration_length": "64",
+        "noise_items": "2",
+    }
     return ["search", *(f"--{name}={value}" for name, value in {**options, **texts, **more}.items())]
 
 

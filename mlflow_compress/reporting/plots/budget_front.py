@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.reporting.plots.labels import label_points
-from mlflow_compress.reporting.plots.style import BASELINE, GRID, MUTED, VARIANT, WORSE, Drawing, new_canvas, state
+from mlflow_compress.reporting.plots.style import (
+    BASELINE,
+    BETTER,
+    GRID,
+    MUTED,
+    VARIANT,
+    WORSE,
+    Drawing,
+    new_canvas,
+    state,
+)
 
 
 def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
@@ -31,14 +41,14 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
         return None
     canvas = new_canvas(4.8)
     axes = canvas.subplots()
-    kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched")}
-    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT), strict=True):
+    kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched", "autoscheme")}
+    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT, BETTER), strict=True):
         for row in members:
             if row["kl_low"] is not None and row["kl_low"] > 0:
                 axes.plot([row["bits_per_weight"]] * 2, [row["kl_low"], row["kl_high"]], color=colour, linewidth=1.5)
         points = [(row["bits_per_weight"], row["kl"]) for row in members]
         if points:
-            marker = "o" if kind == "searched" else "s"
+            marker = {"uniform": "s", "searched": "o", "autoscheme": "D"}[kind]
             axes.scatter(
                 *zip(*points, strict=True), s=55, marker=marker, color=colour, edgecolor="white", zorder=3, label=kind
             )
@@ -59,7 +69,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     state(canvas, title)
     canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
     places = [(row["bits_per_weight"], row["kl"]) for row in above]
-    label_points(axes, places, [row["limit"] or row["name"] for row in above], bold=None)
+    label_points(axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in above], bold=None)
     caption = "Smaller is further left, closer to the baseline is lower; bars are intervals."
     if left_out := len(rows) - len(above):
         caption += f" {left_out} with a KL of 0 {'is' if left_out == 1 else 'are'} left out."

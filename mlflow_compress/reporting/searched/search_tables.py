@@ -65,6 +65,9 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str, max_kl
             notes.append(f"{row['name']}: its KL is not surely within the limit; no choice was found that is")
         if row["gap"]:
             notes.append(f"{row['name']}: the solver's bound is {100 * row['gap']:.2g} % below its solution")
+    for row in (row for row in rows if row["kind"] == "autoscheme"):
+        shown = _difference(row, "search_difference")
+        notes.append(f"{row['name']}, AutoRound's choice of bits for the same size: KL {shown} to the searched variant")
     return notes
 
 
@@ -110,14 +113,17 @@ def _cells(row: Row) -> list[str]:
         bytes_text(row["size_bytes"]),
         interval_text(MetricResult("kl", row["kl"], row["kl_low"], row["kl_high"]), NATS, difference=False),
         _nats(row["mix_kl"]),
-        MISSING
-        if row["difference"] is None
-        else interval_text(
-            MetricResult("kl", row["difference"], row["difference_low"], row["difference_high"]), NATS, difference=True
-        ),
+        _difference(row, "difference"),
         _nats(row["predicted_kl"]),
         _nats(row["search_kl"]),
     ]
+
+
+def _difference(row: Row, name: str) -> str:
+    if row[name] is None:
+        return MISSING
+    found = MetricResult("kl", row[name], row[f"{name}_low"], row[f"{name}_high"])
+    return interval_text(found, NATS, difference=True)
 
 
 def _nats(value: float | None) -> str:

@@ -15,6 +15,8 @@ from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.stages.searching.swap_costs import SwapCosts
 from mlflow_compress.stages.sweep.combinations import Combination
 
+Make = Callable[[Allocation, Limit], tuple[Combination, str]]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
@@ -71,13 +73,34 @@ def first_table(costs: SwapCosts, folders: Mapping[str, str | None], sizes: Stor
     return CostTable(sizes=sizes, start=np.zeros(shape[1]), added=np.stack(added, axis=1))
 
 
+def measured(
+    allocation: Allocation,
+    limit: Limit,
+    table: CostTable,
+    *,
+    make: Make,
+    measure: Callable[[str], Float],
+    number: int = 0,
+) -> Choice:
+    """Return a choice of formats after making and measuring it; arguments as `choose`."""
+    variant, folder = make(allocation, limit)
+    return Choice(
+        allocation=allocation,
+        variant=variant,
+        folder=folder,
+        predicted=table.predicted(allocation.choice),
+        kl=measure(folder),
+        round=number,
+    )
+
+
 def choose(
     limit: Limit,
     table: CostTable,
     *,
     rounds: int,
     tolerance: float,
-    make: Callable[[Allocation, Limit], tuple[Combination, str]],
+    make: Make,
     measure: Callable[[str], Float],
     refit: Callable[[Choice], CostTable],
 ) -> Choice:
@@ -116,15 +139,7 @@ def choose(
             break  # by the refitted costs nothing keeps to the limit
         if allocation.choice in tried:
             break
-        variant, folder = make(allocation, limit)
-        found = Choice(
-            allocation=allocation,
-            variant=variant,
-            folder=folder,
-            predicted=table.predicted(allocation.choice),
-            kl=measure(folder),
-            round=number,
-        )
+        found = measured(allocation, limit, table, make=make, measure=measure, number=number)
         tried[allocation.choice] = found
         if not found.misses(limit, tolerance) or number == rounds:
             break

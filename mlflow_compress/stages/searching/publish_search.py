@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,8 @@ def publish_search(
     table: CostTable,
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
+    autoscheme: Mapping[Limit, tuple[Choice, Made]],
+    left_out: str,
     costs: SwapCosts,
 ) -> Search:
     """Log everything that people read of a search on its run, and return it.
@@ -70,10 +73,14 @@ def publish_search(
         The uniform variant of each format.
     chosen : mapping of Limit to (Choice, Made)
         The searched variant of each limit.
+    autoscheme : mapping of Limit to (Choice, Made)
+        AutoScheme's variant of the same size.
+    left_out : str
+        Why there is none of its; "" where nothing is missing.
     costs : SwapCosts
         Measures checkpoints on the search's text.
     """
-    every = [*uniform.values(), *(made for _, made in chosen.values())]
+    every = [*uniform.values(), *(made for _, made in (*chosen.values(), *autoscheme.values()))]
     held_out = {made.run_id: unit_kl(tracker, made.run_id) for made in every}
     first = next(iter(held_out.values()))
     for other in held_out.values():
@@ -87,6 +94,10 @@ def publish_search(
     rows = [_row(made, held_out[made.run_id], costs.whole(made.folder)) for made in uniform.values()]
     for limit, (choice, made) in chosen.items():
         rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
+    for limit, (choice, made) in autoscheme.items():
+        own = held_out[made.run_id]
+        row = replace(_searched(limit, choice, made, own, ends), kind="autoscheme", gap=None)
+        rows.append(replace(row, **_against(own, held_out[chosen[limit][1].run_id])))
     length, name = config.space.calibration_length, Path(costs.text.name).name
     rows.sort(key=lambda row: (row.bits_per_weight, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
@@ -97,10 +108,11 @@ def publish_search(
         formats=table.sizes.formats,
         groups=table.sizes.groups,
         costs=_by_group(table.sizes, table.costs),
-        recipes={made.name: _recipe(table.sizes, choice) for choice, made in chosen.values()},
+        recipes={made.name: _recipe(table.sizes, choice) for choice, made in (*chosen.values(), *autoscheme.values())},
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
         max_kl=max((limit.value for limit in chosen if limit.kind == "max_kl"), default=None),
+        left_out=left_out,
         run=tracker.link(run.run_id),
     )
     _log(tracker, run, found)
@@ -147,6 +159,16 @@ def _searched(
         difference_low=None if difference is None else difference.interval.low,
         difference_high=None if difference is None else difference.interval.high,
     )
+
+
+def _against(own: UnitKl, searched: UnitKl) -> dict[str, Any]:
+    """Return the paired difference to the searched variant of the same limit, as a row has it."""
+    found = paired_mean(own.kl - searched.kl)
+    return {
+        "search_difference": float((own.kl - searched.kl).mean()),
+        "search_difference_low": None if found is None else found.interval.low,
+        "search_difference_high": None if found is None else found.interval.high,
+    }
 
 
 def _by_group(sizes: StoredSizes, costs: Float) -> dict[str, dict[str, float]]:

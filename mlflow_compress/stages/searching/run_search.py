@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from mlflow_compress.compression.shared.mixed_recipe import KEPT
 from mlflow_compress.config import SearchConfig, as_text
 from mlflow_compress.decide.allocation import Allocation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
-from mlflow_compress.errors import CheckpointError, StageError
+from mlflow_compress.errors import CheckpointError, MissingDependencyError, StageError, UnsupportedError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
@@ -24,10 +24,11 @@ from mlflow_compress.stages.evaluation.open_models import engine_started, light
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
-from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table
+from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
+from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table, measured
 from mlflow_compress.stages.searching.publish_search import Made, publish_search
 from mlflow_compress.stages.searching.search_space import (
-    Candidate,
+    CandidateFormat,
     candidates,
     limits_of,
     recipe_variant,
@@ -89,6 +90,7 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
                 "variants": sorted(variant.key for variant in prepared.variants),
                 "limits": [[limit.kind, limit.value] for limit in limits],
                 "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
+                "autoscheme": config.space.autoscheme,
             }
         )
         tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: prepared.evaluation}
@@ -125,7 +127,7 @@ class _Search:
         tracker: Tracker,
         run: TrackedRun,
         source: SourceModel,
-        found: Sequence[Candidate],
+        found: Sequence[CandidateFormat],
         may_keep: bool,
         costs: SwapCosts,
         say: Say,
@@ -148,7 +150,8 @@ class _Search:
         self._say(f"[search] measures {len(self._found)} formats in {len(sizes.groups)} groups")
         table = first_table(self._costs, self._folders, sizes)
         chosen = {limit: self._chosen(limit, table) for limit in limits}
-        variants = {one.variant.name: one.variant for one in chosen.values()}
+        beside, left_out = self._autoscheme(chosen, table)
+        variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
         prepared = prepare(self._config.sweep_config, list(variants.values()), self._tracker)
         mixed = _made(self._tracker, self._run, prepared, self._say)
         return publish_search(
@@ -158,8 +161,33 @@ class _Search:
             table=table,
             uniform=uniform,
             chosen={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in chosen.items()},
+            autoscheme={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in beside.items()},
+            left_out=left_out,
             costs=self._costs,
         )
+
+    def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
+        """Return AutoScheme's choices within the same sizes, or why there are none."""
+        asked = self._config.space.autoscheme
+        if asked == "false":
+            return {}, ""
+        sizes = table.sizes
+        budgets = {
+            limit: one.allocation.n_bytes if limit.kind == "max_kl" else limit.layer_bytes(sizes)
+            for limit, one in chosen.items()
+        }
+        try:
+            formats = integer_formats(self._found, self._may_keep)
+            self._say(f"[search] AutoScheme scores {len(formats)} formats")
+            found = autoscheme_choices(self._config, self._source, formats, self._costs, table, budgets)
+        except (MissingDependencyError, UnsupportedError) as error:
+            if asked == "true":
+                raise
+            return {}, str(error)
+        make = partial(self._make, sizes, name="autoscheme-")
+        return {
+            limit: measured(one, limit, table, make=make, measure=self._costs.whole) for limit, one in found.items()
+        }, ""
 
     def _of(self, run_id: str) -> Made:
         """Return a main run with its checkpoint."""
@@ -199,7 +227,9 @@ class _Search:
         )
         return found
 
-    def _make(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
+    def _make(
+        self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""
+    ) -> tuple[Combination, str]:
         """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
         layers = {
             layer: sizes.formats[chosen]
@@ -208,7 +238,7 @@ class _Search:
         }
         in_order = {layer: layers[layer] for layer in self._source.linear}
         folder = home(self._tracker.uri) / "recipes"
-        variant = recipe_variant(self._config, self._found, in_order, limit.short, folder)
+        variant = recipe_variant(self._config, self._found, in_order, f"{name}{limit.short}", folder)
         self._say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self._tracker, "quantize", variant.config.quantize_config, self._run, say=self._say)
         made = str(self._tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])

@@ -26,7 +26,7 @@ MIXED = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class CandidateFormat:
     """A format that a group of layers may get.
 
     Attributes
@@ -55,7 +55,7 @@ class Candidate:
         return int(getattr(self.uniform.settings, "calibration_samples", 0))
 
 
-def candidates(config: SearchConfig) -> tuple[list[Candidate], bool]:
+def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
     """Return the formats, and whether a layer may stay as it is.
 
     Raises
@@ -77,7 +77,7 @@ def candidates(config: SearchConfig) -> tuple[list[Candidate], bool]:
     return found, KEPT in asked
 
 
-def _candidate(config: SearchConfig, name: str) -> Candidate:
+def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     method, bits = format_parts(name)
     known = METHODS.get(method).Config.__dataclass_fields__
     given = {"bits": bits, "group_size": config.space.group_size}
@@ -85,7 +85,7 @@ def _candidate(config: SearchConfig, name: str) -> Candidate:
     settings = method_settings(variant.quantize_config)
     METHODS.get(method).require_backend(settings)
     uniform = Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
-    return Candidate(name=name, method=method, uniform=uniform)
+    return CandidateFormat(name=name, method=method, uniform=uniform)
 
 
 def limits_of(config: SearchConfig) -> list[Limit]:
@@ -98,7 +98,7 @@ def limits_of(config: SearchConfig) -> list[Limit]:
 
 
 def recipe_variant(
-    config: SearchConfig, found: Sequence[Candidate], layers: Mapping[str, str], name: str, folder: Path
+    config: SearchConfig, found: Sequence[CandidateFormat], layers: Mapping[str, str], name: str, folder: Path
 ) -> Combination:
     """Return the variant of a recipe, which is written into `folder`.
 
@@ -106,7 +106,7 @@ def recipe_variant(
     ----------
     config : SearchConfig
         The search.
-    found : sequence of Candidate
+    found : sequence of CandidateFormat
         Its formats.
     layers : mapping of str to str
         Each layer's format.
@@ -128,14 +128,14 @@ def recipe_variant(
     return Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
 
 
-def require_mixable(config: SearchConfig, found: Sequence[Candidate], source: SourceModel, folder: Path) -> None:
+def require_mixable(config: SearchConfig, found: Sequence[CandidateFormat], source: SourceModel, folder: Path) -> None:
     """Raise an error, before any work, where the formats cannot share a checkpoint."""
     layers = {layer: found[i % len(found)].name for i, layer in enumerate(source.linear)}
     settings: Any = recipe_variant(config, found, layers, "check", folder).settings
     METHODS.get(MIXED).check(settings, source)
 
 
-def require_in_reach(limit: Limit, found: Sequence[Candidate], source: SourceModel) -> None:
+def require_in_reach(limit: Limit, found: Sequence[CandidateFormat], source: SourceModel) -> None:
     """Raise `ConfigError`, before any work, for a budget that no format reaches or that is above the baseline's.
 
     Scales and zero points are not known yet: the budget is checked again when the formats' checkpoints are there.
