@@ -32,6 +32,7 @@ STAGES: dict[str, type[config.Command]] = {
     "quantize": config.QuantizeConfig,
     "evaluate": config.EvaluateConfig,
     "judge": config.JudgeConfig,
+    "diagnose": config.DiagnoseConfig,
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
     "gate": config.GateConfig,
@@ -71,6 +72,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         return api.resume(progress=_say, **given)
     if command == "judge":
         return api.judge(progress=_say, **given)
+    if command == "diagnose":
+        return api.diagnose(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Comparison,
         CompressedModel,
         CostPlan,
+        Diagnosis,
         Evaluation,
         GateVerdict,
         HumanRatings,
@@ -244,11 +245,28 @@ def plan_text(found: CostPlan) -> str:
     return "\n".join([*lines, *(f"- {note}." for note in found.notes)])
 
 
+def diagnosis_text(found: Diagnosis) -> str:
+    """Return the groups that move most, and the controls."""
+    from mlflow_compress.reporting.diagnosing.diagnosis_tables import control_rows, kl_text, ratio_of
+
+    groups = sorted(found.found.groups, key=lambda group: -group.kl.value)[:10]
+    width = max(len(group.name) for group in groups)
+    lines = [found.summary, "", f"{'group':<{width}}  KL per token (nats)"]
+    for group in groups:
+        noise = ratio_of(group.against_noise)
+        lines.append(f"{group.name:<{width}}  {kl_text(group.kl)}{f'; {noise} x noise of its size' if noise else ''}")
+    if (more := len(found.found.groups) - len(groups)) > 0:
+        lines.append(f"({more} more in groups.csv)")
+    lines += ["", *(f"{name}: {value}" for name, value in control_rows(found.found))]
+    return "\n".join([*lines, "", *_where(found.run)])
+
+
 BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "main": variant_text,
     "quantize": compressed_text,
     "evaluate": evaluation_text,
     "judge": answers_text,
+    "diagnose": diagnosis_text,
     "promote": promotion_text,
     "rollback": rollback_text,
     "history": history_text,

@@ -8,6 +8,7 @@ path it is that folder, and nothing is written to MLflow. Either way a baseline 
 """
 
 from mlflow_compress.api.decisions import gate, history, promote, rollback
+from mlflow_compress.api.diagnosing import diagnose
 from mlflow_compress.api.human import blind, ratings
 from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, search, sweep
@@ -18,6 +19,7 @@ __all__ = [
     "blind",
     "compare",
     "compress",
+    "diagnose",
     "evaluate",
     "gate",
     "history",

@@ -13,6 +13,7 @@ from mlflow_compress.config.commands import (
     RollbackConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
+from mlflow_compress.config.diagnose_config import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -36,6 +37,8 @@ __all__ = [
     "BlindConfig",
     "Command",
     "CompressionConfig",
+    "DiagnoseConfig",
+    "DiagnosisConfig",
     "EngineConfig",
     "EvaluateConfig",
     "EvaluationConfig",

@@ -14,6 +14,7 @@ from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.greedy_tokens import forks
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.diagnosis.diagnosis_summary import GroupsFound
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
@@ -23,7 +24,9 @@ from mlflow_compress.reporting.plots.budget_front import draw_budget_front
 from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.correlations import draw_correlations
 from mlflow_compress.reporting.plots.divergence import draw_divergence
+from mlflow_compress.reporting.plots.layer_map import draw_layer_map
 from mlflow_compress.reporting.plots.margin import draw_margin
+from mlflow_compress.reporting.plots.moved_parts import draw_moved_parts
 from mlflow_compress.reporting.plots.pairs import draw_pairs
 from mlflow_compress.reporting.plots.positions import draw_positions
 from mlflow_compress.reporting.plots.style import RC, Drawing
@@ -169,6 +172,18 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
         drawings = {
             "pareto_front": draw_variants(points, None, front=board.pareto),
             "correlations": draw_correlations(board),
+        }
+        return _saved(drawings, folder)
+
+
+def draw_diagnosis(
+    found: GroupsFound, positions: Sequence[MetricResult], classes: Sequence[MetricResult], folder: Path
+) -> list[Figure]:
+    """Draw where a variant moves: the map of layers and kinds of matrices, and the parts of the text."""
+    with matplotlib.rc_context(RC):
+        drawings = {
+            "layer_map": draw_layer_map(found),
+            "moved_parts": draw_moved_parts(found.whole, positions, classes),
         }
         return _saved(drawings, folder)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.reporting.figures import Figure
 
 
-def _embedded(figure: Figure) -> dict[str, str]:
+def embedded(figure: Figure) -> dict[str, str]:
     """Return a figure's title and caption, and its PNG file as base64."""
     image = base64.b64encode(figure.path.read_bytes()).decode("ascii")
     return {"base64": image, "title": figure.title, "caption": figure.caption}
@@ -115,7 +115,7 @@ def render_report(
         headline=headline_rows(pooled, manifest, gates),
         interval=interval_percent(pooled),
         notes=footnotes(pooled, gates=gates, n_truncated=n_truncated),
-        figures=[_embedded(figure) for figure in figures],
+        figures=[embedded(figure) for figure in figures],
         flips=flip_rows(flips),
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,

@@ -6,6 +6,7 @@ from mlflow_compress.results.cost_plan import CostPlan, StageCost
 from mlflow_compress.results.deciding.alias_moves import AliasHistory, Rollback, Tenure
 from mlflow_compress.results.deciding.gate_verdict import GateRow, GateVerdict
 from mlflow_compress.results.deciding.promotion_result import Promotion
+from mlflow_compress.results.diagnosis import Diagnosis
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
@@ -24,6 +25,7 @@ __all__ = [
     "Comparison",
     "CompressedModel",
     "CostPlan",
+    "Diagnosis",
     "Evaluation",
     "GateRow",
     "GateVerdict",

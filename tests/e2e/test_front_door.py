@@ -29,6 +29,7 @@ ORDER = (
     "history",
     "compress",
     "evaluate",
+    "diagnose",
     "compare",
     "load",
     "judge",

@@ -17,6 +17,7 @@ from mlflow_compress.config import SearchConfig, as_text, parse
 from mlflow_compress.decide.cost_table import Limit
 from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import TokenDistances
 from mlflow_compress.reporting.figures import draw_search
 from mlflow_compress.reporting.searched.search_tables import (
@@ -30,7 +31,7 @@ from mlflow_compress.reporting.searched.search_tables import (
 from mlflow_compress.results import SearchedVariant
 from mlflow_compress.stages.searching.held_out import UnitKl, _windows
 from mlflow_compress.stages.searching.search_space import candidates, limits_of, recipe_variant, require_in_reach
-from mlflow_compress.stages.searching.swap_costs import search_text
+from mlflow_compress.stages.searching.swap_costs import joined, search_text
 
 SOURCE = resolve(str(demo.MODEL_DIR))
 
@@ -52,12 +53,19 @@ def test_formats_are_variants_with_the_settings_of_their_methods() -> None:
         ("gptq:4,nothing:3", ConfigError, "Unknown compression method"),
         ("gptq:4,gptq:5", UnsupportedError, "does not support these bits"),
         ("gptq:4,gptq:", ConfigError, "no METHOD:BITS"),
-        ("awq:4,awq:3", UnsupportedError, "rescales neighbouring layers"),
     ],
 )
 def test_wrong_formats_are_refused(formats: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         candidates(SearchConfig(formats=formats))
+
+
+def test_groups_that_share_a_module_become_one() -> None:
+    groups = [WeightGroup("layers.0.qkv", "qkv", 0, ("n", "q")), WeightGroup("layers.0.o", "o", 0, ("o",))]
+    assert joined(groups, WeightGroup("layers.0.down", "down", 0, ("d",)))[2].modules == ("d",)
+    both = joined(groups, WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("q", "o")))
+    assert both == [WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("n", "q", "o"))]
+    assert joined(both, WeightGroup("layers.0.qkv", "qkv", 0, ("q",))) == both
 
 
 def test_limits() -> None:

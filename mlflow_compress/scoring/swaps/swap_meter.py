@@ -23,7 +23,8 @@ from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.units import PaddedBatch
 from mlflow_compress.scoring.scoring_config import default_limits
 from mlflow_compress.scoring.scoring_pass import ModelRunner
-from mlflow_compress.scoring.swaps.kept_outputs import Border, KeptOutputs
+from mlflow_compress.scoring.swaps.call_order import Border
+from mlflow_compress.scoring.swaps.kept_outputs import KeptOutputs
 from mlflow_compress.scoring.swaps.swap import NO_SWAP, Swap, swapped
 
 Tensor = torch.Tensor
@@ -49,6 +50,11 @@ class SwapMeter:
         False computes every layer for every swap. The results have the same bits; it is there to be compared with.
     progress : bool
         Show a progress bar on a terminal.
+
+    Attributes
+    ----------
+    whole_model_reason : str or None
+        Why the last `measure` computed all layers for every swap; None where it did not have to.
     """
 
     def __init__(
@@ -60,7 +66,8 @@ class SwapMeter:
         progress: bool = True,
     ) -> None:
         self.baseline = baseline
-        self._runner, self._reason = _runner(baseline)
+        self._runner = _runner(baseline)
+        self.whole_model_reason: str | None = None
         self._state_bytes, self._suffix_only, self._progress = state_bytes, suffix_only, progress
         limits = default_limits(baseline.vocab_size, on_gpu=baseline.device.type == "cuda")
         self._batch_tokens, self._head_rows = limits["batch_tokens"], limits["head_rows"]
@@ -115,11 +122,12 @@ class SwapMeter:
         whole = None
         if variant is not None:
             check_same_tokenizer(self.baseline, variant)
-            whole, _ = _runner(variant)
+            whole = _runner(variant)
         plan, targets = windows.plan(self._batch_tokens)
         units = [unit for unit in plan.units if isinstance(unit, PaddedBatch)]
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
         kept = KeptOutputs(self._runner.body, longest, self._state_bytes)
+        self.whole_model_reason = kept.whole_model_reason
         starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
         about = {
             "weights": self.baseline.weights if resume is not None else "",
@@ -186,9 +194,9 @@ class SwapMeter:
             yield head.logits(states[begin : begin + self._head_rows].clone())
 
 
-def _runner(loaded: LoadedModel) -> tuple[ModelRunner, str | None]:
-    body, head, reason = split_body_and_head(loaded.model)
-    return ModelRunner(body, head), reason
+def _runner(loaded: LoadedModel) -> ModelRunner:
+    body, head, _ = split_body_and_head(loaded.model)
+    return ModelRunner(body, head)
 
 
 def _compared(moved: Iterator[Tensor], baseline: Sequence[Tensor]) -> Arrays:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow_compress.config import (
     Command,
+    DiagnoseConfig,
     EvaluateConfig,
     JudgeConfig,
     MainConfig,
@@ -35,6 +36,7 @@ _CONFIGS: dict[str, type[Command]] = {
     "main": MainConfig,
     "sweep": SweepConfig,
     "search": SearchConfig,
+    "diagnose": DiagnoseConfig,
     "promote": PromoteConfig,
 }
 _URL = "judge_base_url"  # may hold a password
@@ -135,6 +137,10 @@ def _run(config: Command, say: Say) -> Any:
         from mlflow_compress.stages.judge import run_judge
 
         return run_judge(config, say=say)
+    if isinstance(config, DiagnoseConfig):
+        from mlflow_compress.stages.diagnosing.run_diagnose import run_diagnose
+
+        return run_diagnose(config, say=say)
     from mlflow_compress.stages.promote import run_promote
 
     assert isinstance(config, PromoteConfig)

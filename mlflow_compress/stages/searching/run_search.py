@@ -17,12 +17,13 @@ from mlflow_compress.errors import CheckpointError, MissingDependencyError, Stag
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
-from mlflow_compress.models.source_model import SourceModel, without_weights
+from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
+from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.results import Search
-from mlflow_compress.stages.evaluation.open_models import engine_started, light
+from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import model_label, model_path
+from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
 from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table, measured
@@ -83,7 +84,6 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
         text = search_text(config, source, max(one.calibration_samples for one in found))
         suite = suite_of(found[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
-        opened = light(model_path(config.source.model), config.source, config.inference)
         label = model_label(config.source.model)
         key = digest(
             {
@@ -101,10 +101,18 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
         ):
             run.log_params(as_text(config))
             runs = _made(tracker, run, prepared, say)
-            bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
-            groups = format_groups(bare, source.linear)
+            groups = _groups(config, source, found, tracker, runs)
             costs = SwapCosts(config=config, text=text, resume=resume, groups=groups)
             return _Search(config, tracker, run, source, found, may_keep, costs, say).result(limits, runs)
+
+
+def _groups(
+    config: SearchConfig, source: SourceModel, found: Sequence[CandidateFormat], tracker: Tracker, runs: dict[str, str]
+) -> tuple[WeightGroup, ...]:
+    """Return the groups that get one format each."""
+    children = [tracker.children(runs[one.uniform.name])["quantize"] for one in found]
+    folders = [str(child.data.tags[run_names.CHECKPOINT]) for child in children]
+    return format_groups(config, source, folders, rescaled=any(one.rescales for one in found))
 
 
 def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, str]:
@@ -136,7 +144,7 @@ class _Search:
         self._found, self._costs, self._say = found, costs, say
         self._may_keep = may_keep
         self._folders: dict[str, str | None] = {}
-        self._layers = [list(group.modules) for group in costs.groups]
+        self._layers = [[name for name in group.modules if name in source.linear] for group in costs.groups]
 
     def result(self, limits: Sequence[Limit], runs: dict[str, str]) -> Search:
         uniform = {one.name: self._of(runs[one.uniform.name]) for one in self._found}

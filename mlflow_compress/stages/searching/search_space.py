@@ -16,7 +16,7 @@ from mlflow_compress.compression.shared.mixed_recipe import KEPT, MixedRecipe, f
 from mlflow_compress.config import SearchConfig
 from mlflow_compress.config.search_config import LIMITS
 from mlflow_compress.decide.cost_table import Limit, StoredSizes
-from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
 from mlflow_compress.stages.quantize import method_settings, variant_name
@@ -50,6 +50,12 @@ class CandidateFormat:
         return {"method": self.method, **{k: v for k, v in own if k not in CalibratedConfig.__dataclass_fields__}}
 
     @property
+    def rescales(self) -> bool:
+        """Whether its method moves scales between neighbouring layers, which then get one format together."""
+        method = METHODS.get(self.method)
+        return isinstance(method, ForLayers) and method.rescales
+
+    @property
     def calibration_samples(self) -> int:
         """Calibration sequences that its method reads; 0 where it needs none."""
         return int(getattr(self.uniform.settings, "calibration_samples", 0))
@@ -61,19 +67,12 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
     Raises
     ------
     ConfigError
-        A format is unknown, there twice, or cannot be measured layer by layer; or there are fewer than two.
+        A format is unknown or there twice, or there are fewer than two.
     """
     asked = [part.strip() for part in config.space.formats.split(",") if part.strip()]
     if len(set(asked)) < max(2, len(asked)):
         raise ConfigError("A search needs two different formats or more", got=config.space.formats)
     found = [_candidate(config, name) for name in asked if name != KEPT]
-    for one in found:
-        if isinstance(method := METHODS.get(one.method), ForLayers) and method.rescales:
-            raise UnsupportedError(
-                f"Method {one.method!r} rescales neighbouring layers together: one group alone cannot be measured",
-                got=one.name,
-                fix="Search with gptq, rtn or fp8",
-            )
     return found, KEPT in asked
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.loading import LoadedModel, load_model
-from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import SourceModel, without_weights
+from mlflow_compress.models.swappable_groups import find_differences
 from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.plan.corpus_windows import Windows
@@ -158,16 +158,53 @@ class SwapCosts:
         return np.asarray(kl.reshape(len(self.text.windows.ids), -1).mean(axis=1), dtype=np.float64)
 
 
-def format_groups(model: Any, linear: Mapping[str, tuple[int, int]]) -> tuple[WeightGroup, ...]:
-    """Return the groups of linear layers that get one format each, as serving engines fuse them.
+def format_groups(
+    config: SearchConfig, source: SourceModel, folders: Sequence[str], *, rescaled: bool
+) -> tuple[WeightGroup, ...]:
+    """Return the groups of layers that get one format each.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        Which baseline, and how models are loaded.
+    source : SourceModel
+        The baseline.
+    folders : sequence of str
+        The uniform checkpoints.
+    rescaled : bool
+        Whether scales were moved between neighbours in them. Then norms, and layers that have each other's scales, are
+        in one group; else the groups are the layers that serving engines fuse.
 
     Raises
     ------
     UnsupportedError
-        A group has linear layers and other weights, which no format changes.
+        A group holds weights that no format changes.
     """
-    found = [group for group in weight_groups(model) if set(group.modules) & linear.keys()]
-    for group in found:
-        if others := sorted(set(group.modules) - linear.keys()):
-            raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
+    opened = light(model_path(config.source.model), config.source, config.inference)
+    if rescaled:
+        baseline = load_model(opened.config).model
+        found: list[WeightGroup] = []
+        for folder in folders:
+            variant = load_model(light(folder, config.source, config.inference).config).model
+            for group in find_differences(baseline, variant).groups:
+                found = joined(found, group)
+    else:
+        bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
+        found = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
+        for group in found:
+            if others := sorted(set(group.modules) - source.linear.keys()):
+                raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
     return tuple(found)
+
+
+def joined(groups: Sequence[WeightGroup], other: WeightGroup) -> list[WeightGroup]:
+    """Return the groups with one more; those that share a module with it become one group with it."""
+    same = [group for group in groups if set(group.modules) & set(other.modules)]
+    if not same:
+        return [*groups, other]
+    modules = tuple(dict.fromkeys(name for group in (*same, other) for name in group.modules))
+    kinds = "+".join(dict.fromkeys(kind for group in (*same, other) for kind in group.kind.split("+")))
+    first = same[0]
+    prefix = first.name.removesuffix(first.kind)
+    whole = WeightGroup(f"{prefix}{kinds}", kinds, first.layer, modules)
+    return [whole if group is first else group for group in groups if group is first or group not in same]

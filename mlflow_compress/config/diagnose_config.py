@@ -1,0 +1,44 @@
+"""The parameters of a diagnosis: a variant, the text on which it is measured, and how closely."""
+
+from __future__ import annotations
+
+from mlflow_compress.config.commands import EvaluateConfig, QuantizeConfig
+from mlflow_compress.config.declarations import Command, Group, option
+from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
+
+
+class DiagnosisConfig(Group):
+    """On how much text every group of weights is measured, and with which controls."""
+
+    corpus_tokens: int = option(
+        16384, "tokens of each corpus on which every group of weights is measured; 0 takes all", ge=0
+    )
+    corpus_window: int = option(512, "tokens of one text: the corpus is cut into texts of this length", ge=4)
+    noise_control: bool = option(
+        True, "also measure Gaussian noise of the same size on each group (doubles the time): size or direction?"
+    )
+    state_memory: float = option(
+        1.0, "GiB of memory for the baseline's states, so that only the layers behind a swap are computed", gt=0
+    )
+
+
+class DiagnoseConfig(Command):
+    """Where a variant's movement comes from: each group of weights alone, and the text on which it moves."""
+
+    source: SourceConfig = SourceConfig()
+    compression: CompressionConfig = CompressionConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    inference: InferenceConfig = InferenceConfig()
+    diagnosis: DiagnosisConfig = DiagnosisConfig()
+
+    @property
+    def quantize_config(self) -> QuantizeConfig:
+        """The parameters with which the variant is made; a checkpoint that is given is taken as it is."""
+        given = self.compression.checkpoint is not None
+        compression = CompressionConfig(**{**dict(self.compression), **({"method": "checkpoint"} if given else {})})
+        return QuantizeConfig(source=self.source, compression=compression)
+
+    @property
+    def evaluate_config(self) -> EvaluateConfig:
+        """The tasks and corpora, as an evaluation takes them."""
+        return EvaluateConfig(source=self.source, evaluation=self.evaluation, inference=self.inference)

@@ -1,0 +1,1 @@
+"""Where the movement of a variant comes from: its groups of weights, and the text on which it moves."""

@@ -1,0 +1,1 @@
+"""The diagnose stage: where a variant's movement comes from."""

@@ -1,0 +1,128 @@
+"""diagnose on the demo: a method and a checkpoint, its files, its refusals, and going on after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress import cli
+from mlflow_compress.records import SwapDistances
+from mlflow_compress.scoring.swaps.swap import ALL, NO_SWAP
+from mlflow_compress.scoring.swaps.swap_meter import WHOLE, SwapMeter
+from mlflow_compress.tracking.folder_store import FolderStore
+
+LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("diagnose") / "results"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"id": str(i), "category": f"c{i % 2}", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": 0}
+        for i in range(6)
+    ]
+    (folder / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text("The river is old and the bridge of <b>stone</b> is new, since 1812. " * 60)
+    return f"{folder / 'cloze.jsonl'},{folder / 'text.txt'}"
+
+
+@pytest.fixture(scope="module")
+def found(store: Path, tasks: str) -> mc.Diagnosis:
+    return mc.diagnose(method="rtn", bits=3, tasks=tasks, store=store, **LITTLE)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, store: Path) -> None:
+    assert [g.name for g in found.found.groups] == [
+        f"layers.{i}.{kind}" for i in range(5) for kind in ("qkv", "o", "gate_up", "down")
+    ]
+    assert found.unchanged == ("embeddings", "head") and found.whole_model_reason is None
+    assert found.found.no_swap == 0.0
+    assert found.found.together.value == pytest.approx(found.found.whole.value, rel=1e-5)
+    assert found.found.additivity is not None
+    assert found.found.additivity.value == pytest.approx(found.found.whole.value / found.found.sum_of_parts, rel=1e-4)
+    assert all(g.kl.value > 0 and g.noise_kl is not None and g.no_noise is None for g in found.found.groups)
+    records = SwapDistances.read(found.records_folder)
+    assert set(records.column("swap")) >= {NO_SWAP, ALL, WHOLE, "layers.0.qkv", "noise on layers.0.qkv"}
+    assert records.where(swap=WHOLE).column("kl").mean() == pytest.approx(found.found.whole.value)
+    assert {(r.task, r.category, r.n) for r in found.categories} == {("cloze", "c0", 3), ("cloze", "c1", 3)}
+    assert sum(r.n for r in found.positions) == found.found.whole.n == 4 * 63
+    assert len(found.texts) == 4 and found.texts[0].moved.kl >= found.texts[-1].moved.kl
+
+    run = store / found.run.run_id
+    rows = list(csv.DictReader((run / "groups.csv").read_text().splitlines()))
+    assert [row["group"] for row in rows] == [g.name for g in found.found.groups]
+    assert float(rows[0]["kl"]) == found["layers.0.qkv"].kl.value
+    page = (run / "diagnosis.html").read_text()
+    assert "layers.0.qkv" in page and "<b>stone</b>" not in page and page.count("data:image/png") == 2
+    assert json.loads((run / "diagnosis.json").read_text())["no_swap"] == 0.0
+    values = FolderStore(store).look_up(found.run.run_id).metrics
+    own = {name: value for name, value in values.items() if name.startswith("diagnose/")}
+    assert 20 < len(own) < 50 and own["diagnose/kl"] == pytest.approx(found.found.whole.value)
+    assert len(found.to_pandas()) == 20 and "moves most" in found.summary
+    assert not [path for path in store.rglob("unfinished/*") if path.is_dir()]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_an_interrupted_diagnosis_goes_on(
+    found: mc.Diagnosis, store: Path, tasks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, batches = SwapMeter._batch, []
+    settings = {**LITTLE, "corpus_tokens": 2048 + 64, "noise_control": False, "tasks": tasks.split(",")[1]}
+
+    def counted(self: SwapMeter, *given: Any) -> Any:
+        batches.append(1)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return whole(self, *given)
+
+    (Path(tasks.split(",")[1])).write_text("The river is old and the bridge of stone is new, since 1812. " * 300)
+    monkeypatch.setattr(SwapMeter, "_batch", counted)
+    with pytest.raises(KeyboardInterrupt):
+        mc.diagnose(found.checkpoint, store=store, **settings)
+    again = mc.diagnose(found.checkpoint, store=store, **settings)
+    assert len(batches) == 4  # three batches, of which the second was begun twice
+    assert again.found.no_swap == 0.0 and again.categories == ()
+    assert all(group.noise_kl is None for group in again.found.groups)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": "cloze"}, "needs running text"),
+        ({"tasks": "text", "device": "balanced"}, "both models in memory"),
+        ({"tasks": "text", "state_memory": 0}, "'state_memory' is too small"),
+        ({"tasks": "text", "checkpoint": "/nowhere/at/all"}, "names no file or folder"),
+        ({"tasks": "text", "method": "nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_refused_without_a_run(
+    settings: dict[str, Any], message: str, tasks: str, tmp_path: Path
+) -> None:
+    paths = dict(zip(("cloze", "text"), tasks.split(","), strict=True))
+    with pytest.raises(mc.MlflowCompressError, match=message):
+        mc.diagnose(store=tmp_path / "none", **{**settings, "tasks": paths[settings["tasks"]]})
+    assert not list(tmp_path.glob("none/*/run.json"))
+
+
+@pytest.mark.slow
+def test_the_command_line_shows_the_groups(workdir: Path, tasks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [f"--{name}={value}" for name, value in {**LITTLE, "tasks": tasks, "noise_control": "false"}.items()]
+    assert cli.main(["diagnose", "--method=magnitude", *given]) == 0
+    shown = capsys.readouterr()
+    assert "layers.0.qkv" in shown.out and "without any swap: exactly 0" in shown.out
+    assert "differs from demo in 20 groups of weights" in shown.err
+    assert cli.main(["diagnose", "--method=layer-drop", *given]) == 2
+    assert "another architecture" in capsys.readouterr().err

@@ -1,0 +1,213 @@
+"""Groups of weights: what engines fuse, what moved scales tie together, and what cannot be swapped."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlflow_compress.errors import DataError, UnsupportedError
+from mlflow_compress.models.swappable_groups import Differences, find_differences, restored_weight
+from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
+from tests.unit.scoring_models import CONFIGS, build_model, load_random
+from tests.unit.test_swaps import rounded, texts
+
+LAYER = ("qkv", "o", "gate_up", "down")
+
+
+def variant_of(model: Any, levels: int = 7) -> Any:
+    """The model with rounded matrices in its layers."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, module in made.named_modules():
+            if isinstance(module, torch.nn.Linear) and "layers" in name:
+                step = module.weight.abs().amax(1, keepdim=True) / levels
+                module.weight.copy_((module.weight / step).round() * step)
+    return made
+
+
+def scales(n: int, seed: int) -> torch.Tensor:
+    return torch.exp(0.5 * torch.randn(n, generator=torch.Generator().manual_seed(seed)))
+
+
+def fold_norm(model: Any, norm: str, readers: list[str], seed: int = 5) -> None:
+    """Divide a norm by scales, and multiply the columns of its readers: the same function."""
+    with torch.no_grad():
+        weight = model.get_submodule(norm).weight
+        by = scales(len(weight), seed)
+        weight.div_(by)
+        for reader in readers:
+            model.get_submodule(reader).weight.mul_(by)
+
+
+def fold_pair(model: Any, first: str, second: str, copies: int = 1, seed: int = 6) -> None:
+    """Divide the rows of a layer, and multiply the columns that read them: the same function."""
+    with torch.no_grad():
+        rows = model.get_submodule(first).weight
+        by = scales(len(rows), seed)
+        rows.div_(by[:, None])
+        heads = by.reshape(2, -1) if copies > 1 else by[None]
+        model.get_submodule(second).weight.mul_(heads.repeat_interleave(copies, dim=0).reshape(-1))
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(12)[None]).logits[0]
+
+
+def names(groups: list[WeightGroup]) -> list[str]:
+    return [group.name for group in groups]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_weight_is_in_one_group(name: str) -> None:
+    model = build_model(CONFIGS[name]())
+    groups = weight_groups(model)
+    inside = [id(p) for g in groups for m in g.modules for p in model.get_submodule(m).parameters()]
+    assert set(inside) == {id(p) for p in model.parameters()}
+    assert len({m for g in groups for m in g.modules}) == sum(len(g.modules) for g in groups)
+    in_layers = [g.name for g in groups if g.layer is not None and g.kind != "norm"]
+    assert in_layers == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
+
+
+def test_experts_of_a_layer_are_one_group() -> None:
+    from transformers import MixtralConfig
+
+    config = MixtralConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    groups = weight_groups(build_model(config))
+    assert [g.name for g in groups if g.kind == "experts"] == ["layers.0.experts", "layers.1.experts"]
+    assert all(len(g.modules) == 1 for g in groups if g.kind == "experts")
+
+
+def test_what_is_only_rounded_stays_in_the_finest_groups() -> None:
+    model = build_model(CONFIGS["llama"]())
+    for levels in (1, 2, 7, 127):  # 1 is ternary
+        found = find_differences(model, variant_of(model, levels))
+        assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
+        assert names(found.unchanged) == ["embeddings", "head"] and not found.moved_scales
+
+
+def test_a_pruned_model_moves_no_scales() -> None:
+    model = build_model(CONFIGS["llama"]())
+    pruned = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, module in pruned.named_modules():
+            if isinstance(module, torch.nn.Linear) and "layers" in name:
+                module.weight[module.weight.abs() < module.weight.abs().median()] = 0
+    assert names(find_differences(model, pruned).groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
+
+
+def test_a_norm_goes_with_the_layers_that_read_it() -> None:
+    model = build_model(CONFIGS["llama"]())
+    folded = copy.deepcopy(model)
+    layer = "model.layers.1"
+    fold_norm(folded, f"{layer}.input_layernorm", [f"{layer}.self_attn.{x}_proj" for x in "qkv"])
+    fold_norm(folded, f"{layer}.post_attention_layernorm", [f"{layer}.mlp.{x}_proj" for x in ("gate", "up")])
+    assert torch.allclose(logits(model), logits(folded), atol=1e-3)
+    made = variant_of(folded)
+    found = find_differences(model, made)
+    assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
+    assert f"{layer}.input_layernorm" in next(g for g in found.groups if g.name == "layers.1.qkv").modules
+    assert f"{layer}.post_attention_layernorm" in next(g for g in found.groups if g.name == "layers.1.gate_up").modules
+    # Moved back, the weight is a rounded version of the baseline's.
+    path = f"{layer}.self_attn.q_proj"
+    old, raw = (m.get_submodule(path).weight for m in (model, made))
+    restored = restored_weight(made, path, found)
+    assert restored is not None
+    assert (restored - old).norm() < 0.15 * old.norm() < 0.4 * (raw - old).norm()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name", "copies"),
+    [
+        ("self_attn.v_proj", "self_attn.o_proj", "layers.1.qkv+o", 2),  # two heads of q read one of v
+        ("mlp.up_proj", "mlp.down_proj", "layers.1.gate_up+down", 1),
+    ],
+)
+def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: str, copies: int) -> None:
+    model = build_model(CONFIGS["llama"]())
+    folded = copy.deepcopy(model)
+    fold_pair(folded, f"model.layers.1.{first}", f"model.layers.1.{second}", copies)
+    assert torch.allclose(logits(model), logits(folded), atol=1e-3)
+    made = variant_of(folded)
+    found = find_differences(model, made)
+    assert name in names(found.groups) and len(found.groups) == 11
+    assert sum("+" in group for group in names(found.groups)) == 1
+    for path in (f"model.layers.1.{first}", f"model.layers.1.{second}"):
+        old, raw = (m.get_submodule(path).weight for m in (model, made))
+        restored = restored_weight(made, path, found)
+        assert restored is not None
+        assert (restored - old).norm() < 0.2 * old.norm() < 0.5 * (raw - old).norm()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "gemma2"])
+def test_norms_of_other_architectures_find_their_readers(name: str) -> None:
+    model = build_model(CONFIGS[name]())
+    cast = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in cast.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    found = find_differences(model, cast)
+    assert not found.unchanged
+    inside = {m for g in found.groups for m in g.modules}
+    assert len(inside) == sum(len(g.modules) for g in found.groups)
+    assert {f"layers.{i}.{kind}" for i in range(3) for kind in LAYER} <= set(names(found.groups))
+    read = [g for g in found.groups if g.kind == "qkv"]
+    assert all(any("norm" in m or "ln_1" in m for m in g.modules) for g in read)
+
+
+def test_what_cannot_be_swapped_is_refused() -> None:
+    model = build_model(CONFIGS["llama"]())
+    with pytest.raises(DataError, match="nothing to diagnose"):
+        find_differences(model, copy.deepcopy(model))
+    shorter = CONFIGS["llama"]()
+    shorter.num_hidden_layers = 2
+    with pytest.raises(UnsupportedError, match="another architecture"):
+        find_differences(model, build_model(shorter))
+    with pytest.raises(UnsupportedError, match="another architecture"):
+        find_differences(model, build_model(CONFIGS["qwen2"]()))
+    with pytest.raises(UnsupportedError, match="no version of the baseline's matrix"):
+        find_differences(model, build_model(CONFIGS["llama"](), seed=9))
+    other = variant_of(model)
+    other.config._attn_implementation = "eager"
+    with pytest.raises(UnsupportedError, match="computes attention in another way"):
+        find_differences(model, other)
+
+
+def test_each_group_alone_is_a_model_of_the_same_function() -> None:
+    """With scales moved everywhere and no rounding at all, no group moves the model."""
+    from mlflow_compress.scoring.swaps.swap import Swap
+    from mlflow_compress.scoring.swaps.swap_meter import SwapMeter
+
+    base = load_random("llama")
+    folded = copy.deepcopy(base.model)
+    for i in range(3):
+        layer = f"model.layers.{i}"
+        fold_norm(folded, f"{layer}.input_layernorm", [f"{layer}.self_attn.{x}_proj" for x in "qkv"], i)
+        fold_norm(folded, f"{layer}.post_attention_layernorm", [f"{layer}.mlp.{x}_proj" for x in ("gate", "up")], i)
+        fold_pair(folded, f"{layer}.mlp.up_proj", f"{layer}.mlp.down_proj", 1, i)
+        fold_pair(folded, f"{layer}.self_attn.v_proj", f"{layer}.self_attn.o_proj", 2, i)
+    found = find_differences(base.model, folded)
+    assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in ("qkv+o", "gate_up+down")]
+    swaps = [Swap.of(group, folded) for group in found.groups]
+    moved = SwapMeter(base, progress=False).measure("t", texts(), swaps)
+    assert moved.column("kl").max() < 1e-6
+    alone = Swap("v", {"model.layers.1.self_attn.v_proj": folded.get_submodule("model.layers.1.self_attn.v_proj")})
+    wrong = SwapMeter(base, progress=False).measure("t", texts(), [alone]).where(swap="v")
+    assert wrong.column("kl").mean() > 1e-3
+    rounded_too = rounded(base)
+    assert np.isfinite(
+        SwapMeter(base, progress=False).measure("t", texts(), [], variant=rounded_too).column("kl")
+    ).all()
+    assert isinstance(found, Differences)
