@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         resume,
         rollback,
         run,
+        search,
         sweep,
         tasks,
     )
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         Promotion,
         Resumed,
         Rollback,
+        Search,
         Sweep,
         SweepPlan,
         VariantRun,
@@ -70,6 +72,7 @@ __all__ = [
     "Promotion",
     "Resumed",
     "Rollback",
+    "Search",
     "Sweep",
     "SweepPlan",
     "VariantRun",
@@ -92,6 +95,7 @@ __all__ = [
     "resume",
     "rollback",
     "run",
+    "search",
     "sweep",
     "tasks",
 ]

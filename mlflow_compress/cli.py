@@ -38,6 +38,7 @@ STAGES: dict[str, type[config.Command]] = {
     "gate": config.GateConfig,
     "report": config.ReportConfig,
     "sweep": config.SweepConfig,
+    "search": config.SearchConfig,
     "blind": config.BlindConfig,
     "ratings": config.RatingsConfig,
     "resume": config.ResumeConfig,
@@ -65,6 +66,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     if command == "sweep":
         with cli_live.shown(_say) as progress:
             return api.sweep(progress=progress, **given)
+    if command == "search":
+        return api.search(progress=_say, **given)
     if command == "resume":
         return api.resume(progress=_say, **given)
     if command == "judge":

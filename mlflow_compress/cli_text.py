@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Promotion,
         Resumed,
         Rollback,
+        Search,
         Sweep,
         SweepPlan,
         VariantRun,
@@ -200,6 +201,14 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]
 
 
+def search_text(found: Search) -> str:
+    """Return the finding, every variant with the linear mix of its size, and how to read that."""
+    from mlflow_compress.reporting.searched.search_tables import search_text_table
+
+    notes = [f"- {note}." for note in found.notes]
+    return "\n\n".join([f"{found.summary}.", search_text_table(found.to_rows()), "\n".join(notes), *_where(found.run)])
+
+
 def plan_text(found: CostPlan) -> str:
     """Return one line per stage, the sums, and what the figures assume."""
     from mlflow_compress.reporting.numbers import bytes_text
@@ -266,6 +275,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "report": report_text,
     "resume": resumed_text,
     "sweep": sweep_text,
+    "search": search_text,
     "blind": blind_text,
     "ratings": ratings_text,
     "methods": listing_text,

@@ -10,7 +10,6 @@ from mlflow_compress.api.arguments import (
     StoreLike,
     checkpoint_folder,
     configured,
-    noted,
     opened_store,
     takes_parameters_of,
 )
@@ -65,5 +64,4 @@ def diagnose(
     from mlflow_compress.stages.diagnosing.run_diagnose import run_diagnose
 
     config = configured(DiagnoseConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    with noted(config, store):
-        return run_diagnose(config, opened_store(store, config), progress or (lambda line: None))
+    return run_diagnose(config, opened_store(store, config), progress or (lambda line: None))

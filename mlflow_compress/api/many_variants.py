@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import configured, takes_parameters_of
-from mlflow_compress.config import ReportConfig, SweepConfig
+from mlflow_compress.config import ReportConfig, SearchConfig, SweepConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Sweep, SweepPlan, SweepProgress, VariantsReport
+    from mlflow_compress.results import Search, Sweep, SweepPlan, SweepProgress, VariantsReport
 
 
 @takes_parameters_of(SweepConfig)
@@ -45,6 +45,41 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **settings
 
     config = configured(SweepConfig, settings)
     return run_sweep(config) if progress is None else run_sweep(config, progress)
+
+
+@takes_parameters_of(SearchConfig)
+def search(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Search:
+    """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
+
+    This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
+    with that group alone compressed. An integer programme chooses, the recipe becomes one checkpoint, and that is
+    evaluated beside the uniform variants. What an earlier run of the store holds is found.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now.
+    **settings
+        The parameters of ``mlflow-compress search``.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong. A budget that no choice of formats keeps to names the range.
+    StageError
+        A variant could not be made.
+
+    Examples
+    --------
+    >>> mc.search(formats="rtn:3,rtn:8", bits_per_weight=2.5)
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
+    """
+    from mlflow_compress.stages.searching.run_search import run_search
+
+    config = configured(SearchConfig, settings)
+    return run_search(config) if progress is None else run_search(config, progress)
 
 
 @takes_parameters_of(ReportConfig)

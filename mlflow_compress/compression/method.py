@@ -139,6 +139,10 @@ class Method(ABC):
         """Return the checkpoint format for these settings; by default `format`."""
         return self.format
 
+    def rounds(self, config: Any) -> bool:
+        """Return whether these settings round activations; by default `rounds_activations`."""
+        return self.rounds_activations
+
     def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
         """Return the import names of the packages for these settings, and the extra that installs them."""
         return self.requires, self.extra

@@ -142,7 +142,7 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
         logits = method.compress(job)
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
-    probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds_activations)
+    probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
     report = reload_in_fresh_process(
         job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
     )

@@ -23,7 +23,7 @@ def reload_helper() -> Iterator[None]:
     Only the import of the libraries is shared. Where processes cannot fork, each check starts a process of its own.
     """
     global _process
-    if not hasattr(os, "fork"):
+    if _process is not None or not hasattr(os, "fork"):  # a block within a block uses the same helper
         yield
         return
     started, environment = command(["--serve"])

@@ -28,6 +28,7 @@ from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
+from mlflow_compress.config.search_config import SearchConfig, SearchSpaceConfig
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
@@ -58,6 +59,8 @@ __all__ = [
     "ReportConfig",
     "ResumeConfig",
     "RollbackConfig",
+    "SearchConfig",
+    "SearchSpaceConfig",
     "SourceConfig",
     "SweepConfig",
     "TracesConfig",

@@ -199,7 +199,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     config = _config(folder, model, trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError("The model is already quantized", got=model, fix="Give the full-precision checkpoint")
-    skeleton = _skeleton(config, model, trust_remote_code)
+    skeleton = without_weights(config, model, trust_remote_code=trust_remote_code)
     linear, head, elsewhere = _weights(skeleton)
     experts = stored_experts(skeleton) if elsewhere else {}
     if not linear:
@@ -256,7 +256,7 @@ def _config(folder: Path, model: str, trust_remote_code: bool) -> Any:
         raise CheckpointError(f"The model's config.json cannot be read: {error}", got=model) from error
 
 
-def _skeleton(config: Any, model: str, trust_remote_code: bool) -> Any:
+def without_weights(config: Any, model: str, *, trust_remote_code: bool) -> Any:
     """Return the model on the meta device, without memory for its weights."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -20,6 +20,7 @@ from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.answer_map import draw_map, draw_matrix
 from mlflow_compress.reporting.plots.answers_part import draw_answers_part
+from mlflow_compress.reporting.plots.budget_front import draw_budget_front
 from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.correlations import draw_correlations
 from mlflow_compress.reporting.plots.divergence import draw_divergence
@@ -191,6 +192,12 @@ def draw_similarity(found: ModelSimilarity, folder: Path) -> list[Figure]:
     """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
     with matplotlib.rc_context(RC):
         return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
+
+
+def draw_search(rows: Sequence[Mapping[str, Any]], folder: Path, *, gate: float | None) -> list[Figure]:
+    """Draw the figure of a search: the rows of `results.Search` by size and KL, with the gate's line."""
+    with matplotlib.rc_context(RC):
+        return _saved({"budget_front": draw_budget_front(rows, gate=gate)}, folder)
 
 
 def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys, leaderboard_keys
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | diagnose | promote | rollback | gate | sweep
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | diagnose | promote | rollback | gate | sweep | search
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"

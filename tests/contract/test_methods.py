@@ -7,6 +7,7 @@ slow half runs the whole matrix on the demonstration model.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from transformers import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
+from mlflow_compress.compression.shared.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import hash_weights
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
@@ -72,13 +75,19 @@ def need_extra(name: str) -> None:
 
 
 def settings_of(name: str, architecture: str, bases: Callable[[str, str], Path], **settings: Any) -> Any:
-    """Return a method's settings; `checkpoint` gets one that `rtn` has made, without its manifest."""
+    """Return a method's settings; `checkpoint` gets one that `rtn` has made, `mixed` a recipe of two formats."""
     if name == "checkpoint":
         folder = bases(architecture, name).parent / f"{architecture}-made-elsewhere"
         if not folder.exists():
             compress_model(str(bases(architecture, name)), "rtn", small_config("rtn"), [], folder)
             (folder / "compression.json").unlink()
         settings["checkpoint"] = str(folder)
+    if name == "mixed":
+        file = bases(architecture, name).parent / f"{architecture}.json"
+        formats = {f"gptq:{bits}": {"method": "gptq", "bits": bits, "group_size": 32} for bits in (4, 8)}
+        linear = resolve(str(bases(architecture, name))).linear
+        MixedRecipe(formats=formats, layers=dict(zip(linear, itertools.cycle(formats)))).write(file)
+        settings["recipe"] = str(file)
     return small_config(name, **settings)
 
 

@@ -22,6 +22,7 @@ ORDER = (
     "resume",
     "run",
     "sweep",
+    "search",
     "promote",
     "report",
     "rollback",

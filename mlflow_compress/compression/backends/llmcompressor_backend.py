@@ -21,8 +21,8 @@ PACKAGES = ("llmcompressor", "compressed_tensors")
 SHARD = "500MB"
 
 
-def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool) -> dict[str, Any]:
-    """Return the config group of weight-only integer quantization of every linear layer."""
+def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool, targets: Sequence[str]) -> dict[str, Any]:
+    """Return a config group of weight-only integer quantization of layers."""
     grouped = not isinstance(group_size, str)
     weights = {
         "num_bits": bits,
@@ -31,18 +31,18 @@ def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool) -> dict[
         "strategy": "group" if grouped else "channel",
         "group_size": group_size if grouped else None,
     }
-    return {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"targets": list(targets), "weights": weights}
 
 
-def activation_scheme(kind: Literal["int", "float"]) -> dict[str, Any]:
-    """Return the config group of 8-bit weights (one scale per row) and activations (one dynamic scale per token).
+def activation_scheme(kind: Literal["int", "float"], targets: Sequence[str]) -> dict[str, Any]:
+    """Return a config group of 8-bit weights (one scale per row) and activations (one dynamic scale per token).
 
     Both grids are symmetric. "float" is float8 e4m3: 4 bits of exponent, 3 of mantissa, magnitudes up to 448.
     """
     common = {"num_bits": 8, "type": kind, "symmetric": True}
     weights = {**common, "strategy": "channel"}
     activations = {**common, "strategy": "token", "dynamic": True}
-    return {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+    return {"targets": list(targets), "weights": weights, "input_activations": activations}
 
 
 def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, instead: str) -> None:

@@ -81,7 +81,9 @@ class AutoRound(Method):
             from llmcompressor.modifiers.autoround import AutoRoundModifier
 
             config = job.config
-            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=True)
+            scheme = backend.weight_scheme(
+                config.bits, group_size=config.group_size, symmetric=True, targets=["Linear"]
+            )
             return [
                 AutoRoundModifier(
                     config_groups=scheme,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +16,7 @@ from mlflow_compress.compression.method import (
     require_at_least,
     require_bits,
 )
+from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -71,7 +74,7 @@ class AwqConfig(CalibratedConfig):
 
 
 @register
-class Awq(gptqmodel_backend.TwoBackendMethod):
+class Awq(ForLayers, gptqmodel_backend.TwoBackendMethod):
     """Activation-aware weight-only quantization."""
 
     name = "awq"
@@ -85,6 +88,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
     needs_calibration = True
     requires = ("llmcompressor",)
     other_format = "awq (gemm)"
+    rescales = True
 
     def quantize_config(self, config: Any) -> dict[str, Any]:
         """Return AutoAWQ's settings."""
@@ -103,24 +107,21 @@ class Awq(gptqmodel_backend.TwoBackendMethod):
             instead="gptq or rtn",
         )
 
+    def modifiers(
+        self, config: Any, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+    ) -> list[object]:
+        """Return the modifier that rescales, and the one that rounds."""
+        from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY, AWQModifier
+
+        mappings = AWQ_MAPPING_REGISTRY[AS[source.architecture]] if source.architecture in AS else None
+        scales = AWQModifier(duo_scaling=config.duo_scaling, n_grid=config.grid, mappings=mappings)
+        return [scales, *super().modifiers(config, source, schemes, ignored)]
+
+    def guarded(self) -> AbstractContextManager[object]:
+        """Keep cached activations out of page-locked memory."""
+        backend.load()
+        return backend.unpinned_cache()
+
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
         """Search the scales of each layer on the calibration set, then round."""
-
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.quantization import QuantizationModifier
-            from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY, AWQModifier
-
-            config, architecture = job.config, job.source.architecture
-            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
-            return [
-                AWQModifier(
-                    duo_scaling=config.duo_scaling,
-                    n_grid=config.grid,
-                    mappings=AWQ_MAPPING_REGISTRY[AS[architecture]] if architecture in AS else None,
-                ),
-                QuantizationModifier(config_groups=scheme, ignore=job.source.ignored),
-            ]
-
-        backend.load()
-        with backend.unpinned_cache():
-            return backend.run_oneshot(job, recipe, rescales=True)
+        return self.compress_all(job)

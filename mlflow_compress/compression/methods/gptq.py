@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,10 +18,13 @@ from mlflow_compress.compression.method import (
     require_between,
     require_bits,
 )
+from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
+
+    from mlflow_compress.models.source_model import SourceModel
 
 BITS = (8, 4, 3, 2)
 
@@ -58,7 +62,7 @@ class GptqConfig(CalibratedConfig):
 
 
 @register
-class Gptq(gptqmodel_backend.TwoBackendMethod):
+class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
     """Weight-only quantization with second-order error correction."""
 
     name = "gptq"
@@ -88,25 +92,28 @@ class Gptq(gptqmodel_backend.TwoBackendMethod):
             "damp_auto_increment": 0.0,  # a larger damping than asked for is an error, not a retry
         }
 
+    def modifiers(
+        self, config: Any, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+    ) -> list[object]:
+        """Return the modifier that corrects errors in later columns."""
+        from llmcompressor.modifiers.gptq import GPTQModifier
+
+        return [
+            GPTQModifier(
+                config_groups=dict(schemes),
+                ignore=list(ignored),
+                dampening_frac=config.damping,
+                actorder="weight" if config.act_order else None,
+            )
+        ]
+
+    def guarded(self) -> AbstractContextManager[object]:
+        """Refuse llm-compressor's silent fallback."""
+        return _refuse_fallback()
+
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
         """Quantize layer by layer on the calibration set."""
-
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.gptq import GPTQModifier
-
-            config = job.config
-            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
-            return [
-                GPTQModifier(
-                    config_groups=scheme,
-                    ignore=job.source.ignored,
-                    dampening_frac=config.damping,
-                    actorder="weight" if config.act_order else None,
-                )
-            ]
-
-        with _refuse_fallback():
-            return backend.run_oneshot(job, recipe)
+        return self.compress_all(job)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import (
     CompressionJob,
     Method,
@@ -14,6 +13,7 @@ from mlflow_compress.compression.method import (
     require_at_least,
     require_bits,
 )
+from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RoundToNearestConfig(MethodConfig):
 
 
 @register
-class RoundToNearest(Method):
+class RoundToNearest(ForLayers, Method):
     """Weight-only round-to-nearest quantization, without data."""
 
     name = "rtn"
@@ -65,12 +65,4 @@ class RoundToNearest(Method):
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize without data."""
-
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.quantization import QuantizationModifier
-
-            config = job.config
-            scheme = backend.weight_scheme(config.bits, group_size=config.group_size, symmetric=config.symmetric)
-            return [QuantizationModifier(config_groups=scheme, ignore=job.source.ignored)]
-
-        return backend.run_oneshot(job, recipe)
+        return self.compress_all(job)

@@ -83,10 +83,11 @@ class SmoothQuant(Method):
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
-            return [
-                _paper_modifier()(smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)),
-                QuantizationModifier(config_groups=backend.activation_scheme("int"), ignore=job.source.ignored),
-            ]
+            smooth = _paper_modifier()(
+                smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)
+            )
+            schemes = {"group_0": backend.activation_scheme("int", ["Linear"])}
+            return [smooth, QuantizationModifier(config_groups=schemes, ignore=job.source.ignored)]
 
         return backend.run_oneshot(job, recipe, rescales=True)
 

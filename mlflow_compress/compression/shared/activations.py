@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, require_bits
+from mlflow_compress.compression.shared.for_layers import ForLayers
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +29,7 @@ class EightBitConfig(MethodConfig):
         require_bits(self.method, self.bits, BITS)
 
 
-class EightBitMethod(Method):
+class EightBitMethod(ForLayers, Method):
     """A method with one scale per row of weights, and one scale per token of activations, computed at run time."""
 
     grid: ClassVar[Literal["int", "float"]]
@@ -41,12 +43,10 @@ class EightBitMethod(Method):
         """Return True."""
         return True
 
+    def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
+        """Return the config group of 8-bit weights and activations."""
+        return backend.activation_scheme(self.grid, targets)
+
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize without data: the scale of the activations is computed for every token."""
-
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.quantization import QuantizationModifier
-
-            return [QuantizationModifier(config_groups=backend.activation_scheme(self.grid), ignore=job.source.ignored)]
-
-        return backend.run_oneshot(job, recipe)
+        return self.compress_all(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from mlflow_compress.config import DiagnoseConfig
 from mlflow_compress.errors import AlignmentError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import Corpus
 from mlflow_compress.metrics.diagnosis.diagnosis_summary import (
     by_category,
     by_class,
@@ -43,14 +44,15 @@ from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.stages.quantize import method_settings, quantize
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
+from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import calibration_set, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.tracking.tracker import Tracker
 
 NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
 Say = Callable[[str], None]
+VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,13 @@ def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = 
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
         )
     make = _maker(config)
-    store = store if store is not None else Tracker(config.experiment)
+    with store_of_command(config, store) as opened:
+        return _diagnose(config, suite, corpora, make, opened, say)
+
+
+def _diagnose(
+    config: DiagnoseConfig, suite: Suite, corpora: Sequence[Corpus], make: VariantMaker, store: Store, say: Say
+) -> Diagnosis:
     label = model_label(config.source.model)
     base = open_baseline(config.evaluate_config)
     with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
@@ -132,7 +140,7 @@ def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = 
     return replace(diagnosis, records_folder=store.fetch(diagnosis.run.run_id, run_names.RECORDS))
 
 
-def _maker(config: DiagnoseConfig) -> Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]:
+def _maker(config: DiagnoseConfig) -> VariantMaker:
     """Return what gives the variant: the checkpoint that exists, or the compression. Wrong settings are refused now."""
     given = config.compression.checkpoint
     if given is not None and (Path(given) / MANIFEST_FILE).is_file():

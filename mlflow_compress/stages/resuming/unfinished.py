@@ -15,6 +15,7 @@ from mlflow_compress.config import (
     PromoteConfig,
     QuantizeConfig,
     ResumeConfig,
+    SearchConfig,
     SweepConfig,
     as_text,
     parse,
@@ -36,6 +37,7 @@ _CONFIGS: dict[str, type[Command]] = {
     "judge": JudgeConfig,
     "main": MainConfig,
     "sweep": SweepConfig,
+    "search": SearchConfig,
     "diagnose": DiagnoseConfig,
     "promote": PromoteConfig,
 }
@@ -132,6 +134,10 @@ def _run(config: Command, say: Say) -> Any:
         from mlflow_compress.stages.sweep.run_sweep import run_sweep
 
         return run_sweep(config, lambda progress: say(progress.line))
+    if isinstance(config, SearchConfig):
+        from mlflow_compress.stages.searching.run_search import run_search
+
+        return run_search(config, say)
     if isinstance(config, QuantizeConfig):
         from mlflow_compress.stages.quantize import run_quantize
 

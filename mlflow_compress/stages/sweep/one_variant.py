@@ -84,7 +84,7 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
             tracker,
             variant.known,
             say=say,
-            start=partial(_in_process, say=say),
+            start=partial(in_process, say=say),
             more_tags={run_names.PARENT: parent, run_names.VARIANT_KEY: variant.key},
         )
     except Exception as error:
@@ -99,9 +99,7 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
     return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
 
 
-def _in_process(
-    tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]
-) -> str:
+def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
     def work() -> object:

@@ -74,7 +74,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
-            runs = _Variants(tracker, run, prepared, tell).make(workers)
+            runs = make_variants(tracker, run, prepared, tell, workers)
             sweep = publish_sweep(tracker, run, plan, runs)
             if sweep.failed:
                 reasons = "; ".join(f"{name}: {reason}" for name, reason in sweep.failed.items())
@@ -84,6 +84,13 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
                     fix="The others are published. The same command again does what is missing",
                 )
     return sweep
+
+
+def make_variants(
+    tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell, workers: Workers | None = None
+) -> dict[str, str]:
+    """Make the variants, or find them, below a run; return the main run of each, finished or failed, by its name."""
+    return _Variants(tracker, run, prepared, tell).make(workers)
 
 
 class _Variants:

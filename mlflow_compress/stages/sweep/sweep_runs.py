@@ -40,20 +40,22 @@ def one_process(tracker: Tracker, key: str, *, wait: bool) -> Iterator[bool]:
 
 
 @contextmanager
-def parent_run(tracker: Tracker, name: str, key: str, tags: Mapping[str, str]) -> Iterator[TrackedRun]:
-    """Open the parent run of a sweep: the unfinished one of the same sweep, or a new one.
+def parent_run(
+    tracker: Tracker, name: str, key: str, tags: Mapping[str, str], *, stage: str = "sweep"
+) -> Iterator[TrackedRun]:
+    """Open the parent run of a sweep or a search: the unfinished one of the same key, or a new one.
 
-    Where another process runs the same sweep at this moment, this one has a parent run of its own.
+    Where another process runs the same at this moment, this one has a parent run of its own.
     """
     with one_process(tracker, key, wait=False) as alone:
-        unfinished = tracker.find_unfinished("sweep", **{run_names.SWEEP_KEY: key}) if alone else []
+        unfinished = tracker.find_unfinished(stage, **{run_names.SWEEP_KEY: key}) if alone else []
         if unfinished:
             tracker.hand_over(unfinished[0])
             tracker.end_children(unfinished[0])
             with tracker.reopen(unfinished[0]) as run:
                 yield run
         else:
-            with tracker.run(name, "sweep", {run_names.SWEEP_KEY: key, **tags}) as run:
+            with tracker.run(name, stage, {run_names.SWEEP_KEY: key, **tags}) as run:
                 yield run
 
 

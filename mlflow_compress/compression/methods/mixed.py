@@ -1,0 +1,185 @@
+"""Mixed precision: every linear layer gets the format that a recipe gives it, in one checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.method import METHODS, CalibratedConfig, CompressionJob, Method, register
+from mlflow_compress.compression.methods.gguf import Gguf
+from mlflow_compress.compression.shared.for_layers import ForLayers
+from mlflow_compress.compression.shared.mixed_recipe import LayerFormat, MixedRecipe
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import gguf_file
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+RECIPE_FILE = "mixed_recipe.json"
+"""The recipe's copy in the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedConfig(CalibratedConfig):
+    """Settings of `mixed`."""
+
+    recipe: str = ""
+    """JSON file with the format of every layer: see `docs/how-to/search.md`."""
+
+    @cached_property
+    def content(self) -> MixedRecipe:
+        """The recipe, read from its file once."""
+        if not self.recipe:
+            raise ConfigError(
+                "Method 'mixed' needs a recipe", allowed="a JSON file", fix="Give -P method_args=recipe=FILE"
+            )
+        return MixedRecipe.read(Path(self.recipe).expanduser())
+
+    @cached_property
+    def formats(self) -> dict[str, LayerFormat]:
+        """Every format that a layer has."""
+        shared = {name: getattr(self, name) for name in CalibratedConfig.__dataclass_fields__}
+        return self.content.parsed(shared)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, with the hash of the recipe's content in place of its path."""
+        content = hashlib.sha256(self.content.text.encode()).hexdigest() if self.recipe else ""
+        return {**super().settings(), "recipe": content}
+
+
+@register
+class Mixed(Method):
+    """Several formats in one checkpoint: config groups of compressed-tensors, or types of tensors in a GGUF file.
+
+    Methods of llm-compressor can be combined, but for `awq`, which rescales neighbouring layers together. The layers
+    of one method are quantized in one pass: `gptq` sees what the layers before have become, whatever their format.
+    """
+
+    name = "mixed"
+    description = "Mixed precision: a format for every layer, by a recipe such as `search` writes"
+    reference = "https://github.com/vllm-project/llm-compressor (config groups); arXiv 2411.17525 for the idea"
+    format = "compressed-tensors (mixed-precision)"
+    Config = MixedConfig
+    runs_in = ("vLLM (8 and 4 bit)", "llama.cpp (gguf formats)")
+    by_class = True
+    needs_calibration = True
+    requires = ("llmcompressor",)
+
+    def label(self, config: Any) -> str:
+        """Return ``mixed-NAME``, with the name of the recipe's file."""
+        return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.recipe).stem) or 'none'}"
+
+    def format_of(self, config: Any) -> str:
+        """Return GGUF, or the format of compressed-tensors that all config groups have, or that of mixed formats."""
+        found = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
+        return found.pop() if len(found) == 1 else self.format
+
+    def rounds(self, config: Any) -> bool:
+        """Return whether one of the formats rounds activations."""
+        return any(METHODS.get(one.method).rounds(one.config) for one in config.formats.values())
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Raise an error for a recipe of another model, and for formats that cannot share a checkpoint."""
+        config.content.require_layers(source.linear)
+        if not config.formats:
+            raise ConfigError("The recipe leaves every layer as it is", allowed="one format or more")
+        methods = {one.method: METHODS.get(one.method) for one in config.formats.values()}
+        for name, one in config.formats.items():
+            method = methods[one.method]
+            other_backend = getattr(one.config, "backend", "llmcompressor") != "llmcompressor"
+            if other_backend or not isinstance(method, ForLayers | Gguf):
+                raise UnsupportedError(
+                    f"Method {one.method!r} cannot be applied to some layers only",
+                    allowed=[key for key, known in METHODS.items() if isinstance(known, ForLayers | Gguf)],
+                    got=name,
+                )
+            method.require_backend(one.config)
+            if getattr(one.config, "embeddings", False):
+                raise UnsupportedError("A recipe has formats of linear layers only", got=f"{name} with embeddings")
+            layers = {layer: source.linear[layer] for layer in config.content.layers_of(name)}
+            method.check(one.config, replace(source, linear=layers))
+        alone = [name for name, method in methods.items() if getattr(method, "rescales", True)]
+        if alone and len(methods) > 1:
+            raise UnsupportedError(
+                f"Method {alone[0]!r} cannot share a checkpoint with other methods",
+                got=", ".join(sorted(methods)),
+                fix="Give formats of one method, such as awq:3,awq:4",
+            )
+        _require_equal_settings(config.formats)
+
+    def compress(self, job: CompressionJob) -> torch.Tensor:
+        """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
+        content, formats = job.config.content, job.config.formats
+        content.write(job.folder / RECIPE_FILE)
+        if any(one.method == Gguf.name for one in formats.values()):
+            return _as_gguf(job, content, formats)
+        methods = {one.method: METHODS.get(one.method) for one in formats.values()}
+        if not any(method.needs_calibration for method in methods.values()):
+            job = replace(job, calibration=None)
+        with contextlib.ExitStack() as guards:
+            for method in methods.values():
+                assert isinstance(method, ForLayers)  # `check`
+                guards.enter_context(method.guarded())
+            rescales = any(getattr(method, "rescales", False) for method in methods.values())
+            return backend.run_oneshot(job, lambda: _modifiers(job.source, content, formats), rescales=rescales)
+
+
+def _require_equal_settings(formats: dict[str, LayerFormat]) -> None:
+    """Raise `ConfigError` where two formats of a method differ in a setting that belongs to the whole recipe."""
+    own = ("bits", "group_size", "symmetric")
+    seen: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, one in formats.items():
+        shared = {key: value for key, value in one.config.settings().items() if key not in own}
+        first, expected = seen.setdefault(one.method, (name, shared))
+        if shared != expected:
+            raise ConfigError(
+                f"Formats of {one.method!r} differ in more than {', '.join(own)}",
+                allowed=f"as in {first}: {expected}",
+                got=shared,
+            )
+
+
+def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, LayerFormat]) -> list[object]:
+    """Return the modifiers of every method, each for its own layers."""
+    found: list[object] = []
+    for method_name in sorted({one.method for one in formats.values()}):
+        method = METHODS.get(method_name)
+        assert isinstance(method, ForLayers)
+        mine = {name: one for name, one in formats.items() if one.method == method_name}
+        layers = {layer for name in mine for layer in content.layers_of(name)}
+        schemes = {
+            re.sub(r"\W", "_", name): method.scheme(one.config, content.layers_of(name)) for name, one in mine.items()
+        }
+        others = [layer for layer in source.linear if layer not in layers]
+        found += method.modifiers(next(iter(mine.values())).config, source, schemes, [*source.ignored, *others])
+    return found
+
+
+def _as_gguf(job: CompressionJob, content: MixedRecipe, formats: dict[str, LayerFormat]) -> torch.Tensor:
+    """Write a GGUF file with a type for every tensor, and return its logits."""
+    import gguf
+
+    first: Any = next(iter(formats.values())).config
+    job = replace(job, config=first)
+    model, path = gguf_model.load(job), job.folder / gguf_file.FILE
+    bits = {name: one.config.settings()["bits"] for name, one in formats.items()}
+    plain = gguf_model.plain_kind(job.source.dtype)
+
+    def kind_of(name: str, parameter: Any) -> Any:
+        module, _, part = name.rpartition(".")
+        chosen = content.layers.get(module) if part == "weight" else None
+        return gguf.GGMLQuantizationType[f"Q{bits[chosen]}_0"] if chosen in bits else plain(parameter)
+
+    tensors = gguf_model.tensors_of(model, kind_of)
+    most = Counter(bits[chosen] for chosen in content.layers.values() if chosen in bits).most_common(1)[0][0]
+    gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{most}_0"], tensors, path)
+    return gguf_model.file_logits(job, model, path)

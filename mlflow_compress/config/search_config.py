@@ -1,0 +1,106 @@
+"""The parameters of a search: formats and budgets, and how the candidates are measured."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from mlflow_compress.config.commands import LogWeights, MainConfig
+from mlflow_compress.config.declarations import Command, Group, Names, OptionalNames, OptionalText, Pairs, like, option
+from mlflow_compress.config.groups import (
+    AutoOrCount,
+    CompressionConfig,
+    EngineConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    SourceConfig,
+    TracesConfig,
+)
+from mlflow_compress.config.sweep_config import SweepConfig
+
+
+def _positive_numbers(value: str | None) -> str | None:
+    for part in (value or "1").split(","):
+        try:
+            number = float(part)
+        except ValueError:
+            number = -1.0
+        if not 0 < number < float("inf"):
+            raise ValueError("positive numbers, comma-separated")
+    return value
+
+
+Budgets = Annotated[OptionalNames, AfterValidator(_positive_numbers)]
+
+
+class SearchSpaceConfig(Group):
+    """Which formats may be mixed, and within what."""
+
+    formats: Names = option(
+        "gptq:3,gptq:4,gptq:8",
+        "formats to choose from, METHOD:BITS, comma-separated; 'none' is a layer that stays as it is",
+    )
+    bits_per_weight: Budgets = option(
+        None, "most stored bits per weight of the linear layers; several, comma-separated, give a front"
+    )
+    max_bytes: Budgets = option(None, "in place of bits_per_weight: most bytes of all stored tensors")
+    max_kl: Budgets = option(None, "in place of both: find the smallest variant within this KL (nats, upper end)")
+    search_text: OptionalText = option(
+        None,
+        "text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that "
+        "calibrates",
+        path="file",
+    )
+    search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
+    search_rounds: int = option(2, "how often the costs are refitted where the prediction misses; 0 never", ge=0)
+    search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
+    autoscheme: Literal["auto", "true", "false"] = option(
+        "auto",
+        "put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats are "
+        "integers",
+    )
+    group_size: str = like(CompressionConfig, "group_size")
+    calibration: str = like(CompressionConfig, "calibration")
+    calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
+    calibration_length: int = like(CompressionConfig, "calibration_length")
+    method_args: Pairs = like(CompressionConfig, "method_args")
+    output_dir: str = like(CompressionConfig, "output_dir")
+
+
+LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
+
+
+class SearchConfig(Command):
+    """Mixed precision: the closest variant within a budget of bits, or the smallest within a KL."""
+
+    source: SourceConfig = SourceConfig()
+    space: SearchSpaceConfig = SearchSpaceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
+    inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
+    log_weights: LogWeights = like(MainConfig, "log_weights")
+
+    def main_config(self, **variant: Any) -> MainConfig:
+        """Return the parameters of one variant's main job, given those of its compression. There is no judge."""
+        return MainConfig(**{**self._shared, "judge": False, **variant})
+
+    @property
+    def sweep_config(self) -> SweepConfig:
+        """The parameters that a sweep of the same variants has."""
+        return SweepConfig(**self._shared, judge=False)
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        own = {
+            "formats",
+            *LIMITS,
+            "search_text",
+            "search_windows",
+            "search_rounds",
+            "search_tolerance",
+            "autoscheme",
+            "group_size",
+        }
+        return {name: value for name, value in self.values().items() if name not in own}

@@ -1,0 +1,134 @@
+"""A search as tables: for a terminal, as Markdown and as CSV. Rows are those of `results.Search.to_rows`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.reporting.numbers import NATS, bytes_text, interval_text, value_text
+
+Row = Mapping[str, Any]
+
+MISSING = "-"
+HEADS = (
+    "variant",
+    "limit",
+    "bits/weight",
+    "size",
+    "KL [95 %]",
+    "linear mix",
+    "difference [95 %]",
+    "predicted",
+    "measured",
+)
+_MISS = 0.25
+
+
+def search_finding(rows: Sequence[Row]) -> str:
+    """Return what was found, in one sentence."""
+    searched = [row for row in rows if row["kind"] == "searched"]
+    mixed = [row for row in searched if row["against_mix"] is not None]
+    n = len(searched)
+    said = [f"{n} {'variant' if n == 1 else 'variants'} of mixed precision"]
+    if mixed:
+        closer, farther = (sum(row["against_mix"] == kind for row in mixed) for kind in ("closer", "farther"))
+        said.append(
+            f"{closer} of {len(mixed)} closer to the baseline than the linear mix of uniform variants of the same size"
+        )
+        said += [f"{farther} farther"] if farther else []
+    errors = [abs(row["prediction_error"]) for row in searched if row["prediction_error"] is not None]
+    if errors:
+        said.append(f"predicted KL at most {100 * max(errors):.0f} % off")
+    return "; ".join(said)
+
+
+def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str, max_kl: float | None) -> list[str]:
+    """Return how to read the table, and what a reader must know before a decision."""
+    notes = [
+        f"KL: mean over {held_out}, which the search has not seen",
+        f"Predicted and measured: KL on the search's text, {search_text}",
+        "Linear mix: the KL of the uniform variants next to this size, interpolated linearly; the difference is paired",
+    ]
+    for row in (row for row in rows if row["kind"] == "searched"):
+        error = row["prediction_error"]
+        if error is not None and abs(error) > _MISS:
+            where = "costs refitted within the recipe before" if row["rounds"] else "costs of one group at a time"
+            notes.append(
+                f"{row['name']}: the prediction is {100 * error:+.0f} % off. It is the sum of {where}, and what the "
+                "groups do to each other is not in it"
+            )
+        if row["limit"].startswith("kl") and (row["search_kl_high"] is None or row["search_kl_high"] > (max_kl or 0)):
+            notes.append(f"{row['name']}: its KL is not surely within the limit; no choice was found that is")
+        if row["gap"]:
+            notes.append(f"{row['name']}: the solver's bound is {100 * row['gap']:.2g} % below its solution")
+    for row in (row for row in rows if row["kind"] == "autoscheme"):
+        shown = _difference(row, "search_difference")
+        notes.append(f"{row['name']}, AutoRound's choice of bits for the same size: KL {shown} to the searched variant")
+    return notes
+
+
+def search_text_table(rows: Sequence[Row]) -> str:
+    """Return the table with aligned columns."""
+    table = [list(HEADS), *map(_cells, rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(HEADS))]
+    lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def search_markdown(rows: Sequence[Row], found: str, notes: Sequence[str]) -> str:
+    """Return the finding, the table and its notes, as Markdown."""
+    lines = [escape_markdown(f"**{found}.**"), "", _markdown_row(HEADS), f"|---|---{'|--:' * (len(HEADS) - 2)}|"]
+    lines += [_markdown_row(_cells(row)) for row in rows]
+    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}." for note in notes), ""])
+
+
+def search_csv(rows: Sequence[Row]) -> str:
+    """Return every value of every variant as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def costs_csv(costs: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the cost of every group in every format as CSV: one row per group."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    formats = list(next(iter(costs.values())))
+    writer.writerow(["group", *formats])
+    writer.writerows([group, *(row[name] for name in formats)] for group, row in costs.items())
+    return out.getvalue()
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row["name"],
+        row["limit"] or MISSING,
+        f"{row['bits_per_weight']:.3f}",
+        bytes_text(row["size_bytes"]),
+        interval_text(MetricResult("kl", row["kl"], row["kl_low"], row["kl_high"]), NATS, difference=False),
+        _nats(row["mix_kl"]),
+        _difference(row, "difference"),
+        _nats(row["predicted_kl"]),
+        _nats(row["search_kl"]),
+    ]
+
+
+def _difference(row: Row, name: str) -> str:
+    if row[name] is None:
+        return MISSING
+    found = MetricResult("kl", row[name], row[f"{name}_low"], row[f"{name}_high"])
+    return interval_text(found, NATS, difference=True)
+
+
+def _nats(value: float | None) -> str:
+    return MISSING if value is None else value_text(MetricResult("kl", value, None, None), NATS)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escape_markdown, cells))} |"

@@ -1,0 +1,146 @@
+"""Searches on the embedded demo, in a real store: the chosen checkpoint, its row in the table, and what is found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_compress import cli, demo
+from mlflow_compress.compression.methods.mixed import RECIPE_FILE
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> dict[str, str]:
+    """Return two texts of the demo's world, without a common paragraph."""
+    paragraphs = (demo.DATA_DIR / "corpus.txt").read_text().split("\n\n")
+    for name, part in (("search", paragraphs[:40]), ("tasks", paragraphs[100:150])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
+    return {"search_text": str(tmp_path / "search.txt"), "tasks": str(tmp_path / "tasks.txt")}
+
+
+def command(texts: dict[str, str], **more: str) -> list[str]:
+    options = {
+        "formats": "rtn:3,rtn:8",
+        "autoscheme": "false",
+        "search_windows": "8",
+        "calibration_length": "64",
+        "noise_items": "2",
+    }
+    return ["search", *(f"--{name}={value}" for name, value in {**options, **texts, **more}.items())]
+
+
+def searches(tracker: Tracker) -> list[Any]:
+    return list(tracker.client.search_runs([tracker.experiment_id], filter_string="tags.stage = 'search'"))
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform_ones(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(texts, bits_per_weight="4,6")) == 0
+    shown = capsys.readouterr()
+    assert "variants of mixed precision" in shown.out and "[search] 4bit: makes mixed-rtn-4bit" in shown.err
+
+    [run] = searches(tracker)
+    assert run.info.status == "FINISHED"
+    files = {file.path for file in tracker.client.list_artifacts(run.info.run_id)}
+    assert files == {"search.json", "search.csv", "search.md", "costs.csv", "figures", "figures.json"}
+    found = tracker.fetch_json(run.info.run_id, "search.json")
+    rows = {row["name"]: row for row in found["variants"]}
+    assert list(rows) == ["rtn-3bit-g128", "mixed-rtn-4bit", "mixed-rtn-6bit", "rtn-8bit-g128"]  # by size
+    kl = [row["kl"] for row in rows.values()]
+    assert kl == sorted(kl, reverse=True)
+
+    source = resolve(str(demo.MODEL_DIR))
+    weights = sum(a * b for a, b in source.linear.values())
+    for limit in (4, 6):
+        row = rows[f"mixed-rtn-{limit}bit"]
+        quantize = tracker.children(row["run_id"])["quantize"].data.tags
+        folder = Path(quantize[run_names.CHECKPOINT])
+        stored = bytes_of_layers(read_headers(folder), source.linear)
+        assert row["bits_per_weight"] == 8 * stored / weights <= limit
+        assert row["gap"] == 0.0 and row["mix_kl"] > 0
+        # What serving engines fuse has one format, and the recipe in the checkpoint is the one of the table.
+        layers = json.loads((folder / RECIPE_FILE).read_text())["layers"]
+        for layer, chosen in layers.items():
+            number, kind = layer.split(".")[2], layer.rpartition(".")[2]
+            group = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "down_proj": "down"}
+            assert chosen == found["recipes"][row["name"]][f"layers.{number}.{group.get(kind, 'gate_up')}"]
+        assert set(layers) == set(source.linear)
+        # The recipe's prediction is the sum of the costs in the table.
+        if row["rounds"] == 0:
+            total = sum(found["costs"][group][chosen] for group, chosen in found["recipes"][row["name"]].items())
+            assert row["predicted_kl"] == pytest.approx(total)
+    mains = tracker.find_finished("main")
+    assert {main.info.run_id for main in mains} == {row["run_id"] for row in rows.values()}
+    assert {main.data.tags[run_names.PARENT] for main in mains} == {run.info.run_id}
+    assert run.data.metrics["search/variants"] == 2 and len(run.data.metrics) < 50
+
+    # The same again: nothing is made twice, and the numbers are the same.
+    assert cli.main(command(texts, bits_per_weight="4,6")) == 0
+    again = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
+    assert len(searches(tracker)) == 2 and len(tracker.find_finished("main")) == len(mains)
+    assert again["variants"] == found["variants"] and again["costs"] == found["costs"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_smallest_variant_within_a_kl(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(texts, max_kl="0.02")) == 0
+    found = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
+    [row] = [row for row in found["variants"] if row["kind"] == "searched"]
+    assert row["limit"] == "kl0.02" and found["max_kl"] == 0.02
+    uniform = {row["name"]: row for row in found["variants"] if row["kind"] == "uniform"}
+    assert uniform["rtn-3bit-g128"]["search_kl"] > 0.02 > row["search_kl_high"]
+    assert row["size_bytes"] < uniform["rtn-8bit-g128"]["size_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_budget_that_only_scales_break_is_refused_and_no_run_is_left_open(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3.05 bits are more than 3, and less than 3 bits and their scales."""
+    assert cli.main(command(texts, bits_per_weight="3.05")) == 2
+    assert "Allowed: 3.1257 (every group in its smallest format) to 16 (the baseline)" in capsys.readouterr().err
+    runs = tracker.client.search_runs([tracker.experiment_id])
+    assert [run.info.status for run in searches(tracker)] == ["FAILED"]
+    assert "RUNNING" not in {run.info.status for run in runs}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "A search needs one kind of limit"),
+        ({"bits_per_weight": "2.5"}, "bits_per_weight is out of range"),
+        ({"bits_per_weight": "4", "formats": "rtn:3,gguf:8"}, "'gguf' cannot share a checkpoint"),
+        ({"bits_per_weight": "4", "search_windows": "4000"}, "too short"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_run(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str], more: dict[str, str], message: str
+) -> None:
+    assert cli.main(command({**texts, **more})) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert tracker.client.search_runs([tracker.experiment_id]) == []
+
+
+def test_a_text_that_is_evaluated_too_is_refused(
+    tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paragraph = " ".join(f"word{number}" for number in range(60))
+    (tmp_path / "both.txt").write_text("\n\n".join(f"{paragraph} {number}" for number in range(60)))
+    both = {"search_text": str(tmp_path / "both.txt"), "tasks": str(tmp_path / "both.txt")}
+    assert cli.main(command(both, bits_per_weight="4")) == 1
+    assert "text contains 60 paragraphs" in capsys.readouterr().err
+    assert tracker.client.search_runs([tracker.experiment_id]) == []

@@ -1,0 +1,81 @@
+"""Costs, limits and the linear mix, from numbers that are worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes, linear_mix
+from mlflow_compress.errors import ConfigError
+
+SIZES = StoredSizes(
+    groups=("a", "b"),
+    formats=("x:3", "x:4"),
+    layers=np.array([[300, 400], [600, 800]]),
+    base=4800,
+    rest=1000,
+    weights=2400,
+)
+TABLE = CostTable(
+    sizes=SIZES,
+    start=np.zeros(2),
+    added=np.array([[[0.3, 0.5], [0.1, 0.1]], [[0.2, 0.2], [0.0, 0.1]]]),
+)
+
+
+def test_a_budget_is_counted_over_the_layers() -> None:
+    assert SIZES.bits(900) == 3.0 and SIZES.uniform("x:4") == 1200
+    assert Limit(kind="bits_per_weight", value=3.5).layer_bytes(SIZES) == 1050
+    assert Limit(kind="max_bytes", value=2050).layer_bytes(SIZES) == 1050
+
+
+def test_the_choice_and_its_prediction() -> None:
+    """1,050 bytes: one group may have 4 bits if it is the first, which gains 0.3; the second would need 1,100."""
+    found = TABLE.solved(Limit(kind="bits_per_weight", value=3.5))
+    assert found.choice == (1, 0) and found.n_bytes == 1000
+    assert found.cost == pytest.approx(0.3) == TABLE.predicted((1, 0))
+    around = CostTable(sizes=SIZES, start=np.array([0.2, 0.4]), added=TABLE.added)
+    assert around.predicted((1, 0)) == pytest.approx(0.6)
+
+
+def test_the_smallest_within_a_kl() -> None:
+    assert TABLE.solved(Limit(kind="max_kl", value=0.3)).choice == (1, 0)
+    assert TABLE.solved(Limit(kind="max_kl", value=0.3), margin=0.01).choice == (1, 1)
+    assert TABLE.solved(Limit(kind="max_kl", value=1.0)).choice == (0, 0)
+    with pytest.raises(ConfigError, match=r"max_kl is out of range. Allowed: 0.15 or more.*Got: '0.1'"):
+        TABLE.solved(Limit(kind="max_kl", value=0.1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("bits_per_weight", 2.9, r"bits_per_weight is out of range. Allowed: 3 .* to 16 \(the baseline\). Got: '2.9'"),
+        ("bits_per_weight", 16.1, "Got: '16.1'"),
+        ("max_bytes", 1899, r"Allowed: 1900 \(every group in its smallest format\) to 5800"),
+        ("max_bytes", 5801, "max_bytes is out of range"),
+    ],
+)
+def test_a_wrong_budget_names_the_range(kind: str, value: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TABLE.solved(Limit(kind=kind, value=value))  # type: ignore[arg-type]
+
+
+def test_names_of_limits() -> None:
+    shown = [
+        Limit(kind="bits_per_weight", value=4.5),
+        Limit(kind="max_bytes", value=15e5),
+        Limit(kind="max_kl", value=0.05),
+    ]
+    assert [limit.short for limit in shown] == ["4.5bit", "1500000B", "kl0.05"]
+
+
+def test_the_linear_mix() -> None:
+    """A quarter of the way from 100 to 200 bytes: three quarters of the smaller one's KL."""
+    uniform = {"4": (200, np.array([1.0, 2.0])), "3": (100, np.array([5.0, 6.0])), "8": (400, np.zeros(2))}
+    found = linear_mix(125, uniform)
+    assert found is not None
+    assert (found.smaller, found.larger, found.share) == ("3", "4", 0.25)
+    assert found.kl.tolist() == [4.0, 5.0]
+    assert linear_mix(99, uniform) is None and linear_mix(401, uniform) is None
+    exact = linear_mix(200, uniform)
+    assert exact is not None and exact.kl.tolist() == [1.0, 2.0]

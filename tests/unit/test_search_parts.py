@@ -1,0 +1,224 @@
+"""The parts of a search that need no model: parameters, texts, units of comparison, tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.compression import calibration_tokens
+from mlflow_compress.config import SearchConfig, as_text, parse
+from mlflow_compress.decide.cost_table import Limit
+from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.weight_groups import WeightGroup
+from mlflow_compress.records import TokenDistances
+from mlflow_compress.reporting.figures import draw_search
+from mlflow_compress.reporting.searched.search_tables import (
+    costs_csv,
+    search_csv,
+    search_finding,
+    search_markdown,
+    search_notes,
+    search_text_table,
+)
+from mlflow_compress.results import SearchedVariant
+from mlflow_compress.stages.searching.held_out import UnitKl, _windows
+from mlflow_compress.stages.searching.search_space import candidates, limits_of, recipe_variant, require_in_reach
+from mlflow_compress.stages.searching.swap_costs import joined, search_text
+
+SOURCE = resolve(str(demo.MODEL_DIR))
+
+
+def test_formats_are_variants_with_the_settings_of_their_methods() -> None:
+    config = SearchConfig(formats="gptq:3, fp8, none", group_size="64", calibration_samples=8)
+    found, may_keep = candidates(config)
+    assert may_keep and [one.uniform.name for one in found] == ["gptq-3bit-g64", "fp8"]
+    assert found[0].calibration_samples == 8 and found[1].calibration_samples == 0
+    assert found[0].described["group_size"] == 64 and "seed" not in found[0].described
+    assert not found[0].uniform.config.judge
+
+
+@pytest.mark.parametrize(
+    ("formats", "error", "message"),
+    [
+        ("gptq:4", ConfigError, "two different formats"),
+        ("gptq:4,gptq:4", ConfigError, "two different formats"),
+        ("gptq:4,nothing:3", ConfigError, "Unknown compression method"),
+        ("gptq:4,gptq:5", UnsupportedError, "does not support these bits"),
+        ("gptq:4,gptq:", ConfigError, "no METHOD:BITS"),
+    ],
+)
+def test_wrong_formats_are_refused(formats: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        candidates(SearchConfig(formats=formats))
+
+
+def test_groups_that_share_a_module_become_one() -> None:
+    groups = [WeightGroup("layers.0.qkv", "qkv", 0, ("n", "q")), WeightGroup("layers.0.o", "o", 0, ("o",))]
+    assert joined(groups, WeightGroup("layers.0.down", "down", 0, ("d",)))[2].modules == ("d",)
+    both = joined(groups, WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("q", "o")))
+    assert both == [WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("n", "q", "o"))]
+    assert joined(both, WeightGroup("layers.0.qkv", "qkv", 0, ("q",))) == both
+
+
+def test_limits() -> None:
+    assert limits_of(SearchConfig(bits_per_weight="4.5,3.25,4.5")) == [
+        Limit(kind="bits_per_weight", value=3.25),
+        Limit(kind="bits_per_weight", value=4.5),
+    ]
+    assert limits_of(SearchConfig(max_kl="0.05")) == [Limit(kind="max_kl", value=0.05)]
+    with pytest.raises(ConfigError, match=r"one kind of limit.*Got: 'none'"):
+        limits_of(SearchConfig())
+    with pytest.raises(ConfigError, match=r"one kind of limit.*bits_per_weight, max_kl"):
+        limits_of(SearchConfig(bits_per_weight="4", max_kl="0.05"))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "4,x", "inf", "nan"])
+def test_a_limit_is_a_positive_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"'bits_per_weight' cannot be read. Allowed: positive numbers"):
+        SearchConfig(bits_per_weight=value)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("bits_per_weight", 2.9), ("bits_per_weight", 16.5), ("max_bytes", 1e6)])
+def test_a_budget_out_of_reach_is_refused_before_any_work(kind: Any, value: float) -> None:
+    found, _ = candidates(SearchConfig(formats="rtn:3,rtn:8"))
+    with pytest.raises(ConfigError, match=f"{kind} is out of range. Allowed: .*a little more for scales.*the baseline"):
+        require_in_reach(Limit(kind=kind, value=value), found, SOURCE)
+    require_in_reach(Limit(kind="bits_per_weight", value=3.0), found, SOURCE)
+    require_in_reach(Limit(kind="max_kl", value=1e-9), found, SOURCE)
+
+
+def test_parameters_survive_the_way_through_text() -> None:
+    config = SearchConfig(formats="rtn:3,rtn:8", bits_per_weight="3.5,4", search_windows=5)
+    assert parse(SearchConfig, as_text(config)) == config
+    assert config.sweep_config.source == config.source and config.main_config(method="rtn").compression.method == "rtn"
+
+
+def test_a_recipe_is_a_variant_that_its_content_names(tmp_path: Path) -> None:
+    config = SearchConfig(formats="gptq:3,gptq:8", calibration_samples=8)
+    found, _ = candidates(config)
+    layers = {name: ("gptq:3", "gptq:8")[i % 2] for i, name in enumerate(SOURCE.linear)}
+    one = recipe_variant(config, found, layers, "4.5bit", tmp_path)
+    assert one.name == "mixed-gptq-4.5bit" and one.config.compression.calibration_samples == 8
+    again = recipe_variant(config, found, layers, "4.5bit", tmp_path)
+    assert one.settings == again.settings and len(list(tmp_path.rglob("*.json"))) == 1
+    [file] = tmp_path.rglob("*.json")
+    assert json.loads(file.read_text())["layers"] == layers
+    other = recipe_variant(config, found, dict.fromkeys(layers, "gptq:3"), "4.5bit", tmp_path)
+    assert other.settings.settings() != one.settings.settings()
+
+
+def test_the_search_text_follows_what_calibrates() -> None:
+    config = SearchConfig(search_windows=6, calibration_length=32)
+    found = search_text(config, SOURCE, used=10)
+    tokenizer = SOURCE.tokenizer()
+    text = (demo.DATA_DIR / "calibration.txt").read_text().split("\n\n")
+    used = calibration_tokens.prepare(tokenizer, [t for t in text if t.strip()], samples=10, length=32, seed=42).ids
+    mine = {tuple(row.tolist()) for row in found.windows.ids}
+    assert len(mine) == 6 and not mine & {tuple(row) for row in used.tolist()}
+    assert all(positions.tolist() == list(range(17, 32)) for positions in found.windows.scored)
+    again = search_text(config, SOURCE, used=10)
+    assert again.sha256 == found.sha256 != search_text(config, SOURCE, used=11).sha256
+
+
+def test_a_text_of_its_own_is_used_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text((demo.DATA_DIR / "corpus.txt").read_text()[:4000])
+    config = SearchConfig(search_windows=4, calibration_length=32, search_text=str(tmp_path / "own.txt"))
+    assert search_text(config, SOURCE, used=3).sha256 == search_text(config, SOURCE, used=100).sha256
+    with pytest.raises(ConfigError, match="too short"):
+        search_text(config.with_values(search_windows=400), SOURCE, used=0)
+
+
+def test_units_are_windows_of_all_corpora() -> None:
+    columns: dict[str, Any] = {name: np.zeros(5) for name in ("kl_reverse", "js", "tv", "top10", "rbo10")}
+    columns |= {"same_top": np.ones(5, dtype=bool), "position": np.arange(5, dtype=np.int32)}
+    columns |= {"task": ["t"] * 3 + ["s"] * 2, "item_id": ["0", "0", "1", "0", "0"], "kl": [1.0, 3.0, 5.0, 2.0, 4.0]}
+    names = TokenDistances.SCHEMA.names
+    columns |= {name: ["" for _ in range(5)] for name in names if name not in columns}
+    found = _windows(TokenDistances.from_columns({name: columns[name] for name in names}))
+    assert found.keys == (("t", "0"), ("t", "1"), ("s", "0")) and found.kl.tolist() == [2.0, 5.0, 3.0]
+    with pytest.raises(AlignmentError, match="not evaluated on the same texts"):
+        found.require_same(UnitKl(unit="window", keys=found.keys[:2], kl=found.kl[:2]))
+
+
+def variant(name: str, bits: float, kl: float, **more: Any) -> SearchedVariant:
+    own = {"kind": "uniform", "kl_low": 0.9 * kl, "kl_high": 1.1 * kl, "search_kl": kl, "search_kl_high": 1.1 * kl}
+    fixed = {"bits_per_weight_model": bits + 1, "size_bytes": int(1e6 * bits), "run_id": "r"}
+    return SearchedVariant(name=name, bits_per_weight=bits, kl=kl, **{**own, **fixed, **more})
+
+
+MIX = {"kind": "searched", "limit": "4bit", "gap": 0.0, "mix": "0.5 of b, the rest a", "mix_kl": 0.03}
+ROWS = [
+    variant("a", 3.1, 0.1),
+    variant(
+        "closer", 3.9, 0.02, predicted_kl=0.021, difference=-0.01, difference_low=-0.02, difference_high=-0.005, **MIX
+    ),
+    variant(
+        "farther", 3.9, 0.04, predicted_kl=0.02, difference=0.01, difference_low=0.005, difference_high=0.02, **MIX
+    ),
+    variant("equal", 3.9, 0.03, predicted_kl=0.03, difference=0.0, difference_low=-0.02, difference_high=0.02, **MIX),
+    variant("b", 4.1, 0.01),
+]
+
+
+def rows() -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    return [{**asdict(one), "prediction_error": one.prediction_error, "against_mix": one.against_mix} for one in ROWS]
+
+
+def test_what_a_row_says() -> None:
+    assert [one.against_mix for one in ROWS] == [None, "closer", "farther", "not told apart", None]
+    assert ROWS[1].prediction_error == pytest.approx(0.05) and ROWS[0].prediction_error is None
+    zero = variant("z", 8.0, 0.0, predicted_kl=0.1, **MIX)
+    assert zero.prediction_error is None and zero.against_mix is None
+
+
+def test_the_finding_counts_both_ways() -> None:
+    said = search_finding(rows())
+    assert said.startswith("3 variants of mixed precision; 1 of 3 closer to the baseline than the linear mix")
+    assert "1 farther" in said and said.endswith("predicted KL at most 50 % off")
+    assert search_finding(rows()[:2]).startswith("1 variant of")
+
+
+def test_the_notes_say_why_a_prediction_misses_and_what_is_not_inside() -> None:
+    notes = search_notes(rows(), search_text="A", held_out="B", max_kl=None)
+    assert "mean over B" in notes[0] and [n for n in notes if "-50 % off" in n and n.startswith("farther")]
+    assert not [n for n in notes if n.startswith("closer")]
+    outside = {**rows()[1], "limit": "kl0.01", "gap": 0.02}
+    notes = search_notes([outside], search_text="A", held_out="B", max_kl=0.01)
+    assert [n for n in notes if "not surely within the limit" in n] and [n for n in notes if "2 % below" in n]
+
+
+def test_autoscheme_is_compared_with_the_searched_variant() -> None:
+    own = {"search_difference": 0.004, "search_difference_low": 0.001, "search_difference_high": 0.007}
+    row = {**rows()[1], **own, "kind": "autoscheme", "name": "theirs"}
+    notes = search_notes([row], search_text="A", held_out="B", max_kl=None)
+    assert notes[-1].endswith("KL +0.004 [0.001, 0.007] to the searched variant") and notes[-1].startswith("theirs")
+
+
+def test_the_tables_hold_every_value() -> None:
+    table = search_text_table(rows())
+    assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table
+    markdown = search_markdown(rows(), "it | found", ["a <b> note"])
+    assert "it \\| found" in markdown and "&lt;b>" in markdown and markdown.count("\n| ") == 6
+    read = list(csv.DictReader(io.StringIO(search_csv(rows()))))
+    assert len(read) == 5 and float(read[1]["difference_high"]) == -0.005 and read[0]["predicted_kl"] == ""
+    costs = list(csv.reader(io.StringIO(costs_csv({"g": {"x": 0.5, "y": 0.25}}))))
+    assert costs == [["group", "x", "y"], ["g", "0.5", "0.25"]]
+
+
+def test_the_figure_names_limits_and_says_what_was_found(tmp_path: Path) -> None:
+    [figure] = draw_search(rows(), tmp_path, gate=0.05)
+    assert figure.path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert figure.title == "1 of 3 searched variants are closer than the linear mix"
+    zero = {**rows()[0], "kl": 0.0}
+    assert "1 with a KL of 0 is left out" in draw_search([*rows(), zero], tmp_path, gate=None)[0].caption
+    assert draw_search([zero], tmp_path, gate=None) == []
