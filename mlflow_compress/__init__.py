@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         resume,
         rollback,
         run,
+        speed,
         sweep,
         tasks,
     )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Promotion,
         Resumed,
         Rollback,
+        SpeedMeasurement,
         Sweep,
         SweepPlan,
         VariantRun,
@@ -67,6 +69,7 @@ __all__ = [
     "Promotion",
     "Resumed",
     "Rollback",
+    "SpeedMeasurement",
     "Sweep",
     "SweepPlan",
     "VariantRun",
@@ -88,6 +91,7 @@ __all__ = [
     "resume",
     "rollback",
     "run",
+    "speed",
     "sweep",
     "tasks",
 ]

@@ -32,6 +32,7 @@ STAGES: dict[str, type[config.Command]] = {
     "quantize": config.QuantizeConfig,
     "evaluate": config.EvaluateConfig,
     "judge": config.JudgeConfig,
+    "speed": config.SpeedConfig,
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
     "gate": config.GateConfig,
@@ -71,6 +72,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
+        "speed": api.speed,
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,

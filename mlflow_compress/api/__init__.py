@@ -11,7 +11,7 @@ from mlflow_compress.api.decisions import gate, history, promote, rollback
 from mlflow_compress.api.human import blind, ratings
 from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, sweep
-from mlflow_compress.api.one_variant import compress, evaluate, judge, run
+from mlflow_compress.api.one_variant import compress, evaluate, judge, run, speed
 from mlflow_compress.api.unfinished_work import resume
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "resume",
     "rollback",
     "run",
+    "speed",
     "sweep",
     "tasks",
 ]

@@ -10,6 +10,7 @@ from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.resumed import Resumed, ResumedCommand
+from mlflow_compress.results.speed_measurement import SpeedMeasurement
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
@@ -34,6 +35,7 @@ __all__ = [
     "ResumedCommand",
     "Rollback",
     "RunLink",
+    "SpeedMeasurement",
     "StageCost",
     "Sweep",
     "SweepPlan",
