@@ -11,6 +11,7 @@ from mlflow_compress.config.commands import (
     ReportConfig,
     ResumeConfig,
     RollbackConfig,
+    SpeedConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.groups import (
@@ -21,13 +22,13 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TimingConfig,
     TracesConfig,
 )
 from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
-from mlflow_compress.config.speed_config import SpeedConfig, TimingConfig
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [

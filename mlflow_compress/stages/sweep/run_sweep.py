@@ -10,7 +10,15 @@ from dataclasses import replace
 from functools import partial
 
 from mlflow_compress.compression.reload_helper import reload_helper
-from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SweepConfig, as_text
+from mlflow_compress.config import (
+    Command,
+    EvaluateConfig,
+    JudgeConfig,
+    QuantizeConfig,
+    SpeedConfig,
+    SweepConfig,
+    as_text,
+)
 from mlflow_compress.errors import MlflowCompressError, StageError, SweepError
 from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
@@ -22,6 +30,7 @@ from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.quantize import run_quantize
 from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
+from mlflow_compress.stages.speed.run_speed import run_speed
 from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.stages.sweep.plan_text import plan_text
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant, prepare
@@ -50,8 +59,10 @@ def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun
             return run_quantize(config, tracker)
         if isinstance(config, EvaluateConfig):
             return run_evaluate(config, tracker)
-        assert isinstance(config, JudgeConfig)
-        return run_judge(config, tracker, say)
+        if isinstance(config, JudgeConfig):
+            return run_judge(config, tracker, say)
+        assert isinstance(config, SpeedConfig)
+        return run_speed(config, tracker)
 
     try:
         return run_stage_here(tracker, stage, work, parent=parent)
