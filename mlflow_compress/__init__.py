@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         rollback,
         run,
         search,
+        speed,
         sweep,
         tasks,
     )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         Resumed,
         Rollback,
         Search,
+        SpeedMeasurement,
         Sweep,
         SweepPlan,
         VariantRun,
@@ -73,6 +75,7 @@ __all__ = [
     "Resumed",
     "Rollback",
     "Search",
+    "SpeedMeasurement",
     "Sweep",
     "SweepPlan",
     "VariantRun",
@@ -96,6 +99,7 @@ __all__ = [
     "rollback",
     "run",
     "search",
+    "speed",
     "sweep",
     "tasks",
 ]

@@ -33,6 +33,7 @@ STAGES: dict[str, type[config.Command]] = {
     "evaluate": config.EvaluateConfig,
     "judge": config.JudgeConfig,
     "diagnose": config.DiagnoseConfig,
+    "speed": config.SpeedConfig,
     "promote": config.PromoteConfig,
     "rollback": config.RollbackConfig,
     "gate": config.GateConfig,
@@ -77,6 +78,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
         "evaluate": api.evaluate,
+        "speed": api.speed,
         "promote": api.promote,
         "rollback": api.rollback,
         "history": api.history,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Resumed,
         Rollback,
         Search,
+        SpeedMeasurement,
         Sweep,
         SweepPlan,
         VariantRun,
@@ -57,6 +58,13 @@ def answers_text(found: AnswerEvaluation) -> str:
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
     lines += [f"{name}: {text}" for name, text in account_rows(found.account)]
     return "\n".join([*lines, *([found.skipped] if found.skipped else []), *_where(found.run)])
+
+
+def speed_text(found: SpeedMeasurement) -> str:
+    """Return the ratios in one line, then every value, and where to look."""
+    lines = [found.summary, *(f"{name} {result.value:.4g}" for name, result in found.pooled.items())]
+    lines += [f"{name} {value:.4g}" for name, value in found.values.items()]
+    return "\n".join([*lines, *_where(found.run)])
 
 
 def variant_text(found: VariantRun) -> str:
@@ -267,6 +275,7 @@ BY_COMMAND: dict[str, Callable[[Any], str]] = {
     "evaluate": evaluation_text,
     "judge": answers_text,
     "diagnose": diagnosis_text,
+    "speed": speed_text,
     "promote": promotion_text,
     "rollback": rollback_text,
     "history": history_text,

@@ -12,7 +12,7 @@ from mlflow_compress.config import Command, parameters
 from mlflow_compress.config.declarations import as_typed
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONE = ("quantize", "evaluate", "judge")  # stages that are MLflow projects of their own
+ALONE = ("quantize", "evaluate", "judge", "speed")  # stages that are MLflow projects of their own
 
 HEADER = (
     "# Written by tools/write_mlprojects.py from mlflow_compress/config.py. Values are checked by the command itself.\n"

@@ -12,7 +12,7 @@ from mlflow_compress.api.diagnosing import diagnose
 from mlflow_compress.api.human import blind, ratings
 from mlflow_compress.api.lookup import compare, load, methods, plan, tasks
 from mlflow_compress.api.many_variants import report, search, sweep
-from mlflow_compress.api.one_variant import compress, evaluate, judge, run
+from mlflow_compress.api.one_variant import compress, evaluate, judge, run, speed
 from mlflow_compress.api.unfinished_work import resume
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "rollback",
     "run",
     "search",
+    "speed",
     "sweep",
     "tasks",
 ]

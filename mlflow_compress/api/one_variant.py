@@ -13,10 +13,10 @@ from mlflow_compress.api.arguments import (
     opened_store,
     takes_parameters_of,
 )
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig, SpeedConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import AnswerEvaluation, CompressedModel, Evaluation, VariantRun
+    from mlflow_compress.results import AnswerEvaluation, CompressedModel, Evaluation, SpeedMeasurement, VariantRun
 
 
 @takes_parameters_of(QuantizeConfig)
@@ -126,6 +126,42 @@ def judge(
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_judge(config, opened_store(store, config), progress or (lambda line: None))
+
+
+@takes_parameters_of(SpeedConfig)
+def speed(
+    checkpoint: CompressedModel | str | PathLike[str] | None = None, *, store: StoreLike = None, **settings: Any
+) -> SpeedMeasurement:
+    """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
+
+    Both are loaded in that runtime (transformers, vLLM or llama.cpp) and timed in turn. A format that is only simulated
+    here is not timed; the result says why.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    **settings
+        The other parameters of ``mlflow-compress speed``.
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing checkpoint, or a runtime that cannot load it.
+
+    Examples
+    --------
+    >>> halved = mc.compress("demo", "fp16", store=folder)
+    >>> times = mc.speed(halved, speed_repeats=2, speed_prompt_tokens=16, speed_new_tokens=4, store=folder)
+    >>> times["speed/decode_ratio_batch_1"].value > 0
+    True
+    """
+    from mlflow_compress.stages.speed.run_speed import run_speed
+
+    config = configured(SpeedConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
+    return run_speed(config, opened_store(store, config))
 
 
 @takes_parameters_of(MainConfig)

@@ -11,6 +11,7 @@ from mlflow_compress.config.commands import (
     ReportConfig,
     ResumeConfig,
     RollbackConfig,
+    SpeedConfig,
 )
 from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
 from mlflow_compress.config.diagnose_config import DiagnoseConfig, DiagnosisConfig
@@ -22,6 +23,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TimingConfig,
     TracesConfig,
 )
 from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
@@ -62,7 +64,9 @@ __all__ = [
     "SearchConfig",
     "SearchSpaceConfig",
     "SourceConfig",
+    "SpeedConfig",
     "SweepConfig",
+    "TimingConfig",
     "TracesConfig",
     "as_text",
     "check_text",

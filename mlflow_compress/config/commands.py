@@ -15,6 +15,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TimingConfig,
     TracesConfig,
 )
 
@@ -48,6 +49,14 @@ class JudgeConfig(Command):
     judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+
+
+class SpeedConfig(Command):
+    """The speed stage: the variant in the runtime that it is meant for, timed in turn with its baseline."""
+
+    source: SourceConfig = SourceConfig()
+    timing: TimingConfig = TimingConfig()
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -155,7 +164,7 @@ class ReportConfig(Command):
 
 
 class MainConfig(Command):
-    """quantize -> evaluate -> judge for one variant, under one parent run."""
+    """quantize -> evaluate -> judge -> speed for one variant, under one parent run."""
 
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()
@@ -165,7 +174,9 @@ class MainConfig(Command):
     running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
+    timing: TimingConfig = TimingConfig()
     judge: bool = option(True, "run the judge stage")
+    speed: bool = option(True, "run the speed stage")
     log_weights: LogWeights = option(
         "auto",
         "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
@@ -198,3 +209,7 @@ class MainConfig(Command):
             running=self.running,
             checkpoint=checkpoint,
         )
+
+    def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
+        """Return the parameters of the last stage, for the checkpoint that the first one has written."""
+        return SpeedConfig(source=self.source, timing=self.timing, checkpoint=checkpoint)

@@ -192,3 +192,23 @@ class JudgeModelConfig(Group):
     judge_prompts: OptionalText = option(
         None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
     )
+
+
+class TimingConfig(Group):
+    """What is generated to measure speed."""
+
+    speed_prompt_tokens: AutoOrCount = option(
+        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context"
+    )
+    speed_new_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] = option(
+        "auto", "tokens that are written after each prompt; 'auto' is 64, or a quarter of a shorter context"
+    )
+    speed_repeats: int = option(
+        7, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
+    )
+    speed_threads: AutoOrCount = option("auto", "threads on a CPU; 'auto' is one per core that this process may use")
+    vllm_python: OptionalText = option(
+        None,
+        "Python of an environment with vLLM; none: MLFLOW_COMPRESS_VLLM_PYTHON, and without it vLLM is not used",
+        path="file",
+    )

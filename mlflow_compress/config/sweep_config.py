@@ -15,6 +15,7 @@ from mlflow_compress.config.groups import (
     InferenceConfig,
     JudgeModelConfig,
     SourceConfig,
+    TimingConfig,
     TracesConfig,
 )
 
@@ -50,7 +51,9 @@ class SweepConfig(Command):
     running: EngineConfig = EngineConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
+    timing: TimingConfig = TimingConfig()
     judge: bool = like(MainConfig, "judge")
+    speed: bool = like(MainConfig, "speed")
     log_weights: LogWeights = like(MainConfig, "log_weights")
     dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")
 

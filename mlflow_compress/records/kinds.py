@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records.table import Records
+from mlflow_compress.records.timings import Timings
 
 _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 
@@ -253,6 +254,7 @@ class RunRecords:
     greedy_answers: GreedyAnswers | None = None
     greedy_scores: GreedyScores | None = None
     greedy_distances: GreedyDistances | None = None
+    timings: Timings | None = None
 
     def write(self, folder: Path) -> list[Path]:
         """Write every table that exists as Parquet, and return the paths."""
@@ -284,6 +286,7 @@ _KINDS: tuple[type[Records], ...] = (
     GreedyAnswers,
     GreedyScores,
     GreedyDistances,
+    Timings,
 )
 
 

@@ -12,6 +12,7 @@ from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.resumed import Resumed, ResumedCommand
 from mlflow_compress.results.search_result import Search, SearchedVariant
+from mlflow_compress.results.speed_measurement import SpeedMeasurement
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
@@ -39,6 +40,7 @@ __all__ = [
     "RunLink",
     "Search",
     "SearchedVariant",
+    "SpeedMeasurement",
     "StageCost",
     "Sweep",
     "SweepPlan",

@@ -1,4 +1,4 @@
-"""The main stage: runs quantize, evaluate and judge as child projects, and publishes their results on one run."""
+"""The main stage: runs quantize, evaluate, judge and speed as child projects; their results go on one run."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.tracking.views import save_leaderboard
 
+_WITH_RESULTS = ("evaluate", "judge", "speed")
 _FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared
 
 
@@ -106,8 +107,9 @@ class Stages:
     failed: dict[str, str] = field(default_factory=dict)
 
     def run_all(self) -> None:
-        """Run the stages that are not finished. Only a failed judge does not stop the run."""
-        wanted = [stage for stage in STAGES if stage != "judge" or self.config.judge]
+        """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
+        asked = {"judge": self.config.judge, "speed": self.config.speed}
+        wanted = [stage for stage in STAGES if asked.get(stage, True)]
         for number, stage in enumerate(wanted, start=1):
             if stage in self.children:
                 self.progress.skip(stage, number, len(wanted))
@@ -116,7 +118,7 @@ class Stages:
             try:
                 self.children[stage] = self.start(self.tracker, stage, self._config(stage), self.run)
             except StageError as error:
-                if stage != "judge":
+                if stage not in asked:
                     raise
                 self.failed[stage] = error.what
 
@@ -125,7 +127,9 @@ class Stages:
             return self.config.quantize_config
         if stage == "evaluate":
             return self.config.evaluate_config(self.checkpoint)
-        return self.config.judge_config(self.checkpoint)
+        if stage == "judge":
+            return self.config.judge_config(self.checkpoint)
+        return self.config.speed_config(self.checkpoint)
 
     @property
     def checkpoint(self) -> str:
@@ -159,7 +163,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     from mlflow_compress.stages.main_run.summary import StageOutputs, publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
-    results = stored_results(tracker, *(children[stage] for stage in ("evaluate", "judge") if stage in children))
+    results = stored_results(tracker, *(children[stage] for stage in _WITH_RESULTS if stage in children))
     evaluated = tracker.look_up(children["evaluate"]).metrics
     outputs = StageOutputs(
         label=label,

@@ -42,7 +42,7 @@ ANSWERS = "answers"  # of a judge run: both models' answers side by side, as pag
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")
-_MORE = ("size/bytes", "size/sparsity", "speed/compress_seconds", "noise/kl_mean")
+_MORE = ("size/bytes", "size/sparsity", "noise/kl_mean")
 _GATE = "gate/"
 
 

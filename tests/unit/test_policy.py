@@ -240,8 +240,8 @@ def champion(objective: Objective, *candidates: Candidate) -> str | None:
     return found.champion.name if found.champion else None
 
 
-SMALL = candidate("small", **{"size/bytes": 100.0, "distance/kl_mean": 0.02, "speed/compress_seconds": 9.0})
-NEAR = candidate("near", **{"size/bytes": 200.0, "distance/kl_mean": 0.01, "speed/compress_seconds": 1.0})
+SMALL = candidate("small", **{"size/bytes": 100.0, "distance/kl_mean": 0.02, "speed/decode_ratio_batch_1": 3.0})
+NEAR = candidate("near", **{"size/bytes": 200.0, "distance/kl_mean": 0.01, "speed/decode_ratio_batch_1": 0.5})
 
 
 @pytest.mark.parametrize(

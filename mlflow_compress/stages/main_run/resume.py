@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig, as_text, parameters, parse
+from mlflow_compress.config import (
+    EvaluateConfig,
+    JudgeConfig,
+    MainConfig,
+    QuantizeConfig,
+    SpeedConfig,
+    as_text,
+    parameters,
+    parse,
+)
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
@@ -16,6 +25,7 @@ STAGES = {
     "quantize": parameters(QuantizeConfig).keys() - _NOT_OF_A_STAGE,
     "evaluate": parameters(EvaluateConfig).keys() - _NOT_OF_A_STAGE,
     "judge": parameters(JudgeConfig).keys() - _NOT_OF_A_STAGE,
+    "speed": parameters(SpeedConfig).keys() - _NOT_OF_A_STAGE,
 }
 """The stages of the main job in their order, and the parameters that a user gives each."""
 

@@ -96,11 +96,13 @@ def _remarks(outputs: StageOutputs) -> dict[str, Any]:
 
 
 def _not_computed(outputs: StageOutputs, tracker: Tracker, evaluated: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason for each metric that neither the evaluation nor the judge has computed."""
-    judge = outputs.children.get("judge")
-    absent = f"the judge stage {'failed' if 'judge' in outputs.failed else 'was not run'}"
-    judged = tracker.fetch_json(judge, "not_computed.json") if judge else absent
-    return not_computed(outputs.results, evaluated=evaluated, judged=judged)
+    """Return the reason for each metric that no stage has computed."""
+    reasons: dict[str, Mapping[str, str] | str] = {}
+    for stage in ("judge", "speed"):
+        run_id = outputs.children.get(stage)
+        absent = f"the {stage} stage {'failed' if stage in outputs.failed else 'was not run'}"
+        reasons[stage] = tracker.fetch_json(run_id, "not_computed.json") if run_id else absent
+    return not_computed(outputs.results, evaluated=evaluated, judged=reasons["judge"], timed=reasons["speed"])
 
 
 def _read_inputs(outputs: StageOutputs, tracker: Tracker) -> tuple[MetricInputs, str]:

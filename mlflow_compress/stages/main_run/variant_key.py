@@ -53,4 +53,6 @@ def variant_key(config: MainConfig, checkpoint: str | Path, evaluation: str) -> 
         judge = config.judge_config()
         deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
         deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
+    if config.speed:
+        deciding["speed"] = as_text(config)["speed_repeats"]  # timed at all; what else is asked changes no other result
     return digest(deciding)

@@ -15,7 +15,7 @@ from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 
-_MEASURING = ("evaluate", "judge")  # stages whose runs hold results
+_MEASURING = ("evaluate", "judge", "speed")  # stages whose runs hold results
 
 
 def candidates_of(

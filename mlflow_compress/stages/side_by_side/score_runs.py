@@ -143,7 +143,7 @@ def _failed(run: Any) -> ScoredVariant:
 
 def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRecords]) -> ScoredVariant:
     children = tracker.children(run.info.run_id)
-    finished = [children[stage] for stage in ("evaluate", "judge") if stage in children]
+    finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
     results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
     return ScoredVariant(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig
+from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SpeedConfig
 from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.stages.evaluate import run_evaluate
 from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.quantize import run_quantize
+from mlflow_compress.stages.speed.run_speed import run_speed
 from mlflow_compress.stages.sweep.prepare import PreparedVariant
 from mlflow_compress.stages.sweep.sweep_runs import one_process
 from mlflow_compress.tracking import run_names
@@ -107,8 +108,10 @@ def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun
             return run_quantize(config, tracker)
         if isinstance(config, EvaluateConfig):
             return run_evaluate(config, tracker)
-        assert isinstance(config, JudgeConfig)
-        return run_judge(config, tracker, say)
+        if isinstance(config, JudgeConfig):
+            return run_judge(config, tracker, say)
+        assert isinstance(config, SpeedConfig)
+        return run_speed(config, tracker)
 
     try:
         return run_stage_here(tracker, stage, work, parent=parent)

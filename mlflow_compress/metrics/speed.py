@@ -1,0 +1,146 @@
+"""Speed: tokens a second of reading and writing, and the waits between tokens, beside the baseline's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.records import MetricResult
+from mlflow_compress.records.timings import Timings
+
+_BATCHES = (1, 8)
+_PERCENTILES = (50, 95, 99)
+
+
+def _key(name: str, unit: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey(
+        name=f"speed/{name}",
+        direction=direction,
+        low=0.0,
+        high=float("inf"),
+        unit=unit,
+        meaning=meaning,
+        by_category=False,
+        counted="rounds",
+        on_request=True,
+        **more,
+    )
+
+
+def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
+    """Return the keys of the variant, the baseline and their ratio, for reading and for writing."""
+    found = {}
+    for what, doing in (("prefill", "prompt tokens read"), ("decode", "tokens written after the first")):
+        name, many = f"{what}_tokens_per_second_batch_{batch}", "sequence" if batch == 1 else "sequences"
+        meaning = f"The variant's {doing} a second, {batch} {many} at a time."
+        label = {"prefill": "Reading", "decode": "Writing"}[what]
+        found[what] = (
+            _key(name, "tokens a second", "higher", meaning),
+            _key(f"{name}_baseline", "tokens a second", "neither", "The baseline's."),
+            _key(
+                f"{what}_ratio_batch_{batch}",
+                "ratio",
+                "higher",
+                f"{label} speed over the baseline's in the same runtime, in turn with it, {batch} {many} at a time.",
+                unchanged=1.0,
+                label=f"{label} speed ({batch} at a time)",
+                # One row: a run shows few numbers. The others are on the run of the stage.
+                headline=170 if (what, batch) == ("decode", 1) else None,
+            ),
+        )
+    return found
+
+
+_RATES = {batch: _rates(batch) for batch in _BATCHES}
+FIRST = _key("first_token_ms", "milliseconds", "lower", "The variant's time to the first token of one prompt.")
+FIRST_BASELINE = _key("first_token_ms_baseline", "milliseconds", "neither", "The baseline's.")
+_GAPS = {
+    q: (
+        _key(
+            f"token_gap_ms_p{q}",
+            "milliseconds",
+            "lower",
+            f"{q} % of the variant's waits between two tokens of one sequence are at most as long.",
+        ),
+        _key(f"token_gap_ms_p{q}_baseline", "milliseconds", "neither", "The baseline's."),
+    )
+    for q in _PERCENTILES
+}
+
+
+@METRICS.register("speed")
+@metric(
+    keys=(
+        *(key for rates in _RATES.values() for keys in rates.values() for key in keys),
+        FIRST,
+        FIRST_BASELINE,
+        *(key for keys in _GAPS.values() for key in keys),
+    ),
+    requires=("variant", "timings"),
+    source="Time to first token and inter-token latency as serving benchmarks define them (vLLM's `bench latency` and "
+    "`bench serve`); ratios are paired by round",
+)
+def speed(inputs: MetricInputs) -> list[MetricResult]:
+    """Speed of the variant and its baseline, which were timed in turn.
+
+    With B prompts of P tokens, N new tokens, and t_s the time at which step s was done: prefill = B P / t_0, and
+    decode = B (N - 1) / (t_(N-1) - t_0), both in tokens a second. Each is the geometric mean over the rounds, with
+    Student's t interval of the logarithms; a ratio is that of the rounds' ratios, so it equals the ratio of the two
+    means, and what slows both models in one round cancels out. Waits between tokens are pooled over all rounds.
+    """
+    ours, theirs = inputs.subject.timings, inputs.baseline.timings
+    assert ours is not None and theirs is not None  # required
+    results = []
+    for batch, rates in _RATES.items():
+        variant, baseline = _by_round(ours, batch), _by_round(theirs, batch)
+        if variant is None or baseline is None:
+            continue
+        for what, (key, of_baseline, ratio) in rates.items():
+            a, b = _rate(variant, what), _rate(baseline, what)
+            results += [_mean(key, a, inputs), _mean(of_baseline, b, inputs), _mean(ratio, a / b, inputs)]
+        if batch == 1:
+            for times, first, which in ((variant, FIRST, 0), (baseline, FIRST_BASELINE, 1)):
+                results.append(_mean(first, 1000 * times.seconds[:, 0], inputs))
+                gaps = 1000 * np.diff(times.seconds, axis=1).ravel()
+                results += [
+                    MetricResult(name=keys[which].name, value=float(np.percentile(gaps, q)), n=len(gaps))
+                    for q, keys in _GAPS.items()
+                ]
+    return results
+
+
+class _Rounds:
+    """Times of one model and batch: `seconds` has a row per round and a column per step."""
+
+    def __init__(self, batch: int, prompt_tokens: int, seconds: Float) -> None:
+        self.batch, self.prompt_tokens, self.seconds = batch, prompt_tokens, seconds
+
+
+def _by_round(timings: Timings, batch: int) -> _Rounds | None:
+    table = timings.where(batch=batch).table.sort_by([("repeat", "ascending"), ("step", "ascending")])
+    if not table.num_rows:
+        return None
+    rounds = len(set(table.column("repeat").to_pylist()))
+    seconds = table.column("seconds").to_numpy().reshape(rounds, -1)
+    return _Rounds(batch, int(table.column("prompt_tokens")[0].as_py()), seconds)
+
+
+def _rate(times: _Rounds, what: str) -> Float:
+    """Return tokens a second of every round."""
+    seconds = times.seconds
+    if what == "prefill":
+        return np.asarray(times.batch * times.prompt_tokens / seconds[:, 0])
+    return np.asarray(times.batch * (seconds.shape[1] - 1) / (seconds[:, -1] - seconds[:, 0]))
+
+
+def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
+    """Return the geometric mean, with Student's t interval of the logarithms."""
+    logs, level = np.log(values), inputs.settings.level
+    half = float(t.ppf(0.5 + level / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
+    low, value, high = (float(np.exp(logs.mean() + shift)) for shift in (-half, 0.0, half))
+    return MetricResult(name=key.name, value=value, low=low, high=high, level=level, n=len(logs))

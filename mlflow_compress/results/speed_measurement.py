@@ -1,0 +1,44 @@
+"""How fast a variant is beside its baseline, in the runtime that it is meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlflow_compress.results.evaluation import Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedMeasurement(Measurement):
+    """Tokens a second, waits between tokens, memory and load time; empty, with the reason, where nothing was timed.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    values : mapping of str to float
+        What was measured once per model: seconds to load it, and memory.
+    described : mapping of str to str
+        Runtime with version, device and dtype.
+    """
+
+    baseline: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence."""
+        if not self.results:
+            return f"{self.name} was not timed: {'; '.join(self.not_computed.values())}"
+        parts = []
+        for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
+            found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
+            doing = {"decode": "writing", "prefill": "reading"}[what]
+            parts.append(f"{doing} {batch} at a time {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+        return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}

@@ -1,0 +1,1 @@
+"""Models in their runtimes, one file each; `model_process` runs it in the runtime's own environment."""

@@ -1,0 +1,99 @@
+"""Times a GGUF file in llama.cpp, by its low-level interface."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class InLlamaCpp:
+    """A GGUF file with llama.cpp's own kernels and cache, decoded greedily.
+
+    Parameters
+    ----------
+    file : str
+        The GGUF file.
+    n_threads : int
+        Threads.
+    on_gpu : bool
+        Put all layers on the GPU.
+    n_context : int
+        Longest sequence in tokens.
+    n_batch : int
+        Most sequences at the same time.
+    """
+
+    def __init__(self, file: str, *, n_threads: int, on_gpu: bool, n_context: int, n_batch: int) -> None:
+        import llama_cpp
+
+        self._api = llama_cpp
+        llama_cpp.llama_backend_init()
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.n_gpu_layers = 999 if on_gpu else 0
+        self._model = llama_cpp.llama_model_load_from_file(file.encode(), model_params)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {file}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = n_context * n_batch, n_context * n_batch, 512
+        params.n_seq_max, params.n_threads, params.n_threads_batch = n_batch, n_threads, n_threads
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp has no memory for this context")
+        self._n_vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._n_tokens = n_context * n_batch
+        self.described = {
+            "runtime": f"llama.cpp (llama-cpp-python {llama_cpp.__version__})",
+            "device": "gpu" if on_gpu else "cpu",
+            "dtype": "as the file",
+        }
+
+    def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
+        """See `TimedModel`."""
+        import numpy as np
+
+        api = self._api
+        api.llama_memory_clear(api.llama_get_memory(self._context), True)
+        rows = [list(enumerate(prompt)) for prompt in prompts]
+        ends = []
+        for _ in range(n_new):
+            batch = api.llama_batch_init(self._n_tokens, 0, len(prompts))
+            try:
+                place, last = 0, []
+                for sequence, row in enumerate(rows):
+                    for position, token in row:
+                        batch.token[place], batch.pos[place] = token, position
+                        batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
+                        batch.logits[place] = int(position == row[-1][0])
+                        place += 1
+                    last.append(place - 1)
+                batch.n_tokens = place
+                if api.llama_decode(self._context, batch) != 0:
+                    raise RuntimeError("llama.cpp failed to decode")
+                shape = (self._n_vocabulary,)
+                logits = (api.llama_get_logits_ith(self._context, at) for at in last)
+                chosen = [int(np.ctypeslib.as_array(row, shape).argmax()) for row in logits]
+            finally:
+                api.llama_batch_free(batch)
+            ends.append(time.perf_counter())
+            rows = [[(row[-1][0] + 1, token)] for row, token in zip(rows, chosen, strict=True)]
+        return ends
+
+    def device_bytes(self) -> tuple[int, int]:
+        """See `TimedModel`; what llama.cpp takes on a GPU is not known here."""
+        return 0, 0
+
+
+def open_model(command: dict[str, Any]) -> InLlamaCpp:
+    """Load the model."""
+    return InLlamaCpp(
+        command["folder"],
+        n_threads=command["n_threads"],
+        on_gpu=command["device"] == "cuda",
+        n_context=command["n_context"],
+        n_batch=command["n_batch"],
+    )
+
+
+def import_libraries() -> None:
+    """Import what every model needs."""
+    import llama_cpp  # noqa: F401

@@ -1,0 +1,70 @@
+"""Times a model in transformers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+
+class InTransformers:
+    """A checkpoint in its own dtype, decoded greedily with transformers' cache.
+
+    Parameters
+    ----------
+    folder : str
+        The checkpoint.
+    dtype : str
+        "auto" for the checkpoint's own.
+    device : str
+        "cpu" or "cuda".
+    n_threads : int
+        Threads of torch on a CPU.
+    """
+
+    def __init__(self, folder: str, dtype: str, device: str, n_threads: int) -> None:
+        import transformers
+
+        from mlflow_compress.models.loading import LoadConfig, load_model
+
+        torch.set_num_threads(n_threads)
+        self._loaded = load_model(LoadConfig(path=folder, dtype=dtype, device=device))
+        self._device = self._loaded.device
+        self.described = {
+            "runtime": f"transformers {transformers.__version__}",
+            "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu",
+            "dtype": str(self._loaded.dtype).removeprefix("torch."),
+        }
+
+    @torch.inference_mode()
+    def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
+        """See `TimedModel`."""
+        model, cache = self._loaded.model, None
+        tokens = torch.tensor(prompts, device=self._device)
+        ends = []
+        for _ in range(n_new):
+            found = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = found.past_key_values
+            tokens = found.logits[:, -1:].argmax(dim=-1)
+            tokens[0, 0].item()  # waits for the device
+            ends.append(time.perf_counter())
+        return ends
+
+    def device_bytes(self) -> tuple[int, int]:
+        """See `TimedModel`."""
+        if self._device.type != "cuda":
+            return 0, 0
+        return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+
+
+def open_model(command: dict[str, Any]) -> InTransformers:
+    """Load the model."""
+    return InTransformers(command["folder"], command["dtype"], command["device"], command["n_threads"])
+
+
+def import_libraries() -> None:
+    """Import what every model needs."""
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    import mlflow_compress.models.loading  # noqa: F401

@@ -1,0 +1,205 @@
+"""Times a variant and its baseline in the runtime that the variant is meant for, and logs both."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mlflow_compress import demo
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.compression.gguf.plain_file import write_plain
+from mlflow_compress.config import SpeedConfig
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.models import architectures
+from mlflow_compress.models.light_model import LightModel, open_light
+from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.records import RunRecords
+from mlflow_compress.records.timings import Timings
+from mlflow_compress.results import SpeedMeasurement
+from mlflow_compress.scoring.speed.measured_model import RuntimeCall
+from mlflow_compress.scoring.speed.paired_timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
+from mlflow_compress.scoring.speed.runtimes import LLAMA_CPP, VLLM, RuntimeChoice, runtime_of
+from mlflow_compress.stages.evaluation.result_files import logged, results_json
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
+from mlflow_compress.tracking.store import OpenRun, Store
+
+VLLM_PYTHON = "MLFLOW_COMPRESS_VLLM_PYTHON"
+_PROMPT, _NEW = 256, 64
+
+
+def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoice, str]:
+    """Return the runtime of a checkpoint, and the interpreter of its environment."""
+    choice = runtime_of(folder, device)
+    if choice.runtime != VLLM:
+        return choice, sys.executable
+    python = config.timing.vllm_python or os.environ.get(VLLM_PYTHON)
+    if python is None:
+        reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VLLM_PYTHON})"
+        return RuntimeChoice(None, reason), sys.executable
+    return choice, python
+
+
+def _plan(config: SpeedConfig, model: LightModel) -> TimingPlan:
+    asked, context = config.timing, model.max_length
+    prompt = min(_PROMPT, context // 2) if asked.speed_prompt_tokens == "auto" else asked.speed_prompt_tokens
+    new = min(_NEW, context // 4) if asked.speed_new_tokens == "auto" else asked.speed_new_tokens
+    text = (demo.DATA_DIR / "corpus.txt").read_text(encoding="utf-8")[:40_000]
+    tokens = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return TimingPlan(tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats)
+
+
+def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
+    """Return what is measured once per model."""
+    found = {}
+    for who, suffix in (("variant", ""), ("baseline", "_baseline")):
+        one = times[who]
+        found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
+        found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
+        found[f"speed/memory_peak_mb{suffix}"] = round(one.memory.peak / 2**20, 1)
+    return found
+
+
+def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: str) -> dict[str, ModelTimes]:
+    """Time the checkpoint and its baseline in turn, in processes of their own.
+
+    Raises
+    ------
+    ConfigError
+        Prompt and new tokens are longer than the context.
+    WorkerError
+        The runtime cannot load one of the two.
+    """
+    base = model_path(config.source.model)
+    with folder_or_hub("model", base):
+        model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
+    plan, runtime = _plan(config, model), str(choice.runtime)
+    if plan.prompt_tokens + plan.new_tokens > model.max_length:
+        raise ConfigError(
+            "speed_prompt_tokens and speed_new_tokens are longer than the model's context",
+            allowed=f"at most {model.max_length} together",
+            got=plan.prompt_tokens + plan.new_tokens,
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = config.timing.speed_threads
+    of_variant = RuntimeCall(
+        runtime=runtime,
+        python=python,
+        folder=str(folder),
+        dtype="auto",
+        device=_device(config),
+        n_threads=cores if threads == "auto" else threads,
+        n_context=plan.prompt_tokens + plan.new_tokens,
+        n_batch=max(BATCHES),
+    )
+    with ExitStack() as stack:
+        of_baseline = replace(of_variant, folder=str(model.path))
+        if runtime == LLAMA_CPP:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            source = resolve(base, trust_remote_code=config.source.trust_remote_code)
+            write_plain(source, scratch / "baseline.gguf")
+            of_baseline = replace(of_variant, folder=str(scratch / "baseline.gguf"))
+            of_variant = replace(of_variant, folder=str(architectures.weight_files(folder)[0]))
+        return timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
+
+
+def _device(config: SpeedConfig) -> str:
+    return "cuda" if config.source.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasurement:
+    """Run the stage in its own run, and return what was measured.
+
+    A variant that no runtime here computes in its own format is not timed: the run says why, and has no speed.
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing checkpoint, or a runtime that cannot load it.
+    """
+    manifest, folder = read_manifest(config.checkpoint), Path(str(config.checkpoint))
+    with store_of_command(config, store) as opened:
+        return _run(config, manifest, folder, opened)
+
+
+def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store: Store) -> SpeedMeasurement:
+    label = model_label(config.source.model)
+    with store.run(f"speed {manifest.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run:
+        run.set_tags(
+            {
+                run_names.VARIANT: manifest.label,
+                run_names.METHOD: manifest.method,
+                run_names.CHECKPOINT: config.checkpoint,
+            }
+        )
+        choice, python = chosen(config, folder, _device(config))
+        if choice.runtime is None:
+            return _without_speed(manifest, label, choice.reason, store, run)
+        times = measure(config, folder, choice, python)
+        return _logged(manifest, label, times, store, run)
+
+
+def _without_speed(
+    manifest: CheckpointManifest, label: str, reason: str, store: Store, run: OpenRun
+) -> SpeedMeasurement:
+    run.set_tags({run_names.SKIPPED: f"speed: {reason}"})
+    run.set_note(f"**{manifest.label}** was not timed: {reason}.")
+    run.log_json([], "metrics.json")
+    run.log_json({"speed": reason}, "not_computed.json")
+    records = _log_timings({who: Timings.from_rows([]) for who in ("baseline", "variant")}, store, run)
+    return SpeedMeasurement(
+        name=manifest.label,
+        results=(),
+        not_computed={"speed": reason},
+        records_folder=records,
+        run=store.link(run.run_id),
+        baseline=label,
+    )
+
+
+def _log_timings(timings: Mapping[str, Timings], store: Store, run: OpenRun) -> Path:
+    """Log when each token was there, and return the variant's folder of it."""
+    with scratch_folder(store.uri) as folder:
+        for who, table in timings.items():
+            table.write(folder / who)
+        run.log_folder(folder, RECORDS)
+    return store.fetch(run.run_id, RECORDS) / "variant"
+
+
+def _logged(
+    manifest: CheckpointManifest, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
+) -> SpeedMeasurement:
+    inputs = MetricInputs(
+        baseline=RunRecords(timings=times["baseline"].timings), variant=RunRecords(timings=times["variant"].timings)
+    )
+    results, values, described = compute_all(inputs), _values(times), times["variant"].described
+    run.log_params({f"speed_{name}": value for name, value in described.items()})
+    run.log_results(logged(results))
+    run.log_values(values)
+    run.log_json(results_json(results), "metrics.json")
+    run.log_json({}, "not_computed.json")
+    records = _log_timings({who: one.timings for who, one in times.items()}, store, run)
+    measured = SpeedMeasurement(
+        name=manifest.label,
+        results=tuple(results),
+        records_folder=records,
+        run=store.link(run.run_id),
+        baseline=label,
+        values=values,
+        described=described,
+    )
+    run.set_note(f"**{measured.summary}**")
+    return measured

@@ -1,0 +1,163 @@
+"""Speed: formulas by hand, pairing by round, the choice of the runtime, and real models in real processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+import mlflow_compress as mc
+from mlflow_compress.demo import MODEL_DIR
+from mlflow_compress.errors import ConfigError, WorkerError
+from mlflow_compress.metrics.core.compute import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.records.timings import Timings
+from mlflow_compress.scoring.speed.measured_model import MeasuredModel, RuntimeCall
+from mlflow_compress.scoring.speed.runtimes import runtime_of
+
+
+def timings(rounds: list[list[float]], batch: int = 1, prompt_tokens: int = 10) -> Timings:
+    return Timings.from_rows(
+        [
+            {"batch": batch, "repeat": r, "step": s, "prompt_tokens": prompt_tokens, "seconds": at}
+            for r, steps in enumerate(rounds)
+            for s, at in enumerate(steps)
+        ]
+    )
+
+
+def found(baseline: Timings, variant: Timings) -> dict[str, MetricResult]:
+    inputs = MetricInputs(baseline=RunRecords(timings=baseline), variant=RunRecords(timings=variant))
+    return {result.name: result for result in compute_all(inputs)}
+
+
+def test_speed_by_hand() -> None:
+    # 10 tokens are read in 2 s; 3 more tokens come within 6 s. The baseline takes twice as long, in both rounds.
+    variant = timings([[2.0, 3.0, 5.0, 8.0], [2.0, 3.0, 5.0, 8.0]])
+    baseline = timings([[4.0, 6.0, 10.0, 16.0], [4.0, 6.0, 10.0, 16.0]])
+    result = found(baseline, variant)
+    assert result["speed/prefill_tokens_per_second_batch_1"].value == pytest.approx(5.0)
+    assert result["speed/prefill_tokens_per_second_batch_1_baseline"].value == pytest.approx(2.5)
+    assert result["speed/decode_tokens_per_second_batch_1"].value == pytest.approx(0.5)
+    assert result["speed/first_token_ms"].value == pytest.approx(2000.0)
+    assert result["speed/token_gap_ms_p50"].value == pytest.approx(2000.0)  # of 1, 2, 3, 1, 2, 3 s
+    ratio = result["speed/decode_ratio_batch_1"]
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert "speed/decode_ratio_batch_8" not in result  # not timed: missing, not zero
+
+
+def test_a_batch_counts_the_tokens_of_all_sequences() -> None:
+    times = timings([[2.0, 3.0, 4.0]] * 2, batch=8)
+    result = found(times, times)
+    assert result["speed/prefill_tokens_per_second_batch_8"].value == pytest.approx(40.0)
+    assert result["speed/decode_tokens_per_second_batch_8"].value == pytest.approx(8.0)
+
+
+def test_a_model_against_itself_has_ratio_one() -> None:
+    times = timings([[1.0, 2.0, 3.5], [2.0, 3.0, 4.0], [1.5, 2.0, 2.25]])
+    result = found(times, times)
+    for what in ("prefill", "decode"):
+        ratio = result[f"speed/{what}_ratio_batch_1"]
+        assert ratio.value == pytest.approx(1.0) and ratio.low == pytest.approx(1.0) == ratio.high
+
+
+def test_the_interval_of_a_ratio_is_that_of_the_paired_t_test() -> None:
+    rng = np.random.default_rng(0)
+    slow = rng.lognormal(0, 1, 6)  # what else the machine does slows both models of a round
+    ours, theirs = slow * rng.lognormal(0, 0.05, 6), 1.3 * slow * rng.lognormal(0, 0.05, 6)
+    result = found(timings([[t, 2 * t] for t in theirs]), timings([[t, 2 * t] for t in ours]))
+    expected = ttest_rel(-np.log(ours), -np.log(theirs)).confidence_interval(0.95)
+    ratio = result["speed/decode_ratio_batch_1"]
+    assert (ratio.low, ratio.high) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
+    one = result["speed/decode_tokens_per_second_batch_1"]
+    assert ratio.high / ratio.low < one.high / one.low  # pairing takes the machine's moods out
+
+
+@pytest.mark.parametrize(
+    ("config", "runtime", "reason"),
+    [
+        ({}, "transformers", ""),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "vllm", ""),
+        ({"quantization_config": {"quant_method": "hqq_packed"}}, None, "only simulated"),
+        ({"quantization_config": {"quant_method": "quantized_cache"}}, None, "only simulated"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, None, "on a CPU"),
+        ({"quantization_config": {"quant_method": "torchao"}}, "transformers", ""),
+        ({"quantization_config": {"quant_method": "brand-new"}}, None, "not known"),
+    ],
+)
+def test_a_format_has_the_runtime_that_computes_with_it(
+    tmp_path: Path, config: dict[str, object], runtime: str | None, reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    choice = runtime_of(tmp_path, "cpu")
+    assert choice.runtime == runtime and reason in choice.reason
+
+
+def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
+    shorter = mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=tmp_path)
+    measured = mc.speed(
+        shorter, speed_repeats=2, speed_prompt_tokens=8, speed_new_tokens=3, speed_threads=1, store=tmp_path
+    )
+    assert measured["speed/decode_ratio_batch_8"].n == 2
+    assert measured["speed/token_gap_ms_p50"].n == 2 * 2  # two rounds, two waits each
+    assert measured.described["dtype"] == "bfloat16" and measured.described["runtime"].startswith("transformers")
+    assert measured.values["speed/load_seconds"] > 0
+    assert measured.values["speed/memory_peak_mb"] >= measured.values["speed/memory_resident_mb"] > 0
+    table = measured.records().timings
+    assert table is not None and len(table) == 2 * 2 * 3  # batches, rounds, steps
+    every = table.table.to_pylist()
+    for batch in (1, 8):
+        seconds = [row["seconds"] for row in every if row["batch"] == batch and row["repeat"] == 0]
+        assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
+    packed = mc.compress("demo", "hqq", bits=4, store=tmp_path)
+    measured = mc.speed(packed, store=tmp_path)
+    assert not measured.results and "only simulated" in measured.not_computed["speed"]
+    with pytest.raises(ConfigError, match="only simulated"):
+        measured["speed/decode_ratio_batch_1"]
+
+
+def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
+    halved = mc.compress("demo", "fp16", store=tmp_path)
+    with pytest.raises(ConfigError, match="at most 1024"):
+        mc.speed(halved, speed_prompt_tokens=1000, speed_new_tokens=100, store=tmp_path)
+
+
+def test_a_runtime_that_cannot_load_says_why(tmp_path: Path) -> None:
+    call = RuntimeCall(
+        runtime="transformers",
+        python=sys.executable,
+        folder=str(tmp_path),
+        dtype="auto",
+        device="cpu",
+        n_threads=1,
+        n_context=8,
+        n_batch=1,
+    )
+    with MeasuredModel(call) as model, pytest.raises(WorkerError, match="Not a model folder"):
+        model.open()
+
+
+def test_a_process_that_ends_is_one_error() -> None:
+    call = RuntimeCall(
+        runtime="vllm",
+        python=sys.executable,
+        folder=str(MODEL_DIR),
+        dtype="auto",
+        device="cpu",
+        n_threads=1,
+        n_context=8,
+        n_batch=1,
+    )
+    with MeasuredModel(call) as model:
+        model._process.kill()
+        with pytest.raises(WorkerError, match="ended with code -9"):
+            model.open()
