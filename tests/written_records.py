@@ -18,6 +18,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
+from mlflow_compress.records.timings import Timings
 from tests import metric_records
 
 N_PROMPT = 3
@@ -96,11 +97,33 @@ def with_written(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     )
 
 
+def timings(seconds: float) -> Timings:
+    """Three rounds of five steps for each batch; with equal `seconds` the same, so that models can be equal."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for batch in (1, 8):
+        for repeat in range(3):
+            ends = np.cumsum(seconds * rng.uniform(0.9, 1.1, size=5))
+            key = {"batch": batch, "repeat": repeat, "prompt_tokens": 32}
+            rows += [{**key, "step": step, "seconds": float(at)} for step, at in enumerate(ends)]
+    return Timings.from_rows(rows)
+
+
+def with_timings(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
+    """The inputs with the times of both models."""
+    assert found.variant is not None
+    return replace(
+        found,
+        baseline=replace(found.baseline, timings=timings(0.02)),
+        variant=replace(found.variant, timings=timings(0.01 if moved else 0.02)),
+    )
+
+
 def inputs(n: int = 60) -> MetricInputs:
     """Full inputs, with everything that any metric reads."""
-    return with_written(metric_records.inputs(n))
+    return with_timings(with_written(metric_records.inputs(n)))
 
 
 def identical(n: int = 60) -> MetricInputs:
     """The same of a variant that equals its baseline."""
-    return with_written(metric_records.identical(metric_records.inputs(n)), moved=False)
+    return with_timings(with_written(metric_records.identical(metric_records.inputs(n)), moved=False), moved=False)

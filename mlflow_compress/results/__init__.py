@@ -10,13 +10,13 @@ from mlflow_compress.results.diagnosis import Diagnosis
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
+from mlflow_compress.results.many.search_result import Search, SearchedVariant
+from mlflow_compress.results.many.sweep_plan import PlannedVariant, SweepPlan
+from mlflow_compress.results.many.sweep_result import Sweep, SweepProgress, VariantProgress
+from mlflow_compress.results.many.variants_report import VariantsReport
 from mlflow_compress.results.resumed import Resumed, ResumedCommand
-from mlflow_compress.results.search_result import Search, SearchedVariant
 from mlflow_compress.results.speed_measurement import SpeedMeasurement
-from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
-from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
-from mlflow_compress.results.variants_report import VariantsReport
 from mlflow_compress.tracking.store import RunLink
 
 __all__ = [

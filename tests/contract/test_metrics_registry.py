@@ -78,6 +78,10 @@ IDENTITY = {
     "judge/refusals_begun_pct": 0.0,
     "judge/refusals_ended_pct": 0.0,
     "judge/refusals_mcnemar_p": 1.0,
+    "speed/prefill_ratio_batch_1": 1.0,
+    "speed/prefill_ratio_batch_8": 1.0,
+    "speed/decode_ratio_batch_1": 1.0,
+    "speed/decode_ratio_batch_8": 1.0,
     "noise/flips_pct": 0.0,
     "noise/all_flips_pct": 0.0,
     "noise/kl_mean": 0.0,
@@ -108,6 +112,14 @@ SINGLE = {
     "judge/mt_bench",
     "judge/consistency",
     "judge/refusals_pct",
+    "speed/prefill_tokens_per_second_batch_1",
+    "speed/prefill_tokens_per_second_batch_8",
+    "speed/decode_tokens_per_second_batch_1",
+    "speed/decode_tokens_per_second_batch_8",
+    "speed/first_token_ms",
+    "speed/token_gap_ms_p50",
+    "speed/token_gap_ms_p95",
+    "speed/token_gap_ms_p99",
 }
 ALONE = {
     "distance/kl_items",
@@ -173,7 +185,7 @@ def test_declaration_is_complete(name):
     assert metric.function.__doc__
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")
-        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise"} and rest
+        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "speed"} and rest
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
         assert key(declared.name) == declared
@@ -199,9 +211,9 @@ def test_what_a_key_says_about_tables_and_gates_holds():
 def test_no_key_is_declared_twice():
     names = [k.name for _, metric in METRICS.items() for k in metric.keys]
     assert len(names) == len(set(names))
-    # An MLflow run stays readable. The run of a judge stage has the judges' metrics, that of an evaluation the others.
-    judged = {name for name in set(names) - ON_REQUEST if name.startswith("judge/")}
-    assert len(judged) < 50 and len(set(names) - ON_REQUEST - judged) < 100
+    # An MLflow run stays readable. Each stage's run has its own: the judges', the speed's, and the evaluation's others.
+    judged, timed = ({n for n in set(names) - ON_REQUEST if n.startswith(stage)} for stage in ("judge/", "speed/"))
+    assert len(judged) < 50 and len(timed) < 50 and len(set(names) - ON_REQUEST - judged - timed) < 100
 
 
 def test_values_lie_in_bounds_and_intervals_hold_them():

@@ -249,8 +249,8 @@ NEAR = candidate("near", **{"size/bytes": 200.0, "distance/kl_mean": 0.01, "spee
     [
         (Objective(), "small"),
         (Objective(by="kl"), "near"),
-        (Objective(by="speed"), "near"),
-        (Objective(by="speed", speed_prefer="higher"), "small"),
+        (Objective(by="speed"), "small"),
+        (Objective(by="speed", speed_prefer="lower"), "near"),
         # range: small has size 0 and KL 1, near the reverse; the larger weight decides.
         (
             Objective(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.models.architectures.linear_experts import one_by_one
-
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +26,8 @@ def prepare_to_save(model: Any) -> None:
     A checkpoint has the same names in both cases: one for each matrix of each expert, as its architecture stores them.
     """
     from llmcompressor.modeling.moe.linearize import repack_moe
+
+    from mlflow_compress.models.architectures.linear_experts import one_by_one  # imports torch
 
     if any(hasattr(module, "quantization_scheme") for module in model.modules()):
         model._weight_conversions = one_by_one(model._weight_conversions)

@@ -86,7 +86,7 @@ class AutoRound(Method):
             )
             return [
                 AutoRoundModifier(
-                    config_groups=scheme,
+                    config_groups={"group_0": scheme},
                     ignore=job.source.ignored,
                     iters=config.iters,
                     batch_size=config.batch_size,

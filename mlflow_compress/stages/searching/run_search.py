@@ -39,7 +39,7 @@ from mlflow_compress.stages.searching.search_space import (
 )
 from mlflow_compress.stages.searching.swap_costs import SwapCosts, format_groups, search_text
 from mlflow_compress.stages.sweep.combinations import Combination
-from mlflow_compress.stages.sweep.one_variant import in_process
+from mlflow_compress.stages.sweep.make_variant import in_process
 from mlflow_compress.stages.sweep.prepare import Prepared, prepare
 from mlflow_compress.stages.sweep.run_sweep import make_variants
 from mlflow_compress.stages.sweep.sweep_runs import parent_run

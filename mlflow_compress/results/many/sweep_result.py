@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.results.sweep_plan import SweepPlan
+from mlflow_compress.results.many.sweep_plan import SweepPlan
 from mlflow_compress.results.tabular import Tabular
 from mlflow_compress.tracking.store import RunLink
 

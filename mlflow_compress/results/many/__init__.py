@@ -1,0 +1,1 @@
+"""Results about many variants: a sweep, a search, a report."""
