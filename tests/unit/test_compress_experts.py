@@ -170,6 +170,23 @@ def test_experts_of_another_form_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
+@pytest.mark.usefixtures("here")
+def test_experts_that_compute_something_else_apart_are_refused(
+    bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcompressor.modeling.moe.linear_experts import ExpertMLPWithGate
+
+    original = ExpertMLPWithGate.copy_from_experts_module
+
+    def swapped(self: Any, experts: Any, index: int) -> None:
+        original(self, experts, (index + 1) % experts.num_experts)
+
+    monkeypatch.setattr(ExpertMLPWithGate, "copy_from_experts_module", swapped)
+    with pytest.raises(UnsupportedError, match=r"form of its experts changes what this model computes.*Mixtral"):
+        compress_model(str(bases("mixtral")), "rtn", settings("rtn"), TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_gptqmodel_does_not_take_experts() -> None:
     for method in ("gptq", "awq"):
         assert METHODS.get(method).takes_experts(method_config(method))
