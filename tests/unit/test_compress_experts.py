@@ -242,3 +242,12 @@ def test_experts_are_compressed_from_the_disk(method: str, architecture: str, ba
     assert from_disk.size_bytes == in_memory.size_bytes and from_disk.reload["kl_max"] < 1e-6
     ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
     assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) < 1e-4
+
+
+@pytest.mark.usefixtures("here")
+def test_methods_that_leave_experts_alone_say_nothing_about_their_tokens(bases: Bases, tmp_path: Path) -> None:
+    manifest = compress_model(
+        str(bases("mixtral")), "layer-drop-angular", settings("layer-drop-angular"), TEXT, tmp_path / "out"
+    )
+    assert manifest.calibration is not None and "experts_without_tokens" not in manifest.calibration
+    assert manifest.bits_per_weight == 8.0  # one of two equal layers is left, in 16 bits
