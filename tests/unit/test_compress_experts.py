@@ -251,3 +251,14 @@ def test_methods_that_leave_experts_alone_say_nothing_about_their_tokens(bases: 
     )
     assert manifest.calibration is not None and "experts_without_tokens" not in manifest.calibration
     assert manifest.bits_per_weight == 8.0  # one of two equal layers is left, in 16 bits
+
+
+@pytest.mark.usefixtures("here")
+def test_a_mixture_compressed_elsewhere_is_read_as_it_is(bases: Bases, tmp_path: Path) -> None:
+    base, made = bases("mixtral"), tmp_path / "made"
+    original = compress_model(str(base), "w8a8", settings("w8a8"), TEXT, made)
+    (made / "compression.json").unlink()
+    adopted = compress_model(
+        str(base), "checkpoint", method_config("checkpoint", checkpoint=str(made)), [], tmp_path / "out"
+    )
+    assert adopted.bits_per_weight == original.bits_per_weight and adopted.size_bytes == original.size_bytes
