@@ -25,7 +25,7 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     *((method, {"bits": bits}) for method in ("rtn", "gptq") for bits in ("8", "4", "3", "2")),
     *(("gptq", {"bits": bits, "backend": "gptqmodel"}) for bits in ("8", "4", "3", "2")),
     *(("awq", {"bits": bits}) for bits in ("8", "4", "3")),
-    *(("autoround", {"bits": bits}) for bits in ("8", "4", "3", "2")),
+    *(("autoround", {"bits": bits, "iters": "50"}) for bits in ("8", "4", "3", "2")),
     *(("awq", {"bits": bits, "backend": "gptqmodel"}) for bits in ("4", "3")),
     *(("hqq", {"bits": bits}) for bits in ("8", "4", "3", "2")),
     ("bnb-int8", {}),

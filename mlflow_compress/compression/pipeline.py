@@ -160,7 +160,7 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
         base_size_bytes=base_size,
         base_parameters=job.source.parameters,
         base_dtype=job.source.dtype,
-        calibration=_describe_calibration(job),
+        calibration=_describe_calibration(method, job),
         size_bytes=size,
         size_ratio=base_size / size,
         bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, matrices) / n_weights,
@@ -178,12 +178,12 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     )
 
 
-def _describe_calibration(job: CompressionJob) -> dict[str, int | str | list[str]] | None:
+def _describe_calibration(method: Method, job: CompressionJob) -> dict[str, int | str | list[str]] | None:
     """Return the manifest's entries about the calibration, and warn of experts that had no tokens of their own."""
     if job.calibration is None:
         return None
     described: dict[str, int | str | list[str]] = {**job.calibration.describe()}
-    if job.source.experts:
+    if job.source.experts and method.takes_experts(job.config):
         unused = job.experts_without_tokens
         described["experts_without_tokens"] = unused
         if unused:

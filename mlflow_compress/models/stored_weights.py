@@ -111,23 +111,34 @@ def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> 
     return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
 
 
-def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
-    """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
+def zeros_of_layers(folder: Path, layers: Iterable[str]) -> dict[str, tuple[int, int] | None]:
+    """Return the numbers of exact zeros and of all entries of each layer's weight; None where these are not floats.
+
+    Layers that are stored under other names, as packed ones are, are left out.
+    """
     import torch
 
-    wanted = {f"{layer}.weight" for layer in layers}
-    zeros = elements = 0
+    wanted = {f"{layer}.weight": layer for layer in layers}
+    found: dict[str, tuple[int, int] | None] = {}
     for path in weight_files(folder):
         if path.suffix == ".gguf":
-            return None
+            continue
         with safe_open(path, framework="pt") as source:
-            for name in wanted.intersection(source.keys()):
-                tensor = source.get_tensor(name)
-                if not tensor.is_floating_point() or tensor.itemsize == 1:
-                    return None
-                zeros += int(torch.count_nonzero(tensor == 0))
-                elements += tensor.numel()
-    return zeros / elements if elements else None
+            for name in wanted.keys() & set(source.keys()):
+                found[wanted[name]] = None
+                if source.get_slice(name).get_dtype() in DTYPES:
+                    tensor = source.get_tensor(name)
+                    found[wanted[name]] = int(torch.count_nonzero(tensor == 0)), tensor.numel()
+    return found
+
+
+def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
+    """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
+    found = zeros_of_layers(folder, layers).values()
+    counts = [count for count in found if count is not None]
+    if not counts or len(counts) < len(found):
+        return None
+    return sum(zeros for zeros, _ in counts) / sum(entries for _, entries in counts)
 
 
 def sha256_file(path: Path) -> str:

@@ -170,6 +170,23 @@ def test_experts_of_another_form_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
+@pytest.mark.usefixtures("here")
+def test_experts_that_compute_something_else_apart_are_refused(
+    bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcompressor.modeling.moe.linear_experts import ExpertMLPWithGate
+
+    original = ExpertMLPWithGate.copy_from_experts_module
+
+    def swapped(self: Any, experts: Any, index: int) -> None:
+        original(self, experts, (index + 1) % experts.num_experts)
+
+    monkeypatch.setattr(ExpertMLPWithGate, "copy_from_experts_module", swapped)
+    with pytest.raises(UnsupportedError, match=r"form of its experts changes what this model computes.*Mixtral"):
+        compress_model(str(bases("mixtral")), "rtn", settings("rtn"), TEXT, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_gptqmodel_does_not_take_experts() -> None:
     for method in ("gptq", "awq"):
         assert METHODS.get(method).takes_experts(method_config(method))
@@ -225,3 +242,23 @@ def test_experts_are_compressed_from_the_disk(method: str, architecture: str, ba
     assert from_disk.size_bytes == in_memory.size_bytes and from_disk.reload["kl_max"] < 1e-6
     ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
     assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) < 1e-4
+
+
+@pytest.mark.usefixtures("here")
+def test_methods_that_leave_experts_alone_say_nothing_about_their_tokens(bases: Bases, tmp_path: Path) -> None:
+    manifest = compress_model(
+        str(bases("mixtral")), "layer-drop-angular", settings("layer-drop-angular"), TEXT, tmp_path / "out"
+    )
+    assert manifest.calibration is not None and "experts_without_tokens" not in manifest.calibration
+    assert manifest.bits_per_weight == 8.0  # one of two equal layers is left, in 16 bits
+
+
+@pytest.mark.usefixtures("here")
+def test_a_mixture_compressed_elsewhere_is_read_as_it_is(bases: Bases, tmp_path: Path) -> None:
+    base, made = bases("mixtral"), tmp_path / "made"
+    original = compress_model(str(base), "w8a8", settings("w8a8"), TEXT, made)
+    (made / "compression.json").unlink()
+    adopted = compress_model(
+        str(base), "checkpoint", method_config("checkpoint", checkpoint=str(made)), [], tmp_path / "out"
+    )
+    assert adopted.bits_per_weight == original.bits_per_weight and adopted.size_bytes == original.size_bytes

@@ -89,15 +89,17 @@ def _run(
     job: CompressionJob, recipe: Callable[[], Sequence[Any]], until_saved: contextlib.ExitStack, *, rescales: bool
 ) -> torch.Tensor:
     from compressed_tensors.offload import remove_dispatch
+    from compressed_tensors.quantization import disable_quantization, enable_quantization
     from llmcompressor import oneshot
 
     model, tokenizer = _load(job, until_saved), job.source.tokenizer()
+    before = job.probe.logits(model) if rescales or job.source.experts else None
     modifiers = list(recipe())
-    if job.source.experts:
+    if before is not None and job.source.experts:
         experts.take_apart(model)
+        _require_same_function(job, model, before, "form of its experts")
         if job.calibration is not None:
             modifiers.insert(0, experts.token_counter(job.experts_without_tokens))
-    before = job.probe.logits(model) if rescales else None
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
         samples, length = job.calibration.ids.shape
@@ -126,8 +128,10 @@ def _run(
     if job.source.experts:
         experts.prepare_to_save(model)
     model.eval()
-    if before is not None:
-        _require_same_function(job, model, before)
+    if before is not None and rescales:
+        model.apply(disable_quantization)
+        _require_same_function(job, model, before, "scaling")
+        model.apply(enable_quantization)
     (_round_floats if job.offload is None else _round_offloaded)(model, job.source.torch_dtype)
     with _fetched_once(model):
         logits = job.probe.logits(model)
@@ -135,19 +139,15 @@ def _run(
     return logits
 
 
-def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor) -> None:
-    """Raise `UnsupportedError` where the model without rounding computes other logits than before."""
-    from compressed_tensors.quantization import disable_quantization, enable_quantization
-
-    model.apply(disable_quantization)
+def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor, step: str) -> None:
+    """Raise `UnsupportedError` where the model, which rounds nothing now, computes other logits than before a step."""
     report = probe.compare(before, job.probe.logits(model))
-    model.apply(enable_quantization)
     if not report.agrees:
         raise UnsupportedError(
-            "llm-compressor's scaling changes what this model computes: its channels belong to other layers",
+            f"llm-compressor's {step} changes what this model computes",
             allowed="logits as before, without rounding",
             got=f"{job.source.architecture}, KL up to {report.kl_max:.3g} nats",
-            fix="Use a method that does not rescale",
+            fix="Use another method",
         )
 
 

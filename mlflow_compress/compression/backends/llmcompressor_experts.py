@@ -9,15 +9,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.errors import UnsupportedError
+
 if TYPE_CHECKING:
     import torch
 
 
 def take_apart(model: Any) -> None:
-    """Replace each layer's experts by modules of linear layers with the same weights."""
+    """Replace each layer's experts by modules of linear layers with the same weights.
+
+    Raises
+    ------
+    UnsupportedError
+        llm-compressor does not know the form of these experts.
+    """
     from llmcompressor.modeling.moe.linearize import linearize_moe
 
-    linearize_moe(model)
+    try:
+        linearize_moe(model)
+    except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
+        raise UnsupportedError(
+            f"llm-compressor cannot take this model's experts apart: {error}", got=type(model).__name__
+        ) from error
 
 
 def prepare_to_save(model: Any) -> None:

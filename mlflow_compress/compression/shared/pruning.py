@@ -68,8 +68,11 @@ def require_pruned(job: CompressionJob) -> None:
 
     A backend silently skips a layer that it does not reach when it traces the model.
     """
-    for name, (_, in_features) in job.source.stored_matrices.items():
-        zeros = stored_weights.sparsity_of_layers(job.folder, [name])
+    matrices = job.source.stored_matrices
+    counts = stored_weights.zeros_of_layers(job.folder, matrices)
+    for name, (_, in_features) in matrices.items():
+        found = counts.get(name)
+        zeros = None if found is None else found[0] / found[1]
         if (
             zeros is None or zeros < job.config.sparsity - 1 / in_features
         ):  # the backend rounds to a number of columns per row

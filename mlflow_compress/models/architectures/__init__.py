@@ -19,8 +19,9 @@ GGUF_NATIVE = "native_gguf"
 OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
 """Values of ``quant_method`` in our own checkpoints; each has a module of this name here."""
 
-
 COMPRESSED_TENSORS = "compressed-tensors"
+"""``quant_method`` of the checkpoints that llm-compressor writes."""
+
 _QUANTIZED_EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight_(packed|scale)$")
 
 

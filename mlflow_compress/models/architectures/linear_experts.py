@@ -21,9 +21,10 @@ from transformers.quantizers.quantizer_compressed_tensors import CompressedTenso
 from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models.architectures import COMPRESSED_TENSORS
 
-FILES_METHOD, QUANT_METHOD = "compressed-tensors", "compressed_tensors_linear_experts"
-"""``quant_method`` as files have it, and as the loader here is registered; the second one is never stored."""
+QUANT_METHOD = "compressed_tensors_linear_experts"
+"""Name of the loader here in transformers' table of formats; files keep their own."""
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
 _MERGED = re.compile(r"\.experts\.\*\.(\w+)\.weight$")
@@ -114,7 +115,7 @@ def one_by_one(conversions: Iterable[Any]) -> list[Any] | None:
             continue
         stored = [match[1] for match in found if match]
         target = conversion._original_target_patterns[0]
-        names |= dict(zip(stored, MATRICES[:2] if target.endswith("gate_up_proj") else MATRICES[2:], strict=True))
+        names |= dict(zip(stored, MATRICES[:2] if target.endswith("gate_up_proj") else MATRICES[2:], strict=False))
     if sorted(names.values()) != sorted(MATRICES):
         return None
     renamed = [
@@ -156,10 +157,10 @@ def stored_experts(model: Any) -> dict[str, tuple[str, tuple[int, int]]]:
 
 
 class LinearExpertsConfig(CompressedTensorsConfig):  # type: ignore[misc]
-    """The settings of compressed-tensors, under the name of the loader here."""
+    """The settings of compressed-tensors, which transformers gives to `LinearExpertsQuantizer`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "quant_method": FILES_METHOD})
+        super().__init__(**{**settings, "quant_method": COMPRESSED_TENSORS})
         self.quant_method = QUANT_METHOD
 
 
