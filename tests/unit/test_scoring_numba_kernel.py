@@ -51,6 +51,15 @@ def test_compiled_code_from_the_cache_gives_the_bits_of_newly_compiled_code(tmp_
     assert digests[0] == digests[1]
 
 
+@pytest.mark.parametrize("kind", ["nbc", "nbi"])  # code, and the index of it
+def test_a_damaged_cache_is_compiled_again(kind: str, tmp_path: Path) -> None:
+    whole = output_of(DIGEST, NUMBA_CACHE_DIR=str(tmp_path))
+    for path in tmp_path.rglob(f"*.{kind}"):
+        path.write_bytes(path.read_bytes()[:60])
+    assert output_of(DIGEST, NUMBA_CACHE_DIR=str(tmp_path)) == whole
+    assert all(path.stat().st_size > 60 for path in tmp_path.rglob(f"*.{kind}"))  # made again
+
+
 @pytest.mark.skipif(not binding.get_host_cpu_features().get("avx512f"), reason="the CPU has no 512-bit registers")
 def test_the_loops_over_the_vocabulary_use_whole_registers() -> None:
     row = np.zeros(2048, dtype=np.float32)

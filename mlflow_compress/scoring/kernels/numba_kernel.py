@@ -18,6 +18,7 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
+from mlflow_compress.scoring.kernels.compiled_cache import cached
 from mlflow_compress.scoring.kernels.row_divergence import MAX_LOG_RATIO, distances_from_sums
 from mlflow_compress.scoring.kernels.row_stats import RowStats
 from mlflow_compress.scoring.kernels.top_tokens import BLOCK, n_blocks
@@ -38,7 +39,6 @@ _sums = njit(error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, nogil
 # Inlined into both entry points. As a function of its own it would be compiled twice, with sums in another order, and
 # whether the compiled code comes from numba's cache would decide which of the two runs.
 _inlined = njit(error_model="numpy", forceinline=True)
-_compiled = njit(error_model="numpy", nogil=True, cache=True)
 
 
 def compute_row_stats(logits: torch.Tensor, baseline: torch.Tensor | None) -> RowStats:
@@ -98,14 +98,14 @@ def _prefer_512_bit(typing_context):  # type: ignore[no-untyped-def]
     return types.none(), generate
 
 
-@_compiled
+@cached
 def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
     """Write the block maxima of every row, its ln sum e^x, and its entropy in nats."""
     for i in range(len(logits)):
         _normalise_row(logits[i], maxima[i], normal[i])
 
 
-@_compiled
+@cached
 def _compare(base, variant, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
     """Do the same for two models, and write the sums that `row_divergence.distances_from_sums` takes."""
     for i in range(len(variant)):
