@@ -9,7 +9,7 @@ from mlflow_compress.config import MainConfig
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.scoring.cluster.said_lines import SaidLines
 from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
-from mlflow_compress.stages.sweep.one_variant import MadeVariant
+from mlflow_compress.stages.sweep.make_variant import MadeVariant
 from mlflow_compress.stages.sweep.prepare import PreparedVariant
 from mlflow_compress.stages.sweep.sweep_runs import close_killed
 from mlflow_compress.stages.sweep.variant_worker import SweepPlace

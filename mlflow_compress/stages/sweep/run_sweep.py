@@ -20,8 +20,8 @@ from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.judging.answered_baseline import answer_baseline
 from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.stages.sweep.combinations import combinations
+from mlflow_compress.stages.sweep.make_variant import MadeVariant, make_variant
 from mlflow_compress.stages.sweep.on_workers import make_on_workers
-from mlflow_compress.stages.sweep.one_variant import MadeVariant, make_variant
 from mlflow_compress.stages.sweep.plan_text import plan_text
 from mlflow_compress.stages.sweep.prepare import Prepared, PreparedVariant, prepare
 from mlflow_compress.stages.sweep.publish_sweep import publish_sweep

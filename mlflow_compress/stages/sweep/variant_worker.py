@@ -18,7 +18,7 @@ from mlflow_compress.judges.transport.endpoint import shown_url
 from mlflow_compress.kept import keeping
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.engine_identity import package_hash
-from mlflow_compress.stages.sweep.one_variant import MadeVariant, make_variant
+from mlflow_compress.stages.sweep.make_variant import MadeVariant, make_variant
 from mlflow_compress.stages.sweep.prepare import PreparedVariant
 from mlflow_compress.tracking.shared_store.live_processes import is_alive, own_name
 from mlflow_compress.tracking.tracker import Tracker
@@ -92,7 +92,7 @@ class VariantWorker(ClusterWorker):
     def make_variant(
         self, variant: PreparedVariant, place: SweepPlace, number: int, keeper: Any, wait: bool
     ) -> MadeVariant | None:
-        """Make a variant with the models in this process (see `one_variant.make_variant`).
+        """Make a variant with the models in this process (see `make_variant.make_variant`).
 
         Parameters
         ----------
