@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -307,39 +308,51 @@ def fake_cluster(head: int, here: int) -> Any:
     return SimpleNamespace(get_runtime_context=lambda: context, nodes=lambda: nodes)
 
 
-@pytest.mark.parametrize(
-    ("gone", "says"), [("head", "The head of the Ray cluster does not"), ("here", "Ray's process on this machine")]
-)
-def test_a_cluster_that_is_gone_is_an_error_after_a_while(
-    gone: str, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(head_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in ("head", "here")}
-    watch = head_watch.HeadWatch(fake_cluster(*(sockets[name].getsockname()[1] for name in ("head", "here"))))
-    patience = {"head": 40.0, "here": 1.0}[gone]
-    watch.check()
-    address = sockets[gone].getsockname()
-    sockets[gone].close()
-    clock[0] += 0.5
-    watch.check()  # it has looked a moment ago
-    assert not caplog.records
-    clock[0] += 1.0
-    watch.check()
-    assert f"at most {patience:.0f} s" in caplog.text
-    clock[0] += patience - 0.01
-    watch.check()
-    sockets[gone] = socket.create_server(address)  # it is back in time
-    clock[0] += 1.0
-    watch.check()
-    sockets[gone].close()
-    clock[0] += 1.0
-    watch.check()
-    clock[0] += patience + 1.0
-    with pytest.raises(WorkerError, match=f"^{says}.*Start the cluster again, then the same command"):
+@dataclass
+class Watched:
+    """A watch of a cluster whose ports are these sockets, and its clock."""
+
+    watch: head_watch.HeadWatch
+    head: socket.socket
+    here: socket.socket
+    now: list[float]
+
+    def after(self, seconds: float) -> None:
+        """Let some time pass, and look again."""
+        self.now[0] += seconds
+        self.watch.check()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    now = [100.0]
+    monkeypatch.setattr(head_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with socket.create_server(("127.0.0.1", 0)) as head, socket.create_server(("127.0.0.1", 0)) as here:
+        watch = head_watch.HeadWatch(fake_cluster(head.getsockname()[1], here.getsockname()[1]))
         watch.check()
-    for one in sockets.values():
-        one.close()
+        yield Watched(watch, head, here, now)
+
+
+def test_a_head_that_comes_back_is_waited_for(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    address = watched.head.getsockname()
+    watched.head.close()
+    watched.after(0.1)  # it has looked a moment ago
+    assert not caplog.records
+    watched.after(1.0)
+    assert "The head of the Ray cluster does not answer; waiting for it, at most 40 s" in caplog.text
+    watched.after(39.9)
+    with socket.create_server(address):
+        watched.after(1.0)
+    watched.after(1.0)
+    watched.after(39.9)
+    with pytest.raises(WorkerError, match=r"^The head of .*Start the cluster again, then the same command"):
+        watched.after(1.0)
+
+
+def test_a_machine_that_has_lost_its_place_is_an_error_at_once(watched: Watched) -> None:
+    watched.here.close()
+    with pytest.raises(WorkerError, match=r"^Ray's process on this machine does not"):
+        watched.after(1.0)
 
 
 def test_workers_of_a_cluster_that_is_gone_are_not_spoken_to() -> None:
