@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -17,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, WorkerError
+from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
 from mlflow_compress.scoring.baseline_store.sent_states import SentHead, SentStates, as_bytes, from_bytes
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows
 from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
+from mlflow_compress.scoring.cluster import head_watch
 from mlflow_compress.scoring.cluster import workers as workers_module
 from mlflow_compress.scoring.cluster.connection import connected
 from mlflow_compress.scoring.cluster.shard_results import ShardResult
@@ -251,6 +254,119 @@ def test_every_task_is_done_once_whoever_is_lost(script: list[str]) -> None:
 def test_a_task_that_takes_every_worker_with_it_is_an_error() -> None:
     with pytest.raises(WorkerError, match=r"4 workers were lost, one after the other, .*: The actor died\. Memory is"):
         results(["lost"] * 4, n_tasks=1, n=1)
+
+
+def test_a_task_that_takes_every_worker_with_it_is_told_of_where_the_others_go_on() -> None:
+    ray, done, told = FakeRay(["ok", *["lost"] * 4]), [], []
+    workers = Workers(ray, 1, ray.make)  # type: ignore[arg-type]
+    workers.run(
+        3,
+        lambda number: WorkerCall("work", (number,)),
+        lambda number, _: done.append(number),
+        at_once=1,
+        lost=lambda number, error: told.append((number, str(error))),
+    )
+    assert done == [0, 2] and [number for number, _ in told] == [1]
+    assert told[0][1].startswith("4 workers were lost, one after the other, with the same task: The actor died")
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_worker_has_as_many_tasks_as_are_asked_for(at_once: int) -> None:
+    ray, handed, ended, under_way, looks = FakeRay([]), [], [], [], []
+
+    def make(number: int) -> WorkerCall:
+        handed.append(number)
+        under_way.append(len(handed) - len(ended))
+        return WorkerCall("work", (number,))
+
+    workers = Workers(ray, 1, ray.make)  # type: ignore[arg-type]
+    workers.run(9, make, lambda n, _: ended.append(n), at_once=at_once, meanwhile=lambda: looks.append(1))
+    assert sorted(ended) == list(range(9)) and max(under_way) == at_once
+    assert len(looks) >= 9
+
+
+def test_a_store_that_is_away_from_a_worker_is_away_from_the_command() -> None:
+    ray = FakeRay([])
+    away = StoreAwayError("The tracking server does not answer")
+    ray.get = lambda reference: _raise(FailedError(away)) if reference.fate == "fails" else reference.result  # type: ignore[method-assign]
+    ray.script = ["fails"]
+    with pytest.raises(StoreAwayError, match=r"^The tracking server does not answer\.$"):
+        Workers(ray, 1, ray.make).run(1, lambda n: WorkerCall("work", (n,)), lambda n, _: None)  # type: ignore[arg-type]
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def fake_cluster(head: int, here: int) -> Any:
+    """A cluster whose head, and whose process on this machine, have these ports."""
+    context = SimpleNamespace(gcs_address=f"127.0.0.1:{head}", get_node_id=lambda: "us")
+    nodes = [
+        {"NodeID": "them", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1},
+        {"NodeID": "us", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": here},
+    ]
+    return SimpleNamespace(get_runtime_context=lambda: context, nodes=lambda: nodes)
+
+
+@dataclass
+class Watched:
+    """A watch of a cluster whose ports are these sockets, and its clock."""
+
+    watch: head_watch.HeadWatch
+    head: socket.socket
+    here: socket.socket
+    now: list[float]
+
+    def after(self, seconds: float) -> None:
+        """Let some time pass, and look again."""
+        self.now[0] += seconds
+        self.watch.check()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    now = [100.0]
+    monkeypatch.setattr(head_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with socket.create_server(("127.0.0.1", 0)) as head, socket.create_server(("127.0.0.1", 0)) as here:
+        watch = head_watch.HeadWatch(fake_cluster(head.getsockname()[1], here.getsockname()[1]))
+        watch.check()
+        yield Watched(watch, head, here, now)
+
+
+def test_a_head_that_comes_back_is_waited_for(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    address = watched.head.getsockname()
+    watched.head.close()
+    watched.after(0.1)  # it has looked a moment ago
+    assert not caplog.records
+    watched.after(1.0)
+    assert "The head of the Ray cluster does not answer; waiting for it, at most 40 s" in caplog.text
+    watched.after(39.9)
+    with socket.create_server(address):
+        watched.after(1.0)
+    watched.after(1.0)
+    watched.after(39.9)
+    with pytest.raises(WorkerError, match=r"^The head of .*Start the cluster again, then the same command"):
+        watched.after(1.0)
+
+
+def test_a_machine_that_has_lost_its_place_is_an_error_at_once(watched: Watched) -> None:
+    watched.here.close()
+    with pytest.raises(WorkerError, match=r"^Ray's process on this machine does not"):
+        watched.after(1.0)
+
+
+def test_workers_of_a_cluster_that_is_gone_are_not_spoken_to() -> None:
+    ray, checks = FakeRay([]), iter([None, None, None])
+
+    def check() -> None:
+        if next(checks, "gone") == "gone":
+            raise WorkerError("The head does not answer any more")
+
+    workers = Workers(ray, 2, ray.make, check=check)  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match="head does not answer"):
+        workers.run(99, lambda number: WorkerCall("work", (number,)), lambda number, _: None)
+    workers.release()
+    assert ray.killed == 0 and ray.made == 2
 
 
 def test_a_task_that_fails_is_an_error_and_ends_what_runs() -> None:

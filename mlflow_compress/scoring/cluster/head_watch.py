@@ -11,14 +11,14 @@ from mlflow_compress.errors import WorkerError
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 2.0
 _HEAD_AWAY_SECONDS = 40.0  # Ray ends the process after 60; a head that keeps its state elsewhere is back before
-_HERE_AWAY_SECONDS = 1.0
+_HERE_AWAY_SECONDS = 0.0  # Ray ends this process, without a word, at the next thing that it wants from there
 
 
 class HeadWatch:
-    """Looks every second whether the head, and Ray's process on this machine, take connections.
+    """Looks twice a second whether the head, and Ray's process on this machine, take connections.
 
     A head that is started again without a memory is another cluster, which ends what it finds on its machines. So the
     process on this machine tells both: the head was restarted, or this machine has lost its place.
@@ -58,7 +58,7 @@ class HeadWatch:
             if _answers(address):
                 self._silent_since.pop(name, None)
                 continue
-            if name not in self._silent_since:
+            if patience and name not in self._silent_since:
                 logger.warning("%s does not answer; waiting for it, at most %.0f s", name, patience)
             if now - self._silent_since.setdefault(name, now) >= patience:
                 raise WorkerError(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from mlflow_compress.config import MainConfig
 from mlflow_compress.errors import WorkerError
-from mlflow_compress.scoring.cluster.said_lines import SaidLines
 from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.stages.sweep.make_variant import MadeVariant
 from mlflow_compress.stages.sweep.prepare import PreparedVariant
@@ -33,64 +32,59 @@ def make_on_workers(
     WorkerError
         A worker does not see the store or the folder of state, or no worker finds a place.
     """
-    place = SweepPlace.of(tracker, parent, judge=variants[0].asked.config.judge)
-    n_shares = min(workers.n, len(variants))
-    tasks = [_on_worker(variant, workers.device, n_shares) for variant in variants]
-    made: dict[int, MadeVariant] = {}
-    lines = workers.said_lines()
-
-    def show() -> None:
-        for number, line in lines.take():
-            if number not in made:
-                note(variants[number], "runs", line)
-
-    def finish(number: int, found: MadeVariant) -> None:
-        show()  # what was said before
-        made[number] = found
-        note(variants[number], found.state, found.said)
-
-    def lose(number: int, error: WorkerError) -> None:
-        finish(number, _lost(tracker, parent, variants[number], error))
-
-    try:
-        for wait in (False, True):  # what another process makes now is left for the end, and waited for
-            left = [number for number in range(len(tasks)) if number not in made]
-            _hand_out(workers, tasks, left, place, lines, wait, finish, lose, show)
-    except BaseException:
-        close_killed(tracker, parent)
-        raise
-    return [made[number] for number in range(len(tasks))]
+    return _SideBySide(tracker, parent, variants, workers, note).make()
 
 
-def _hand_out(
-    workers: Workers,
-    tasks: Sequence[PreparedVariant],
-    left: Sequence[int],
-    place: SweepPlace,
-    lines: SaidLines,
-    wait: bool,
-    finish: Callable[[int, MadeVariant], None],
-    lose: Callable[[int, WorkerError], None],
-    show: Callable[[], None],
-) -> None:
-    """Let workers make the variants of the numbers `left`, one each at a time."""
+class _SideBySide:
+    """The variants of a sweep while workers make them, by number."""
 
-    def make(index: int) -> WorkerCall:
-        number = left[index]
-        return WorkerCall("make_variant", (tasks[number], place, number, lines.keeper, wait))
+    def __init__(
+        self, tracker: Tracker, parent: str, variants: Sequence[PreparedVariant], workers: Workers, note: Note
+    ) -> None:
+        self._tracker, self._parent, self._variants = tracker, parent, variants
+        self._workers, self._note = workers, note
+        self._place = SweepPlace.of(tracker, parent, judge=variants[0].asked.config.judge)
+        n_shares = min(workers.n, len(variants))
+        self._tasks = [_on_worker(variant, workers.device, n_shares) for variant in variants]
+        self._lines = workers.said_lines()
+        self._made: dict[int, MadeVariant] = {}
 
-    def done(index: int, found: MadeVariant | None) -> None:
-        if found is not None:
-            finish(left[index], found)
+    def make(self) -> list[MadeVariant]:
+        """Make all. What another process makes now is left for the end, and waited for."""
+        try:
+            for wait in (False, True):
+                self._hand_out([number for number in range(len(self._tasks)) if number not in self._made], wait=wait)
+        except BaseException:
+            close_killed(self._tracker, self._parent)
+            raise
+        return [self._made[number] for number in range(len(self._tasks))]
 
-    workers.run(
-        len(left),
-        make,
-        done,
-        at_once=1,
-        lost=lambda index, error: lose(left[index], error),
-        meanwhile=show,
-    )
+    def _hand_out(self, left: Sequence[int], *, wait: bool) -> None:
+        """Let workers make the variants of these numbers, each one at a time."""
+
+        def task(index: int) -> WorkerCall:
+            number = left[index]
+            return WorkerCall("make_variant", (self._tasks[number], self._place, number, self._lines.keeper, wait))
+
+        def done(index: int, found: MadeVariant | None) -> None:
+            if found is not None:
+                self._finish(left[index], found)
+
+        def lost(index: int, error: WorkerError) -> None:
+            self._finish(left[index], _lost(self._tracker, self._parent, self._variants[left[index]], error))
+
+        self._workers.run(len(left), task, done, at_once=1, lost=lost, meanwhile=self._show)
+
+    def _show(self) -> None:
+        """Pass on what workers have said."""
+        for number, line in self._lines.take():
+            if number not in self._made:
+                self._note(self._variants[number], "runs", line)
+
+    def _finish(self, number: int, found: MadeVariant) -> None:
+        self._show()  # what was said before
+        self._made[number] = found
+        self._note(self._variants[number], found.state, found.said)
 
 
 def _on_worker(variant: PreparedVariant, device: str, n_shares: int) -> PreparedVariant:

@@ -92,7 +92,7 @@ class VariantWorker(ClusterWorker):
     def make_variant(
         self, variant: PreparedVariant, place: SweepPlace, number: int, keeper: Any, wait: bool
     ) -> MadeVariant | None:
-        """Make a variant with the models in this process (see `one_variant.make_variant`).
+        """Make a variant with the models in this process (see `make_variant.make_variant`).
 
         Parameters
         ----------
