@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,22 @@ def test_branches_are_cut_where_nothing_is_seen_of_what_came_before(monkeypatch:
     assert tree(3, 3, 3) == leaf(0, 3)
     monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
     assert tree(*ends) == Branch(0, 0, 9, [leaf(0, 4), leaf(4, 8), leaf(8, 9)])
+
+
+def test_attention_keeps_no_tensor_when_it_is_done() -> None:
+    """Without a collection of cycles: there are few Python objects in a pass, so that one comes late."""
+    query, key, value = torch.randn(3, 1, 2, 4, 8).unbind()
+    mask = torch.zeros(1, 1, 4, 4)
+    gc.disable()
+    try:
+        tree_module._attend_per_branch(
+            query, key, value, Branch(0, 0, 4, [leaf(0, 2), leaf(2, 4)]), lambda a, b, c, d: mask[..., a:b, c:d], None
+        )
+        kept = weakref.ref(query), weakref.ref(mask)
+        del query, key, value, mask
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -208,4 +208,5 @@ def _attend_per_branch(
             normaliser[:, :, below] = torch.logaddexp(normaliser[:, :, below], stem_normaliser)
 
     attend(tree, 0)
+    del attend  # it refers to itself, and would keep these tensors until Python's next collection of cycles
     return out.transpose(1, 2).contiguous()
