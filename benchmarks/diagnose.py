@@ -1,4 +1,4 @@
-"""What keeping states saves `diagnose`: the same table with only the layers behind each swap, and with all layers.
+"""What keeping the baseline's states saves `diagnose`: the table with only the layers behind each swap, and with all.
 
 Two models: the embedded demo (5 layers), and a random Llama with the demo's tokenizer, width and vocabulary but more
 layers. The variant has its matrices rounded to 15 levels a row. Both ways run in turn in one process; processor seconds

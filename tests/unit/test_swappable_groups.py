@@ -24,7 +24,7 @@ def variant_of(model: Any, levels: int = 7) -> Any:
     with torch.no_grad():
         for name, module in made.named_modules():
             if isinstance(module, torch.nn.Linear) and "layers" in name:
-                step = module.weight.abs().amax(1, keepdim=True) / levels
+                step = module.weight.abs().amax(1, keepdim=True).clamp_min(1e-9) / levels
                 module.weight.copy_((module.weight / step).round() * step)
     return made
 
@@ -43,11 +43,11 @@ def fold_norm(model: Any, norm: str, readers: list[str], seed: int = 5) -> None:
             model.get_submodule(reader).weight.mul_(by)
 
 
-def fold_pair(model: Any, first: str, second: str, copies: int = 1, seed: int = 6) -> None:
+def fold_pair(model: Any, first: str, second: str, copies: int = 1, seed: int = 6, size: float = 1.0) -> None:
     """Divide the rows of a layer, and multiply the columns that read them: the same function."""
     with torch.no_grad():
         rows = model.get_submodule(first).weight
-        by = scales(len(rows), seed)
+        by = size * scales(len(rows), seed)
         rows.div_(by[:, None])
         heads = by.reshape(2, -1) if copies > 1 else by[None]
         model.get_submodule(second).weight.mul_(heads.repeat_interleave(copies, dim=0).reshape(-1))
@@ -115,7 +115,7 @@ def test_a_norm_goes_with_the_layers_that_read_it() -> None:
     fold_norm(folded, f"{layer}.input_layernorm", [f"{layer}.self_attn.{x}_proj" for x in "qkv"])
     fold_norm(folded, f"{layer}.post_attention_layernorm", [f"{layer}.mlp.{x}_proj" for x in ("gate", "up")])
     assert torch.allclose(logits(model), logits(folded), atol=1e-3)
-    made = variant_of(folded)
+    made = variant_of(folded, 127)
     found = find_differences(model, made)
     assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
     assert f"{layer}.input_layernorm" in next(g for g in found.groups if g.name == "layers.1.qkv").modules
@@ -125,9 +125,10 @@ def test_a_norm_goes_with_the_layers_that_read_it() -> None:
     old, raw = (m.get_submodule(path).weight for m in (model, made))
     restored = restored_weight(made, path, found)
     assert restored is not None
-    assert (restored - old).norm() < 0.15 * old.norm() < 0.4 * (raw - old).norm()
+    assert (restored - old).norm() < 0.05 * old.norm() and (raw - old).norm() > 0.2 * old.norm()
 
 
+@pytest.mark.parametrize("size", [1.0, 200.0, 0.005])  # AWQ makes v of the demo a hundred times smaller
 @pytest.mark.parametrize(
     ("first", "second", "name", "copies"),
     [
@@ -135,12 +136,15 @@ def test_a_norm_goes_with_the_layers_that_read_it() -> None:
         ("mlp.up_proj", "mlp.down_proj", "layers.1.gate_up+down", 1),
     ],
 )
-def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: str, copies: int) -> None:
+def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: str, copies: int, size: float) -> None:
     model = build_model(CONFIGS["llama"]())
     folded = copy.deepcopy(model)
-    fold_pair(folded, f"model.layers.1.{first}", f"model.layers.1.{second}", copies)
+    with torch.no_grad():
+        model.get_submodule(f"model.layers.1.{first}").weight[3] = 0  # no scale can be seen in it
+        folded.get_submodule(f"model.layers.1.{first}").weight[3] = 0
+    fold_pair(folded, f"model.layers.1.{first}", f"model.layers.1.{second}", copies, size=size)
     assert torch.allclose(logits(model), logits(folded), atol=1e-3)
-    made = variant_of(folded)
+    made = variant_of(folded, 127)
     found = find_differences(model, made)
     assert name in names(found.groups) and len(found.groups) == 11
     assert sum("+" in group for group in names(found.groups)) == 1
@@ -148,7 +152,7 @@ def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: st
         old, raw = (m.get_submodule(path).weight for m in (model, made))
         restored = restored_weight(made, path, found)
         assert restored is not None
-        assert (restored - old).norm() < 0.2 * old.norm() < 0.5 * (raw - old).norm()
+        assert (restored - old).norm() < 0.05 * old.norm() and (raw - old).norm() > 0.2 * old.norm()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "gemma2"])

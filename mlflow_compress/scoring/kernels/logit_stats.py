@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
+from mlflow_compress.scoring.kernels import kl_kernel, numba_kernel, torch_kernel
 from mlflow_compress.scoring.kernels.row_divergence import DIVERGENCES, stable_divergences
 from mlflow_compress.scoring.kernels.row_stats import RowStats
 from mlflow_compress.scoring.kernels.top_tokens import most_probable, top_token_overlap, top_tokens
@@ -69,28 +69,45 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
 def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
     """Return KL(baseline || model), float64 in nats, and the model's most probable tokens; both shape (n,), on the CPU.
 
-    They are those of `compute_logit_stats`, without its other statistics.
+    They are those of `compute_logit_stats` within rounding; the other statistics are not computed. Equal rows give
+    exactly 0.
 
     Raises
     ------
     CheckpointError
         When a row has a NaN or +inf logit, or no finite one.
     """
-    sums = _sums(logits, baseline)
-    return _distances(logits, baseline, sums)["kl"], most_probable(logits, sums.maxima).cpu()
+    if logits.device.type != "cpu":
+        sums = _sums(logits, baseline)
+        return _distances(logits, baseline, sums)["kl"], most_probable(logits, sums.maxima).cpu()
+    found = kl_kernel.compute_kl_rows(logits, baseline)
+    _require_finite(found.log_normaliser, found.base_log_normaliser)
+    kl = found.kl
+    for row in _unsure(kl[None]).split(max(1, _STABLE_ELEMENTS // logits.shape[1])):
+        kl[row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))[0]
+    return kl.double(), found.top
 
 
 def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:
     """Return the sums of all rows. Logits that are not numbers are refused."""
     kernel = numba_kernel if logits.device.type == "cpu" else torch_kernel
     sums: RowStats = kernel.compute_row_stats(logits, baseline)
-    for log_normaliser in (sums.log_normaliser, sums.base_log_normaliser):
+    _require_finite(sums.log_normaliser, sums.base_log_normaliser)
+    return sums
+
+
+def _require_finite(*log_normalisers: Tensor | None) -> None:
+    for log_normaliser in log_normalisers:
         if log_normaliser is not None and not bool(log_normaliser.isfinite().all()):
             raise CheckpointError(
                 "A model gives logits that are NaN or infinite",
                 fix="Load it in float32, or make the checkpoint again",
             )
-    return sums
+
+
+def _unsure(distances: Tensor) -> Tensor:
+    """Return the rows for which the fast formulas are not exact, of distances of shape (k, n)."""
+    return torch.nonzero(distances.isnan().any(dim=0))[:, 0]
 
 
 def _entropies(logits: Tensor, sums: RowStats) -> Tensor:
@@ -106,9 +123,6 @@ def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Te
     """Return the distances by name; rows for which the fast formulas are not exact take the stable ones."""
     assert sums.distances is not None
     distances = sums.distances
-    unsure = torch.nonzero(distances.isnan().any(dim=0))[:, 0]
-    n_rows = max(1, _STABLE_ELEMENTS // logits.shape[1])
-    for start in range(0, len(unsure), n_rows):
-        row = unsure[start : start + n_rows]
+    for row in _unsure(distances).split(max(1, _STABLE_ELEMENTS // logits.shape[1])):
         distances[:, row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
     return dict(zip(DIVERGENCES, distances.double().cpu(), strict=True))

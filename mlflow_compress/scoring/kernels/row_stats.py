@@ -30,3 +30,22 @@ class RowStats(NamedTuple):
     base_maxima: torch.Tensor | None = None
     base_log_normaliser: torch.Tensor | None = None
     distances: torch.Tensor | None = None
+
+
+class KlRows(NamedTuple):
+    """KL and most probable token, row by row; every tensor has shape (n,) and is on the CPU.
+
+    Attributes
+    ----------
+    kl : Tensor of float32
+        As `row_divergence.distances_from_sums` returns it: NaN where the sum is not exact.
+    top : Tensor of int64
+        The model's most probable token, at a tie the lowest id.
+    log_normaliser, base_log_normaliser : Tensor of float64
+        As in `RowStats`, of the model and of the baseline.
+    """
+
+    kl: torch.Tensor
+    top: torch.Tensor
+    log_normaliser: torch.Tensor
+    base_log_normaliser: torch.Tensor
