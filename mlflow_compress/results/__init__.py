@@ -11,7 +11,7 @@ from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
 from mlflow_compress.results.resumed import Resumed, ResumedCommand
-from mlflow_compress.results.search_result import Search, SearchedVariant
+from mlflow_compress.results.search_result import GroupCost, Search, SearchedVariant
 from mlflow_compress.results.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.variant_run import VariantRun
@@ -29,6 +29,7 @@ __all__ = [
     "Evaluation",
     "GateRow",
     "GateVerdict",
+    "GroupCost",
     "HumanRatings",
     "Listing",
     "PlannedVariant",

@@ -77,8 +77,7 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     with keeping(), engine_started(config.running, config.source):
         prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
         source = prepared.source
-        recipes = home(tracker.uri) / "recipes"
-        require_mixable(config, found, source, recipes)
+        require_mixable(config, found, source)
         for limit in limits:
             require_in_reach(limit, found, source)
         text = search_text(config, source, max(one.calibration_samples for one in found))
@@ -250,7 +249,14 @@ class _Search:
         self._say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self._tracker, "quantize", variant.config.quantize_config, self._run, say=self._say)
         made = str(self._tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
-        if (stored := bytes_of_layers(read_headers(Path(made)), layers)) != allocation.n_bytes:
+        headers = read_headers(Path(made))
+        if limit.kind == "max_bytes" and not name and total_bytes(headers) > limit.value:
+            raise CheckpointError(
+                "The checkpoint is larger than max_bytes: its other tensors have grown",
+                allowed=f"{limit.value:.0f} bytes",
+                got=total_bytes(headers),
+            )
+        if (stored := bytes_of_layers(headers, layers)) != allocation.n_bytes:
             raise CheckpointError(
                 "The checkpoint's layers do not take the bytes that their formats take alone",
                 allowed=f"{allocation.n_bytes} bytes",
