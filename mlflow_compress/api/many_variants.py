@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import configured, noted, takes_parameters_of
+from mlflow_compress.api.arguments import configured, takes_parameters_of
 from mlflow_compress.config import ReportConfig, SearchConfig, SweepConfig
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def search(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
     from mlflow_compress.stages.searching.run_search import run_search
 
     config = configured(SearchConfig, settings)
-    with noted(config):
-        return run_search(config) if progress is None else run_search(config, progress)
+    return run_search(config) if progress is None else run_search(config, progress)
 
 
 @takes_parameters_of(ReportConfig)

@@ -18,13 +18,15 @@ from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
 from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.results import Search
 from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
+from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
 from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table, measured
 from mlflow_compress.stages.searching.publish_search import Made, publish_search
@@ -70,16 +72,18 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     StageError
         A variant could not be made.
     """
-    limits = limits_of(config)
+    limits, (found, may_keep) = limits_of(config), candidates(config)
+    path = model_path(config.source.model)
+    with folder_or_hub("model", path):
+        source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+    require_mixable(config, found, source)
+    for limit in limits:
+        require_in_reach(limit, found, source)
     tracker = Tracker(config.experiment)
     config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracker.uri)))
     found, may_keep = candidates(config)
-    with keeping(), engine_started(config.running, config.source):
+    with unfinished_until_ended(config), keeping(), engine_started(config.running, config.source):
         prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
-        source = prepared.source
-        require_mixable(config, found, source)
-        for limit in limits:
-            require_in_reach(limit, found, source)
         text = search_text(config, source, max(one.calibration_samples for one in found))
         suite = suite_of(found[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
