@@ -10,7 +10,7 @@ from mlflow_compress.results.diagnosis import Diagnosis
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
-from mlflow_compress.results.many.search_result import Search, SearchedVariant
+from mlflow_compress.results.many.search_result import GroupCost, Search, SearchedVariant
 from mlflow_compress.results.many.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.many.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.many.variants_report import VariantsReport
@@ -30,6 +30,7 @@ __all__ = [
     "Evaluation",
     "GateRow",
     "GateVerdict",
+    "GroupCost",
     "HumanRatings",
     "Listing",
     "PlannedVariant",

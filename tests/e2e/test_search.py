@@ -77,8 +77,11 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
         assert set(layers) == set(source.linear)
         # The recipe's prediction is the sum of the costs in the table.
         if row["rounds"] == 0:
-            total = sum(found["costs"][group][chosen] for group, chosen in found["recipes"][row["name"]].items())
-            assert row["predicted_kl"] == pytest.approx(total)
+            costs = {(cost["group"], cost["format"]): cost for cost in found["costs"]}
+            recipe = [costs[pair] for pair in found["recipes"][row["name"]].items()]
+            assert row["predicted_kl"] == pytest.approx(sum(cost["kl"] for cost in recipe))
+            assert sum(cost["size_bytes"] for cost in recipe) == stored
+            assert all(cost["kl_low"] <= cost["kl"] <= cost["kl_high"] for cost in recipe)
     mains = tracker.find_finished("main")
     assert {main.info.run_id for main in mains} == {row["run_id"] for row in rows.values()}
     assert {main.data.tags[run_names.PARENT] for main in mains} == {run.info.run_id}
@@ -99,7 +102,7 @@ def test_the_smallest_variant_within_a_kl(
     assert cli.main(command(texts, max_kl="0.02")) == 0
     found = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
     [row] = [row for row in found["variants"] if row["kind"] == "searched"]
-    assert row["limit"] == "kl0.02" and found["max_kl"] == 0.02
+    assert row["limit"] == "kl0.02" and row["max_kl"] == 0.02
     uniform = {row["name"]: row for row in found["variants"] if row["kind"] == "uniform"}
     assert uniform["rtn-3bit-g128"]["search_kl"] > 0.02 > row["search_kl_high"]
     assert row["size_bytes"] < uniform["rtn-8bit-g128"]["size_bytes"]

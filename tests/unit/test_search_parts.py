@@ -21,8 +21,7 @@ from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import TokenDistances
 from mlflow_compress.reporting.figures import draw_search
 from mlflow_compress.reporting.searched.search_tables import (
-    costs_csv,
-    search_csv,
+    rows_csv,
     search_finding,
     search_markdown,
     search_notes,
@@ -189,18 +188,18 @@ def test_the_finding_counts_both_ways() -> None:
 
 
 def test_the_notes_say_why_a_prediction_misses_and_what_is_not_inside() -> None:
-    notes = search_notes(rows(), search_text="A", held_out="B", max_kl=None)
+    notes = search_notes(rows(), search_text="A", held_out="B")
     assert "mean over B" in notes[0] and [n for n in notes if "-50 % off" in n and n.startswith("farther")]
     assert not [n for n in notes if n.startswith("closer")]
-    outside = {**rows()[1], "limit": "kl0.01", "gap": 0.02}
-    notes = search_notes([outside], search_text="A", held_out="B", max_kl=0.01)
+    outside = {**rows()[1], "limit": "kl0.01", "max_kl": 0.01, "gap": 0.02}
+    notes = search_notes([outside], search_text="A", held_out="B")
     assert [n for n in notes if "not surely within the limit" in n] and [n for n in notes if "2 % below" in n]
 
 
 def test_autoscheme_is_compared_with_the_searched_variant() -> None:
     own = {"search_difference": 0.004, "search_difference_low": 0.001, "search_difference_high": 0.007}
     row = {**rows()[1], **own, "kind": "autoscheme", "name": "theirs"}
-    notes = search_notes([row], search_text="A", held_out="B", max_kl=None)
+    notes = search_notes([row], search_text="A", held_out="B")
     assert notes[-1].endswith("KL +0.004 [0.001, 0.007] to the searched variant") and notes[-1].startswith("theirs")
 
 
@@ -209,10 +208,8 @@ def test_the_tables_hold_every_value() -> None:
     assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table
     markdown = search_markdown(rows(), "it | found", ["a <b> note"])
     assert "it \\| found" in markdown and "&lt;b>" in markdown and markdown.count("\n| ") == 6
-    read = list(csv.DictReader(io.StringIO(search_csv(rows()))))
+    read = list(csv.DictReader(io.StringIO(rows_csv(rows()))))
     assert len(read) == 5 and float(read[1]["difference_high"]) == -0.005 and read[0]["predicted_kl"] == ""
-    costs = list(csv.reader(io.StringIO(costs_csv({"g": {"x": 0.5, "y": 0.25}}))))
-    assert costs == [["group", "x", "y"], ["g", "0.5", "0.25"]]
 
 
 def test_the_figure_names_limits_and_says_what_was_found(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def search_finding(rows: Sequence[Row]) -> str:
     return "; ".join(said)
 
 
-def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str, max_kl: float | None) -> list[str]:
+def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> list[str]:
     """Return how to read the table, and what a reader must know before a decision."""
     notes = [
         f"KL: mean over {held_out}, which the search has not seen",
@@ -61,7 +61,8 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str, max_kl
                 f"{row['name']}: the prediction is {100 * error:+.0f} % off. It is the sum of {where}, and what the "
                 "groups do to each other is not in it"
             )
-        if row["limit"].startswith("kl") and (row["search_kl_high"] is None or row["search_kl_high"] > (max_kl or 0)):
+        high = row["search_kl_high"]
+        if row["max_kl"] is not None and (high is None or high > row["max_kl"]):
             notes.append(f"{row['name']}: its KL is not surely within the limit; no choice was found that is")
         if row["gap"]:
             notes.append(f"{row['name']}: the solver's bound is {100 * row['gap']:.2g} % below its solution")
@@ -86,22 +87,12 @@ def search_markdown(rows: Sequence[Row], found: str, notes: Sequence[str]) -> st
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}." for note in notes), ""])
 
 
-def search_csv(rows: Sequence[Row]) -> str:
-    """Return every value of every variant as CSV."""
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Return every value of rows with the same names as CSV: of variants, or of the costs of groups."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return out.getvalue()
-
-
-def costs_csv(costs: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the cost of every group in every format as CSV: one row per group."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    formats = list(next(iter(costs.values())))
-    writer.writerow(["group", *formats])
-    writer.writerows([group, *(row[name] for name in formats)] for group, row in costs.items())
     return out.getvalue()
 
 

@@ -23,6 +23,8 @@ class SearchedVariant:
         Whether all layers have one format, or each group its own; and who has chosen that.
     limit : str
         What was searched: "4.5bit"; "" for a uniform variant.
+    max_kl : float or None
+        The limit where it is one of KL.
     bits_per_weight, bits_per_weight_model : float
         Stored bits per weight of the linear layers, and of the whole model.
     size_bytes : int
@@ -54,6 +56,7 @@ class SearchedVariant:
     name: str
     kind: Literal["uniform", "searched", "autoscheme"]
     limit: str = ""
+    max_kl: float | None = None
     bits_per_weight: float
     bits_per_weight_model: float
     size_bytes: int
@@ -93,6 +96,28 @@ class SearchedVariant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupCost:
+    """What one format costs in one group of layers.
+
+    Attributes
+    ----------
+    group, format : str
+        Which of them has this format, while the rest is as in the baseline.
+    size_bytes : int
+        Stored bytes of the group.
+    kl, kl_low, kl_high : float or None
+        KL on the search's text in nats, with its interval over windows.
+    """
+
+    group: str
+    format: str
+    size_bytes: int
+    kl: float
+    kl_low: float | None
+    kl_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search(Tabular):
     """Variants of mixed precision that a search has chosen and measured.
 
@@ -104,14 +129,12 @@ class Search(Tabular):
         Sorted by size.
     formats, groups : tuple of str
         What could be chosen for what.
-    costs : mapping of str to mapping of str to float
-        KL of the baseline with one group in one format, on the search's text, by group and format.
+    costs : tuple of GroupCost
+        Of every group in every format.
     recipes : mapping of str to mapping of str to str
         The format of each group, by searched variant.
     search_text, held_out : str
         What the costs were measured on, and what the variants were evaluated on.
-    max_kl : float or None
-        The limit of KL, where one was searched for.
     left_out : str
         Why AutoScheme has no row; "" where nothing is missing.
     run : RunLink
@@ -122,11 +145,10 @@ class Search(Tabular):
     variants: tuple[SearchedVariant, ...]
     formats: tuple[str, ...]
     groups: tuple[str, ...]
-    costs: Mapping[str, Mapping[str, float]]
+    costs: tuple[GroupCost, ...]
     recipes: Mapping[str, Mapping[str, str]]
     search_text: str
     held_out: str
-    max_kl: float | None
     left_out: str
     run: RunLink
 
@@ -143,7 +165,7 @@ class Search(Tabular):
     @property
     def notes(self) -> list[str]:
         """How to read the table, and what to know before a decision."""
-        told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out, max_kl=self.max_kl)
+        told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
         return [*told, f"AutoScheme is not beside them: {self.left_out.rstrip('.')}"] if self.left_out else told
 
     @property

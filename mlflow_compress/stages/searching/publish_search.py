@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes, lin
 from mlflow_compress.decide.scoreboard.paired_mean import paired_mean
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.studentized import studentized_interval
-from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
-from mlflow_compress.reporting.searched.search_tables import costs_csv, search_csv, search_markdown
-from mlflow_compress.results import Search, SearchedVariant
+from mlflow_compress.reporting.searched.search_tables import rows_csv, search_markdown
+from mlflow_compress.results import GroupCost, Search, SearchedVariant
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.searching.choose_formats import Choice
 from mlflow_compress.stages.searching.held_out import UnitKl, unit_kl
@@ -85,11 +84,7 @@ def publish_search(
     first = next(iter(held_out.values()))
     for other in held_out.values():
         first.require_same(other)
-    linear = [layer for group in costs.groups for layer in group.modules]
-    ends = {
-        made.name: (bytes_of_layers(read_headers(Path(made.folder)), linear), held_out[made.run_id].kl)
-        for made in uniform.values()
-    }
+    ends = {made.name: (table.sizes.uniform(name), held_out[made.run_id].kl) for name, made in uniform.items()}
     ends[BASELINE] = (table.sizes.base, np.zeros_like(first.kl))
     rows = [_row(made, held_out[made.run_id], costs.whole(made.folder)) for made in uniform.values()]
     for limit, (choice, made) in chosen.items():
@@ -107,11 +102,10 @@ def publish_search(
         variants=tuple(rows),
         formats=table.sizes.formats,
         groups=table.sizes.groups,
-        costs=_by_group(table.sizes, table.costs),
+        costs=tuple(_group_costs(table)),
         recipes={made.name: _recipe(table.sizes, choice) for choice, made in (*chosen.values(), *autoscheme.values())},
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
-        max_kl=max((limit.value for limit in chosen if limit.kind == "max_kl"), default=None),
         left_out=left_out,
         run=tracker.link(run.run_id),
     )
@@ -143,6 +137,7 @@ def _searched(
         _row(made, units, choice.kl),
         kind="searched",
         limit=limit.short,
+        max_kl=limit.value if limit.kind == "max_kl" else None,
         predicted_kl=choice.predicted,
         rounds=choice.round,
         gap=choice.allocation.gap,
@@ -171,11 +166,20 @@ def _against(own: UnitKl, searched: UnitKl) -> dict[str, Any]:
     }
 
 
-def _by_group(sizes: StoredSizes, costs: Float) -> dict[str, dict[str, float]]:
-    return {
-        group: dict(zip(sizes.formats, row, strict=True))
-        for group, row in zip(sizes.groups, costs.tolist(), strict=True)
-    }
+def _group_costs(table: CostTable) -> Iterator[GroupCost]:
+    """Iterate over the costs in the baseline, each with its interval over the windows."""
+    for i, group in enumerate(table.sizes.groups):
+        for j, name in enumerate(table.sizes.formats):
+            kl = table.added[i, j]
+            interval = studentized_interval(kl)
+            yield GroupCost(
+                group=group,
+                format=name,
+                size_bytes=int(table.sizes.layers[i, j]),
+                kl=float(kl.mean()),
+                kl_low=None if interval is None else interval.low,
+                kl_high=None if interval is None else interval.high,
+            )
 
 
 def _recipe(sizes: StoredSizes, choice: Choice) -> dict[str, str]:
@@ -189,11 +193,12 @@ def _log(tracker: Tracker, run: TrackedRun, found: Search) -> None:
     rows = found.to_rows()
     markdown = search_markdown(rows, found.found, found.notes)
     run.log_json(found.to_dict(), "search.json")
-    run.log_text(search_csv(rows), "search.csv")
-    run.log_text(costs_csv(found.costs), "costs.csv")
+    run.log_text(rows_csv(rows), "search.csv")
+    run.log_text(rows_csv([asdict(one) for one in found.costs]), "costs.csv")
     run.log_text(markdown, "search.md")
     standard = Policy().kl  # the default gate
-    gate = found.max_kl if found.max_kl is not None or standard is None else standard.max_kl
+    limits = [one.max_kl for one in found.searched if one.max_kl is not None]
+    gate = max(limits) if limits else None if standard is None else standard.max_kl
     with scratch_folder(tracker.uri) as folder:
         figures = draw_search(rows, folder, gate=gate)
         run.log_figures(folder, [figure.path.stem for figure in figures])

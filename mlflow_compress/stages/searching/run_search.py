@@ -18,12 +18,13 @@ from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
 from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.results import Search
 from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
 from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
@@ -72,17 +73,18 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     StageError
         A variant could not be made.
     """
-    limits, given = limits_of(config), config
+    limits, (found, may_keep), given = limits_of(config), candidates(config), config
+    path = model_path(config.source.model)
+    with folder_or_hub("model", path):
+        source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+    require_mixable(config, found, source)
+    for limit in limits:
+        require_in_reach(limit, found, source)
     config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
     found, may_keep = candidates(config)
     with unfinished_until_ended(given), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
         prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
-        source = prepared.source
-        recipes = home(tracker.uri) / "recipes"
-        require_mixable(config, found, source, recipes)
-        for limit in limits:
-            require_in_reach(limit, found, source)
         text = search_text(config, source, max(one.calibration_samples for one in found))
         suite = suite_of(found[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
@@ -252,7 +254,14 @@ class _Search:
         self._say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self._tracker, "quantize", variant.config.quantize_config, self._run, say=self._say)
         made = str(self._tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
-        if (stored := bytes_of_layers(read_headers(Path(made)), layers)) != allocation.n_bytes:
+        headers = read_headers(Path(made))
+        if limit.kind == "max_bytes" and not name and total_bytes(headers) > limit.value:
+            raise CheckpointError(
+                "The checkpoint is larger than max_bytes: its other tensors have grown",
+                allowed=f"{limit.value:.0f} bytes",
+                got=total_bytes(headers),
+            )
+        if (stored := bytes_of_layers(headers, layers)) != allocation.n_bytes:
             raise CheckpointError(
                 "The checkpoint's layers do not take the bytes that their formats take alone",
                 allowed=f"{allocation.n_bytes} bytes",

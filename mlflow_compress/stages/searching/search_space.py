@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -127,11 +128,12 @@ def recipe_variant(
     return Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
 
 
-def require_mixable(config: SearchConfig, found: Sequence[CandidateFormat], source: SourceModel, folder: Path) -> None:
+def require_mixable(config: SearchConfig, found: Sequence[CandidateFormat], source: SourceModel) -> None:
     """Raise an error, before any work, where the formats cannot share a checkpoint."""
     layers = {layer: found[i % len(found)].name for i, layer in enumerate(source.linear)}
-    settings: Any = recipe_variant(config, found, layers, "check", folder).settings
-    METHODS.get(MIXED).check(settings, source)
+    with TemporaryDirectory() as folder:
+        settings: Any = recipe_variant(config, found, layers, "check", Path(folder)).settings
+        METHODS.get(MIXED).check(settings, source)
 
 
 def require_in_reach(limit: Limit, found: Sequence[CandidateFormat], source: SourceModel) -> None:
