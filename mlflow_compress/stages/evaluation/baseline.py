@@ -16,12 +16,10 @@ from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
-from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.stages.evaluation import run_model as run_model_module
@@ -35,7 +33,7 @@ from mlflow_compress.stages.evaluation.eval_metadata import (
 )
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
-from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.evaluation.open_models import OpenModel, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
@@ -89,12 +87,13 @@ def identity(model: IdentifiedModel) -> dict[str, object]:
         "dtype": str(model.dtype),
         "device": model.device.type,
         **engine_identity(model.path),
+        **model.engine,
         "run_model_sha256": hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest(),
     }
 
 
 def _run_twice(
-    loaded: LoadedModel | RemoteModel, suite: Suite, config: EvaluateConfig, resume: Path
+    loaded: OpenModel, suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, Path | None]:
     """Return the baseline's outputs, the records of its second run on a sample, and the folder of its states.
 
