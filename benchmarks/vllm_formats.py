@@ -43,7 +43,7 @@ DTYPE = "bfloat16"  # vLLM's CPU kernels for quantized weights take no other
 def variants() -> list[tuple[str, int | None]]:
     """Return every method with every number of bits; those that vLLM is known to take come first."""
     names = [*FIRST, *(name for name, _ in METHODS.items() if name not in (*FIRST, "checkpoint"))]
-    return [(name, bits) for name in names for bits in METHODS[name].supported_bits or (None,)]
+    return [(name, bits) for name in names for bits in METHODS.get(name).supported_bits or (None,)]
 
 
 def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) -> dict[str, Any]:
