@@ -50,6 +50,9 @@ class CompressionConfig(Group):
     checkpoint: OptionalText = option(
         None, "for method=checkpoint: folder, hub id or GGUF file of what others compressed", path="either"
     )
+    target: Literal["any", "vllm", "vllm-cpu"] = option(
+        "any", "server that must take the checkpoint; what its kernels do not take is refused before compressing"
+    )
     output_dir: str = option(
         "auto",
         "folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state "
