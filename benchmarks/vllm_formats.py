@@ -2,9 +2,9 @@
 
     python benchmarks/vllm_formats.py --vllm_python vllm-env/bin/python --work WORK
 
-One line per method and bits is added to `vllm_formats.jsonl` beside this script, with the versions, the distances over
-the whole vocabulary, or vLLM's own reason for a refusal; lines that are there stay, unless their versions are others.
-`tools/write_vllm_table.py` makes the table of docs/how-to/vllm.md and what `methods` says of them.
+One line per method and bits is added to `mlflow_compress/compression/vllm_formats.jsonl`, with the versions, and the
+distances over the whole vocabulary or vLLM's own reason for a refusal; lines that are there stay, unless their versions
+are others. `tools/write_methods_table.py` makes the table of docs/how-to/vllm.md and the column "runs in" of them.
 
 The reference is transformers in float32. What vLLM's dtype alone explains is measured beside it: transformers in that
 dtype.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import mlflow_compress as mc
+from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig, EvaluateConfig
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
@@ -33,8 +34,8 @@ from mlflow_compress.scoring.serving.engines import started
 from mlflow_compress.scoring.serving.served_model import ServedModel
 from mlflow_compress.stages.task_inputs import suite_of
 
-RESULTS = Path(__file__).with_suffix(".jsonl")
-TOKENS, WINDOW = 4096, 512
+RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
+TOKENS, WINDOW = 2048, 512
 FIRST = ("none", "rtn", "gptq", "awq", "w8a8", "smoothquant", "fp8", "wanda", "sparsegpt", "layer-drop")
 FEWER = {"calibration_samples": 16, "calibration_length": 128}
 DTYPE = "bfloat16"  # vLLM's CPU kernels for quantized weights take no other
@@ -88,7 +89,7 @@ def distances(who: str, reference: TokenScores, scores: TokenScores, moved: Toke
     """Return the mean and the largest KL to the reference, and the mean difference of the tokens' log-probabilities."""
     assert moved is not None
     kl = np.asarray(moved.column("kl"))
-    ours, theirs = np.asarray(reference.column("logprob")), np.asarray(scores.column("logprob"))
+    ours, theirs = np.asarray(reference.column("nll")), np.asarray(scores.column("nll"))
     return {
         f"{who}_kl": float(kl.mean()),
         f"{who}_kl_max": float(kl.max()),

@@ -16,11 +16,12 @@ import psutil
 import pytest
 import torch
 
-from mlflow_compress.config import EngineConfig
+from mlflow_compress.config import EngineConfig, SourceConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 from mlflow_compress.scoring.serving import vllm_environment, vllm_process
 from mlflow_compress.scoring.serving.engines import VllmEngine, started
 from mlflow_compress.scoring.serving.vllm_process import VllmProcess
+from mlflow_compress.stages.evaluation.open_models import engine_started
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
 WORKER = """
@@ -108,6 +109,20 @@ def test_without_an_environment_the_error_says_how_to_make_one(monkeypatch: pyte
         vllm_environment.find_python(None)
     with pytest.raises(MissingDependencyError, match=r"cannot be run.*no/python.*pip install"):
         vllm_environment.find_python("/no/python")
+
+
+def test_the_stages_say_so_before_they_make_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(vllm_environment.VARIABLE, raising=False)
+    with (
+        pytest.raises(MissingDependencyError, match="engine=vllm needs vLLM"),
+        engine_started(EngineConfig(engine="vllm"), SourceConfig()),
+    ):
+        pytest.fail("it began")
+    with (
+        pytest.raises(ConfigError, match="engine=vllm itself"),
+        engine_started(EngineConfig(engine="vllm"), SourceConfig(device="balanced")),
+    ):
+        pytest.fail("it began")
 
 
 def test_an_environment_without_vllm_is_named() -> None:
