@@ -134,8 +134,8 @@ class EngineConfig(Group):
     )
     vllm_python: OptionalText = option(
         None,
-        "engine=vllm: Python of the environment that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
-        path="file",
+        "engine=vllm: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
+        path="program",
     )
     vllm_args: Pairs = option({}, "engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32")
 
