@@ -81,7 +81,8 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
             model = ServedModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
             found |= distances("vllm", reference, *score(model, baseline=store))
         except MlflowCompressError as error:
-            found["refused"] = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]
+            reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]
+            found["refused"] = reason.replace(path, "FOLDER")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from importlib.resources import files
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from mlflow_compress.compression.method import METHODS, Method
 
 COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it does")
+
+
+_MORE = 3.0  # times the KL that the dtype alone explains: more is a finding
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -56,9 +60,16 @@ def vllm_as_markdown() -> str:
         if "not_run" in line:
             said = ("", "", "", "not run: a package is not installed")
         elif "vllm_kl" in line:
-            said = (_nats(line["vllm_kl"]), _nats(line["transformers_kl"]), _nats(line["vllm_difference"]), "")
+            more = line["vllm_kl"] > _MORE * line["transformers_kl"]
+            remark = "loads; more than bfloat16 explains" if more else "loads"
+            said = (_nats(line["vllm_kl"]), _nats(line["transformers_kl"]), _nats(line["vllm_difference"]), remark)
         else:
-            said = ("", _nats(line["transformers_kl"]), "", line["refused"].replace("|", "\\|"))
+            said = (
+                "",
+                _nats(line["transformers_kl"]),
+                "",
+                html.escape(line["refused"], quote=False).replace("|", "\\|"),
+            )
         lines.append((f"`{line['method']}`", bits, *said))
     versions = measured_in_vllm()[0]["versions"]
     where = ", ".join(f"{name} {version}" for name, version in versions.items())
