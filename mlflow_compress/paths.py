@@ -45,10 +45,10 @@ def absolute_paths(config: C) -> C:
 def _absolute(name: str, value: str, kind: str) -> str:
     path = Path(value).expanduser()
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
-    if (kind != "folder" and path.is_file()) or (kind != "file" and path.is_dir()):
-        return os.path.abspath(path)  # noqa: PTH100 - links stay: the Python of an environment is one
+    if (kind != "folder" and path.is_file()) or (kind not in ("file", "program") and path.is_dir()):
+        return str(path.absolute() if kind == "program" else path.resolve())
     if name in _ALWAYS or value.startswith((".", "~", "/")) or path.suffix in _SUFFIXES or _too_deep(value, kind):
-        what = {"file": "file", "folder": "folder"}.get(kind, "file or folder")
+        what = {"file": "file", "folder": "folder", "program": "file"}.get(kind, "file or folder")
         raise ConfigError(f"Parameter '{name}' names no {what}", got=value, fix=_where(path))
     return value
 

@@ -1,4 +1,4 @@
-"""Write the table of methods into the documentation, from the registry.
+"""Write the tables of methods, and of what vLLM does with them, into the documentation.
 
 Run it after a method is new or changed; a test compares.
 """
@@ -7,18 +7,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.compression.method_table import as_markdown
+from mlflow_compress.compression.method_table import as_markdown, vllm_as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 BEGIN, END = "<!-- methods: written by tools/write_methods_table.py -->\n", "\n<!-- end of methods -->"
 
 
+VLLM_PAGE = ROOT / "docs" / "how-to" / "vllm.md"
+VLLM_BEGIN, VLLM_END = "<!-- vllm: written by tools/write_methods_table.py -->\n", "\n<!-- end of vllm -->"
+
+
 def with_table(text: str) -> str:
-    """Return a page's text with the present table between its two marks."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + as_markdown() + END + rest.split(END)[1]
+    """Return the text of docs/methods.md with the present table between its two marks."""
+    return _between(text, BEGIN, as_markdown(), END)
+
+
+def with_vllm_table(text: str) -> str:
+    """Return the text of docs/how-to/vllm.md with the present table between its two marks."""
+    return _between(text, VLLM_BEGIN, vllm_as_markdown(), VLLM_END)
+
+
+def _between(text: str, begin: str, table: str, end: str) -> str:
+    before, rest = text.split(begin)
+    return before + begin + table + end + rest.split(end)[1]
 
 
 if __name__ == "__main__":
     PAGE.write_text(with_table(PAGE.read_text()))
+    VLLM_PAGE.write_text(with_vllm_table(VLLM_PAGE.read_text()))

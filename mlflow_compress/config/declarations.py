@@ -24,13 +24,14 @@ NONE = "none"
 AUTO = "auto"
 """How a parameter is written whose value is chosen for the user: the method's default, the demo's tasks."""
 
-PathKind = Literal["file", "folder", "either", "files"]
+PathKind = Literal["file", "folder", "either", "files", "program"]
 
 
 def option(default: Any, description: str, *, path: PathKind | None = None, **bounds: Any) -> Any:
     """Declare a parameter: its default, its one-line help, its bounds, and what path it may hold.
 
-    `path` is "files" for a comma-separated list; `mlflow_compress.paths` reads it.
+    `path` is "files" for a comma-separated list, and "program" for a file whose links are not followed: the Python of
+    a virtual environment is a link. `mlflow_compress.paths` reads it.
     """
     return Field(default, description=description, json_schema_extra={"path": path} if path else None, **bounds)
 

@@ -50,6 +50,9 @@ class CompressionConfig(Group):
     checkpoint: OptionalText = option(
         None, "for method=checkpoint: folder, hub id or GGUF file of what others compressed", path="either"
     )
+    target: Literal["any", "vllm", "vllm-cpu"] = option(
+        "any", "server that must take the checkpoint; what its kernels do not take is refused before compressing"
+    )
     output_dir: str = option(
         "auto",
         "folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state "
@@ -117,8 +120,10 @@ class InferenceConfig(Group):
 class EngineConfig(Group):
     """Where models run when they are evaluated and answer."""
 
-    engine: Literal["local", "ray"] = option(
-        "local", "where models score and answer: 'local' is this process, 'ray' the workers of a Ray cluster"
+    engine: Literal["local", "ray", "vllm"] = option(
+        "local",
+        "what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster, "
+        "'vllm' is vLLM with its own kernels",
     )
     workers: AutoOrCount = option(
         "auto", "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow"
@@ -127,6 +132,12 @@ class EngineConfig(Group):
     ray_address: OptionalText = option(
         None, "running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine"
     )
+    vllm_python: OptionalText = option(
+        None,
+        "engine=vllm: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
+        path="program",
+    )
+    vllm_args: Pairs = option({}, "engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32")
 
 
 class AnswerConfig(Group):

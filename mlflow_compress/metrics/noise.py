@@ -17,7 +17,7 @@ from mlflow_compress.records import MetricResult, Records, RunRecords
 R = TypeVar("R", bound=Records)
 
 
-def _floors() -> list[MetricKey]:
+def floors() -> list[MetricKey]:
     """Return the distances that declare a noise floor, in the order of the headline table."""
     every = [key for _, found in METRICS.items() if found.noise for key in found.keys]
     floors = [key for key in every if key.floor is not None and key.floor.startswith("noise/")]
@@ -35,7 +35,7 @@ def _floor_keys() -> tuple[MetricKey, ...]:
             unit=key.unit,
             meaning=f"{key.name} of the baseline's second run from its first.",
         )
-        for key in _floors()
+        for key in floors()
     )
 
 
@@ -48,16 +48,19 @@ def _floor_keys() -> tuple[MetricKey, ...]:
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
     found = {result.name: result for result in noise_distances(inputs)}
-    return [replace(found[key.name], name=str(key.floor)) for key in _floors() if key.name in found]
+    return [replace(found[key.name], name=str(key.floor)) for key in floors() if key.name in found]
 
 
 def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
-    if inputs.noise is None:
-        return []
+    return own_distances(inputs, inputs.noise) if inputs.noise is not None else []
+
+
+def own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]:
+    """Return every pooled distance of the baseline's checkpoint from its first run, when it was scored again."""
     settings = replace(inputs.settings, pooled_only=True)
-    first = _sampled(inputs.baseline, inputs.noise)
-    itself = MetricInputs(first, replace(inputs.noise, items=None), settings=settings)
+    first = _sampled(inputs.baseline, again)
+    itself = MetricInputs(first, replace(again, items=None), settings=settings)
     return [
         result
         for _, distance in METRICS.items()

@@ -49,6 +49,10 @@ class IdentifiedModel(TokenizedModel, Protocol):
     def max_length(self) -> int:
         """Context length in tokens."""
 
+    @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers where another engine runs it; nothing where transformers does."""
+
 
 def vocab_size(config: Any) -> int:
     """Return the vocabulary size (the width of the logits) in a model's configuration."""
@@ -64,6 +68,12 @@ def max_length(config: Any, tokenizer: Any) -> int:
             return int(length)
     length = int(tokenizer.model_max_length)
     return length if length < 10**9 else _FALLBACK_LENGTH  # tokenizers without a limit say 1e30
+
+
+def stored_config(config: Any) -> dict[str, Any]:
+    """Return a configuration of transformers as plain values, from which `AutoConfig.for_model` makes it again."""
+    raw = {"model_type": config.model_type, **config.to_diff_dict()}
+    return dict(json.loads(json.dumps(raw, default=str)))
 
 
 def weights_hash(path: Path | str) -> str:

@@ -57,6 +57,11 @@ class LightModel:
         """What would decide the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
         return rounding_identity(self.device)
 
+    @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers where another engine runs it; nothing where transformers does."""
+        return {}
+
     @cached_property
     def weights(self) -> str:
         """`identity.weights_hash` of the folder, computed once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,14 @@ import torch
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.models import architectures, offloading
-from mlflow_compress.models.identity import check_same_tokenizer, max_length, tokenizer_hash, vocab_size, weights_hash
+from mlflow_compress.models.identity import (
+    check_same_tokenizer,
+    max_length,
+    stored_config,
+    tokenizer_hash,
+    vocab_size,
+    weights_hash,
+)
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import BALANCED, placement
 
@@ -116,11 +122,14 @@ class LoadedModel:
         return max_length(self.model.config, self.tokenizer)
 
     @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers where another engine runs it: nothing, transformers does."""
+        return {}
+
+    @property
     def stored_config(self) -> dict[str, Any]:
         """The configuration as a baseline store keeps it: the head's own code is rebuilt from it."""
-        config = self.model.config
-        raw = {"model_type": config.model_type, **config.to_diff_dict()}
-        return dict(json.loads(json.dumps(raw, default=str)))
+        return stored_config(self.model.config)
 
     @property
     def rounding(self) -> dict[str, str]:

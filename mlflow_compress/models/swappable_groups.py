@@ -233,7 +233,7 @@ class _MovedScales:
 
 def _moved_below(n: int) -> float:
     """Return the correlation of n channels below which scales count as moved: 4 standard errors, but -0.3 to -0.8."""
-    return -max(0.3, min(0.8, 4 / n**0.5))
+    return float(-max(0.3, min(0.8, 4 / n**0.5)))
 
 
 def _least_squares(new: Tensor, old: Tensor, axis: int) -> Tensor:

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.differences import noise_floor
+from mlflow_compress.reporting.numbers import interval_text, scale_of
 from mlflow_compress.reporting.rows import KL, Pooled, kl_not_trusted, only_generated
+
+_OF_ENGINE = (("kl_mean", "KL"), ("flips_pct", "flips"), ("corpus_kl_mean", "KL on corpora"))
 
 
 def _unscored(pooled: Pooled) -> list[str]:
@@ -38,6 +41,18 @@ def _noise(pooled: Pooled) -> list[str]:
     return [f"Noise floor (the baseline against itself in a second run) from {' and '.join(parts)}."] if parts else []
 
 
+def _engine(pooled: Pooled) -> list[str]:
+    """Return the sentence about the engine's own distance; none where transformers runs the models."""
+    parts = [
+        f"{label} {interval_text(result, scale_of(all_keys()[result.name].unit), difference=False)}"
+        for name, label in _OF_ENGINE
+        if (result := pooled.get(f"engine/{name}")) is not None
+    ]
+    if not parts:
+        return []
+    return [f"vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both): {', '.join(parts)}."]
+
+
 def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_truncated: int = 0) -> list[str]:
     """Return the sentences under the headline table; empty if there are none.
 
@@ -60,7 +75,7 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
     if n_truncated:
         prompts = "1 prompt was" if n_truncated == 1 else f"{n_truncated:,} prompts were"
         notes.append(f"{prompts} longer than the model's context and lost the beginning.")
-    return notes + _noise(pooled)
+    return notes + _noise(pooled) + _engine(pooled)
 
 
 def _measured_by(stage: str) -> str:

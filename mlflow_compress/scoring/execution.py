@@ -124,35 +124,40 @@ class InThisProcess:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
         bodies = [self._body]
         if isinstance(baseline, LoadedModel):
-            bodies.append(_runner(baseline).body)
+            bodies.append(split_body_and_head(baseline.model)[0])
         return next((r for r in (reason_not_to_pack(body, max_length) for body in bodies) if r is not None), None)
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         """Run what an interrupted run has not finished; write the results down as they come."""
-        scoring = ScoringPass(
-            runner=ModelRunner(self._body, self._head),
-            head_rows=work.head_rows,
-            capture=work.capture,
-            baseline=_runner(work.baseline) if isinstance(work.baseline, LoadedModel) else work.baseline,
-            entropy=work.entropy,
-        )
-        groups = group_units(work.plan, work.head_rows)
-        if not groups:
-            return work.empty(), 0
-        parts = work.parts()
-        missing = parts.missing()
-        to_do = set(missing)
-        fresh: list[Arrays] = []
-        written = time.monotonic()
-        with work.bar(missing) as bar:
-            for number, results in scoring.run(work.plan, work.targets, missing):
-                fresh.append(results)
-                bar.update(groups[number].n_tokens)
-                if number + 1 not in to_do or (work.resume is not None and time.monotonic() - written >= work.seconds):
-                    captured = work.capture.take() if work.capture is not None else None
-                    parts.add(number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured)
-                    fresh, written = [], time.monotonic()
-        return parts.joined(), scoring.n_splits
+        baseline = _runner(work.baseline) if isinstance(work.baseline, LoadedModel) else work.baseline
+        return run_pass(work, ModelRunner(self._body, self._head), baseline)
+
+
+def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None) -> tuple[Arrays, int]:
+    """Run what an interrupted run has not finished, with a head in this process; write the results down as they come.
+
+    Return all results, and how often memory ran out.
+    """
+    scoring = ScoringPass(
+        runner=runner, head_rows=work.head_rows, capture=work.capture, baseline=baseline, entropy=work.entropy
+    )
+    groups = group_units(work.plan, work.head_rows)
+    if not groups:
+        return work.empty(), 0
+    parts = work.parts()
+    missing = parts.missing()
+    to_do = set(missing)
+    fresh: list[Arrays] = []
+    written = time.monotonic()
+    with work.bar(missing) as bar:
+        for number, results in scoring.run(work.plan, work.targets, missing):
+            fresh.append(results)
+            bar.update(groups[number].n_tokens)
+            if number + 1 not in to_do or (work.resume is not None and time.monotonic() - written >= work.seconds):
+                captured = work.capture.take() if work.capture is not None else None
+                parts.add(number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured)
+                fresh, written = [], time.monotonic()
+    return parts.joined(), scoring.n_splits
 
 
 def _runner(loaded: LoadedModel) -> ModelRunner:

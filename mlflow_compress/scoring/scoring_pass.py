@@ -14,7 +14,6 @@ import torch
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.scoring.baseline_store.store_manifest import Keys
 from mlflow_compress.scoring.checkpointing.journal import Arrays
-from mlflow_compress.scoring.forward.body import Body
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
@@ -58,11 +57,27 @@ class Targets:
         return self.token[first].astype(np.int32)
 
 
+class StatesBody(Protocol):
+    """Interface of a body: `forward.body.Body`, or one that another engine runs."""
+
+    def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> torch.Tensor:
+        """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size)."""
+
+    def has(self, prefix: int) -> bool:
+        """Whether a unit behind this cached prefix can run."""
+
+    def forget(self, prefix: int) -> None:
+        """Free a cached prefix that no later unit needs."""
+
+    def clear(self) -> None:
+        """Free every cached prefix."""
+
+
 @dataclass(frozen=True)
 class ModelRunner:
     """Runs one model: its body and its head."""
 
-    body: Body
+    body: StatesBody
     head: LanguageModelHead
 
 
@@ -185,7 +200,7 @@ class ScoringPass:
 
     def _states(
         self,
-        body: Body,
+        body: StatesBody,
         unit: PackedBatch | PaddedBatch,
         attention: TreeAttention,
         prefix_units: dict[int, PackedBatch],

@@ -121,6 +121,7 @@ def evaluate_variant(
             baseline=baseline.records,
             variant=outputs.records,
             noise=baseline.noise,
+            engine=baseline.engine,
             settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
         ),
         baseline=baseline,

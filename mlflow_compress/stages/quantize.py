@@ -13,6 +13,7 @@ from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Check
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO, NONE, method_config
 from mlflow_compress.compression.pipeline import compress_model
+from mlflow_compress.compression.shared.vllm_limits import check_target
 from mlflow_compress.compression.staging import drop_unfinished_folders
 from mlflow_compress.config import QuantizeConfig, as_text
 from mlflow_compress.errors import ConfigError
@@ -112,6 +113,7 @@ def quantize(
         model in memory, that is a `ReloadMismatchError`, and no checkpoint is left in the output folder.
     """
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
+    check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = checkpoint_folder(config, settings, source, texts)
     folder.parent.mkdir(parents=True, exist_ok=True)

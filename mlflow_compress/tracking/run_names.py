@@ -36,6 +36,7 @@ FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the oth
 
 # Artifact folders and files of the stages' runs.
 RECORDS, NOISE = "records", "noise"
+ENGINE = "engine"  # of a baseline that another engine ran: records of its checkpoint under transformers
 EMBEDDINGS = "embeddings"  # of a judge run: vectors of the answers of "baseline", "again" and "variant"
 BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
 ANSWERS = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL

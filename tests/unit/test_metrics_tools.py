@@ -31,6 +31,7 @@ from mlflow_compress.metrics.stats.sample_size import (
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
+from mlflow_compress.reporting.footnotes import footnotes
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -58,6 +59,19 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     assert distinguishable(_result(-0.05, -0.06, -0.04), change, direction="neither")
     assert not distinguishable(_result(0.05, -0.01, 0.11), change, direction="neither")
     assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
+
+
+def test_the_engines_own_distance_is_the_noise_floors_arithmetic_on_its_own_records() -> None:
+    found = headline(compute_all(replace(FULL, engine=FULL.noise)))
+    names = [name for name in found if name.startswith("engine/")]
+    assert {name.replace("engine/", "noise/") for name in names} == {n for n in found if n.startswith("noise/")}
+    for name in names:
+        floor = found[name.replace("engine/", "noise/")]
+        assert (found[name].value, found[name].low, found[name].n) == (floor.value, floor.low, floor.n)
+    assert found["engine/kl_mean"].value > 0 and found["engine/kl_mean"].n < found["distance/kl_mean"].n + 1
+    notes = footnotes(found)
+    assert any(note.startswith("vLLM's own distance") and "KL 0." in note and "flips " in note for note in notes)
+    assert not any("vLLM" in note for note in footnotes(headline(compute_all(FULL))))
 
 
 def _labels(inputs):

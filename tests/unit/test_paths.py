@@ -27,6 +27,12 @@ def test_a_relative_folder_becomes_absolute(name: str, folder: Path) -> None:
     assert absolute_paths(MainConfig(**{name: "model"})).values()[name] == str(folder / "model")
 
 
+def test_the_python_of_a_virtual_environment_stays_a_link(folder: Path) -> None:
+    (folder / "python").symlink_to(folder / "mine.jsonl")
+    assert absolute_paths(MainConfig(vllm_python="python")).running.vllm_python == str(folder / "python")
+    assert absolute_paths(MainConfig(vllm_python="python3")).running.vllm_python == "python3"  # found by PATH
+
+
 @pytest.mark.parametrize("name", ["calibration", "instructions", "tasks"])
 def test_a_relative_file_becomes_absolute(name: str, folder: Path) -> None:
     assert absolute_paths(MainConfig(**{name: "mine.jsonl"})).values()[name] == str(folder / "mine.jsonl")

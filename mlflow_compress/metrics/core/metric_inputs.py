@@ -103,6 +103,9 @@ class MetricInputs:
         The compressed model's records. Without it the baseline itself is the subject of the single-model metrics.
     noise : RunRecords, optional
         The baseline's second run under another batch composition, with its distances from the first.
+    engine : RunRecords, optional
+        The baseline's checkpoint under transformers, where another engine runs baseline and variant, with its
+        distances from the first run.
     embeddings : AnswerEmbeddings, optional
         Input of the similarity metrics.
     settings : MetricSettings
@@ -112,6 +115,7 @@ class MetricInputs:
     baseline: RunRecords
     variant: RunRecords | None = None
     noise: RunRecords | None = None
+    engine: RunRecords | None = None
     embeddings: AnswerEmbeddings | None = None
     settings: MetricSettings = field(default_factory=MetricSettings)
 

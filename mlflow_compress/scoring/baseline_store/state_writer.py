@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save
 
 from mlflow_compress.errors import StoreError
-from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.models.loading import LoadedModel, tokenizer_hash
+from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.scoring.baseline_store.store_manifest import (
     FORMAT,
     HEAD_FILE,
@@ -26,7 +25,7 @@ from mlflow_compress.scoring.baseline_store.store_manifest import (
     StoreManifest,
     write_file,
 )
-from mlflow_compress.scoring.baseline_store.stored_rows import StoredRows, head_file
+from mlflow_compress.scoring.baseline_store.stored_rows import ModelWithHead, StoredRows, head_file
 
 
 class StoredModel(IdentifiedModel, Protocol):
@@ -92,7 +91,7 @@ class StateWriter:
         if (self.folder / MANIFEST).exists():
             raise StoreError("The folder holds a finished store", got=str(folder), fix="Give another, or delete it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._stored = StoredRows(loaded) if isinstance(loaded, LoadedModel) else None
+        self._stored = StoredRows(loaded) if isinstance(loaded, ModelWithHead) else None
         self._pending: list[CapturedRows] = []
         self._written: list[dict[str, Any]] = []
         self.shards: list[dict[str, Any]] = []
@@ -211,7 +210,7 @@ class StateWriter:
             self._pending = []
 
     def _own_head(self) -> bytes:
-        assert isinstance(self.loaded, LoadedModel)
+        assert isinstance(self.loaded, ModelWithHead)
         return head_file(self.loaded)
 
     def _know(self, kind: str, reason: str | None, head: Callable[[], bytes]) -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.baseline_store.store_manifest import LOG_PROBS, STATES
 from mlflow_compress.scoring.forward.head import rebuild_head
 
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ModelWithHead(Protocol):
+    """Interface of a model whose head is in this process: a `LoadedModel`, or one whose body another engine runs."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; its body needs no weights."""
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """Its configuration, from which the head's own code is rebuilt."""
 
 
 class StoredRows:
@@ -30,7 +42,7 @@ class StoredRows:
         Why the rows are log-probabilities.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: ModelWithHead) -> None:
         self._loaded = loaded
         self.kind: str | None = None
         self.reason: str | None = None
@@ -72,7 +84,7 @@ class StoredRows:
         return None
 
 
-def head_file(loaded: LoadedModel) -> bytes:
+def head_file(loaded: ModelWithHead) -> bytes:
     """Return the content of the file with the weights of a model's head, in safetensors format."""
     return bytes(save(_head_weights(loaded.model.get_output_embeddings())))
 

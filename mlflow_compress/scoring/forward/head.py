@@ -163,13 +163,18 @@ def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> He
     weights : mapping of str to Tensor
         "weight", shape (vocab_size, hidden_size), and perhaps "bias".
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    fields = {k: v for k, v in config.items() if k not in ("quantization_config", "model_type")}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
+    model = empty_model(config)
     vocab_size, hidden_size = weights["weight"].shape
     linear = torch.nn.Linear(hidden_size, vocab_size, bias="bias" in weights, device="meta")
     linear.load_state_dict({name: aligned(weight) for name, weight in weights.items()}, assign=True)
     model.set_output_embeddings(linear)
     return Head(model.eval())
+
+
+def empty_model(config: Mapping[str, Any]) -> Any:
+    """Return the transformers model of a configuration with its `model_type`, without any weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {k: v for k, v in config.items() if k not in ("quantization_config", "model_type")}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))

@@ -11,8 +11,9 @@ from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.scoring.forward.body import scaled_positions
+from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
 
 Tensor = torch.Tensor
 _SPARE = 64  # positions; how much room a cache gets when it is full

@@ -48,7 +48,7 @@ def decode(
     """
     from tqdm import tqdm
 
-    ends = _end_tokens(loaded) | set(end_tokens)
+    ends = end_tokens_of(loaded.model.generation_config, loaded.tokenizer) | set(end_tokens)
     speed = Speed() if speed is None else speed
     reason = reason_not_to_cache(loaded.model)
     if reason is not None:
@@ -170,12 +170,12 @@ class _Ended:
         return torch.tensor([row.done for row in self._batch], device=input_ids.device)
 
 
-def _end_tokens(loaded: CausalLM) -> set[int]:
-    """Return the end tokens of the checkpoint and of its tokenizer."""
-    named = getattr(loaded.model.generation_config, "eos_token_id", None)
+def end_tokens_of(settings: Any, tokenizer: Any) -> set[int]:
+    """Return the end tokens of a checkpoint's generation settings and of its tokenizer."""
+    named = getattr(settings, "eos_token_id", None)
     ends = set(named if isinstance(named, list) else [] if named is None else [named])
-    if loaded.tokenizer.eos_token_id is not None:
-        ends.add(loaded.tokenizer.eos_token_id)
+    if tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
     return ends
 
 

@@ -17,8 +17,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.checkpointing.generation_checkpoint import GenerationCheckpoint
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.generation_rows import CausalLM, GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
 from mlflow_compress.scoring.generation.reasoning import reasoning_span
 from mlflow_compress.scoring.generation.remote_decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
@@ -43,12 +42,12 @@ class MultiTurnInstruction(Protocol):
         """The user's messages, one per turn."""
 
 
-def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
+def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
     """Return `config.samples` continuations of every prompt.
 
     Parameters
     ----------
-    loaded : CausalLM
+    loaded : CausalLM or RemoteCausalLM
         The model, in eval mode.
     prompts : sequence of str
         Raw text, to which the tokenizer adds its special tokens. A prompt that is longer than the model's context is
@@ -68,7 +67,7 @@ def generate(loaded: CausalLM, prompts: Sequence[str], config: GenerationConfig)
     """
     rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
     _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
-    decode(loaded, rows, config)
+    decoder(loaded)(rows, config, until=(), end_tokens=(), label="generate")
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
 

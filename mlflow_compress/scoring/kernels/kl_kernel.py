@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mlflow_compress.scoring.kernels.compiled_cache import cached
 from mlflow_compress.scoring.kernels.numba_kernel import (
     _FAR,
     _ONE,
     _RUN,
     _columns,
-    _compiled,
     _empty_outputs,
     _exp,
     _expm1,
@@ -76,7 +76,7 @@ def _first_highest(logits, maxima):  # type: ignore[no-untyped-def]
     return best * BLOCK  # a NaN equals nothing; its normaliser is refused
 
 
-@_compiled
+@cached
 def _kl_of_rows(base, variant, base_normal, normal, kl, top):  # type: ignore[no-untyped-def]
     """Write both models' ln sum e^x, the KL of every row (NaN where it is not exact), and the variant's best token."""
     maxima = np.empty(-(-variant.shape[1] // BLOCK), dtype=f32)

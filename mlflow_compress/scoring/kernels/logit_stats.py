@@ -83,7 +83,7 @@ def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
     found = kl_kernel.compute_kl_rows(logits, baseline)
     _require_finite(found.log_normaliser, found.base_log_normaliser)
     kl = found.kl
-    for row in _unsure(kl[None]).split(max(1, _STABLE_ELEMENTS // logits.shape[1])):
+    for row in torch.split(_unsure(kl[None]), max(1, _STABLE_ELEMENTS // logits.shape[1])):
         kl[row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))[0]
     return kl.double(), found.top
 
@@ -123,6 +123,6 @@ def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Te
     """Return the distances by name; rows for which the fast formulas are not exact take the stable ones."""
     assert sums.distances is not None
     distances = sums.distances
-    for row in _unsure(distances).split(max(1, _STABLE_ELEMENTS // logits.shape[1])):
+    for row in torch.split(_unsure(distances), max(1, _STABLE_ELEMENTS // logits.shape[1])):
         distances[:, row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
     return dict(zip(DIVERGENCES, distances.double().cpu(), strict=True))

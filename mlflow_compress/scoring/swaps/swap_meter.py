@@ -16,7 +16,7 @@ from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
-from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
 from mlflow_compress.scoring.kernels.logit_stats import compute_kl
 from mlflow_compress.scoring.plan.corpus_windows import Windows
@@ -67,6 +67,9 @@ class SwapMeter:
     ) -> None:
         self.baseline = baseline
         self._runner = _runner(baseline)
+        body = self._runner.body
+        assert isinstance(body, Body)  # of a model in this process
+        self._body = body
         self.whole_model_reason: str | None = None
         self._state_bytes, self._suffix_only, self._progress = state_bytes, suffix_only, progress
         limits = default_limits(baseline.vocab_size, on_gpu=baseline.device.type == "cuda")
@@ -126,7 +129,7 @@ class SwapMeter:
         plan, targets = windows.plan(self._batch_tokens)
         units = [unit for unit in plan.units if isinstance(unit, PaddedBatch)]
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
-        kept = KeptOutputs(self._runner.body, longest, self._state_bytes)
+        kept = KeptOutputs(self._body, longest, self._state_bytes)
         self.whole_model_reason = kept.whole_model_reason
         starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
         about = {
@@ -169,7 +172,7 @@ class SwapMeter:
         logits = [chunk.clone() for chunk in self._logits(self._runner.head, states)]
         columns = []
         for swap, start in zip(swaps, starts, strict=True):
-            with swapped(self._runner.body.model, swap):
+            with swapped(self._body.model, swap):
                 moved = kept.run_from(start, unit)
                 columns.append(_compared(self._logits(self._head(swap), moved), logits))
             if swap.name == NO_SWAP and columns[-1]["kl"].any():
@@ -186,7 +189,7 @@ class SwapMeter:
     def _head(self, swap: Swap) -> LanguageModelHead:
         """Return the baseline's head, or the one that a swap brings along."""
         head = self._runner.head
-        return Head(self._runner.body.model) if isinstance(head, Head) and head.name in swap.modules else head
+        return Head(self._body.model) if isinstance(head, Head) and head.name in swap.modules else head
 
     def _logits(self, head: LanguageModelHead, states: Tensor) -> Iterator[Tensor]:
         # Cloned, because a product's rounding may depend on where its input is in memory.

@@ -16,14 +16,14 @@ from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.models.loading import load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
-from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
+from mlflow_compress.scoring.serving.served_model import ServedModel
 from mlflow_compress.stages.evaluation import run_model as run_model_module
 from mlflow_compress.stages.evaluation.eval_metadata import (
     PROMPT_SETTINGS,
@@ -35,13 +35,13 @@ from mlflow_compress.stages.evaluation.eval_metadata import (
 )
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
-from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.evaluation.open_models import OpenModel, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
 from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE
@@ -63,6 +63,8 @@ class Baseline:
         Stored next to the records.
     noise : RunRecords
         Records of the second run, on a sample of the items.
+    engine : RunRecords or None
+        Records of its checkpoint under transformers, on the same sample, where another engine runs it.
     states : Path or None
         Folder of the baseline's states, see `StateStore`; None where every answer is generated.
     fresh : bool
@@ -74,6 +76,7 @@ class Baseline:
     records: RunRecords
     metadata: EvalMetadata
     noise: RunRecords
+    engine: RunRecords | None
     states: Path | None
     fresh: bool
 
@@ -89,21 +92,30 @@ def identity(model: IdentifiedModel) -> dict[str, object]:
         "dtype": str(model.dtype),
         "device": model.device.type,
         **engine_identity(model.path),
+        **model.engine,
         "run_model_sha256": hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest(),
     }
 
 
-def _run_twice(
-    loaded: LoadedModel | RemoteModel, suite: Suite, config: EvaluateConfig, resume: Path
-) -> tuple[ModelOutputs, RunRecords, Path | None]:
-    """Return the baseline's outputs, the records of its second run on a sample, and the folder of its states.
+@dataclass(frozen=True)
+class _Runs:
+    """What the runs of a baseline give: see `Baseline`."""
+
+    outputs: ModelOutputs
+    noise: RunRecords
+    engine: RunRecords | None = None
+    states: Path | None = None
+
+
+def _run_twice(loaded: OpenModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
+    """Return what the baseline's run gives, and its second run on a sample; where vLLM runs it, a third one.
 
     Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
     """
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
         outputs = run_model(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
-        return outputs, RunRecords(items=sample.items), None
+        return _Runs(outputs, RunRecords(items=sample.items))
     states = resume / STATES
     (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
     with StateWriter(states, loaded) as writer:
@@ -112,7 +124,12 @@ def _run_twice(
     other_batches = ScoringConfig(batch_tokens=int(captured.manifest.limits["batch_tokens"]) // 2)
     scorer = Scorer(loaded, other_batches)
     noise = run_model(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
-    return outputs, noise, states
+    engine = None
+    if isinstance(loaded, ServedModel):
+        loaded.vllm.release()  # memory may not hold the model twice
+        here = Scorer(load_model(loaded.config), ScoringConfig())
+        engine = run_model(here, sample, baseline=captured, generations=False, resume=resume / ENGINE).records
+    return _Runs(outputs, noise, engine, states)
 
 
 def _asked(model: LightModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
@@ -137,17 +154,19 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**identity(model), **settings_of(config), "noise_items": config.evaluation.noise_items})
-        outputs, noise, states = _run_twice(load(model), suite, config, resume)
-        if states is not None:
-            run.log_folder(states, STATES)
-        records = outputs.records
+        runs = _run_twice(load(model), suite, config, resume)
+        if runs.states is not None:
+            run.log_folder(runs.states, STATES)
+        records = runs.outputs.records
         records.write(folder / RECORDS)
         write_metadata(folder / RECORDS, eval_metadata(model, config, suite))
-        noise.write(folder / NOISE)
-        results = compute_all(MetricInputs(baseline=records, noise=noise))
+        runs.noise.write(folder / NOISE)
+        if runs.engine is not None:
+            runs.engine.write(folder / ENGINE)
+        results = compute_all(MetricInputs(baseline=records, noise=runs.noise, engine=runs.engine))
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        log_harness_metrics(run, suite, outputs)
+        log_harness_metrics(run, suite, runs.outputs)
 
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
@@ -162,6 +181,7 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
         records=kept(("records", run_id), lambda: RunRecords.read(stored)),
         metadata=read_metadata(stored),
         noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
+        engine=RunRecords.read(store.fetch(run_id, ENGINE)) if model.engine and suite.is_scored else None,
         states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
     )

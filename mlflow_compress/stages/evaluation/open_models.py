@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.errors import ConfigError
@@ -15,26 +15,37 @@ from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.cluster.started_workers import current, started
 from mlflow_compress.scoring.cluster.workers import Workers
+from mlflow_compress.scoring.serving import engines
+from mlflow_compress.scoring.serving.served_model import ServedModel
 
 HERE = EngineConfig()
+OpenModel = LoadedModel | RemoteModel | ServedModel
 
 
 @contextmanager
 def engine_started(
     running: EngineConfig, source: SourceConfig, kind: type[ClusterWorker] = ClusterWorker
 ) -> Iterator[Workers | None]:
-    """Yield the workers of ``engine=ray``, which are there within the block. Blocks within blocks share them."""
+    """Within this block, the workers of ``engine=ray``, or vLLM, are there; workers are yielded. Blocks share them."""
     on_gpu = {"auto": None, "cpu": False, "cuda": True}.get(source.device)
-    if running.engine == "ray" and source.device == BALANCED:
-        raise ConfigError("A worker of engine=ray holds a whole model", got="device=balanced", fix="Use engine=local")
-    with started(running, on_gpu=on_gpu, kind=kind) if running.engine == "ray" else nullcontext() as workers:
+    if running.engine != "local" and source.device == BALANCED:
+        raise ConfigError(
+            f"Models are placed by engine={running.engine} itself", got="device=balanced", fix="Use engine=local"
+        )
+    with ExitStack() as stack:
+        workers = None
+        if running.engine == "ray":
+            workers = stack.enter_context(started(running, on_gpu=on_gpu, kind=kind))
+        elif running.engine == "vllm":
+            stack.enter_context(engines.started(running))
         yield workers
 
 
 def light(path: str, source: SourceConfig, inference: InferenceConfig, running: EngineConfig = HERE) -> LightModel:
     """Return a model without its weights: tokenizer, configuration and hashes, with the stage's dtype and device.
 
-    With ``engine=ray`` its device is that of the workers (see `engine_started`), and they load it.
+    With ``engine=ray`` its device is that of the workers (see `engine_started`), and they load it. With
+    ``engine=vllm`` its body runs in vLLM, and its head on this device.
     """
     device = "cpu" if running.engine == "ray" else source.device
     model = open_light(
@@ -47,22 +58,24 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
             trust_remote_code=source.trust_remote_code,
         )
     )
-    return RemoteModel.of(model, current()) if running.engine == "ray" else model
+    if running.engine == "ray":
+        return RemoteModel.of(model, current())
+    return ServedModel.of(model, engines.current()) if running.engine == "vllm" else model
 
 
-def load(model: LightModel) -> LoadedModel | RemoteModel:
-    """Return the model with its weights loaded, here or, when they are first needed, on the workers."""
-    return model if isinstance(model, RemoteModel) else load_model(model.config)
+def load(model: LightModel) -> OpenModel:
+    """Return the model with its weights loaded, here or, when they are first needed, where it runs."""
+    return model if isinstance(model, RemoteModel | ServedModel) else load_model(model.config)
 
 
 class OneLoaded:
     """Loads models, one at a time: the last one stays in memory until another is asked for, or until `free`."""
 
     def __init__(self) -> None:
-        self._loaded: LoadedModel | RemoteModel | None = None
+        self._loaded: OpenModel | None = None
         self._config: LoadConfig | None = None
 
-    def __call__(self, model: LightModel) -> LoadedModel | RemoteModel:
+    def __call__(self, model: LightModel) -> OpenModel:
         """Return the model with its weights loaded; without loading it again where it is the last one."""
         if self._loaded is None or self._config != model.config:
             self.free()

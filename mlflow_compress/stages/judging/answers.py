@@ -11,14 +11,12 @@ from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, RunRecords
-from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.evaluation.open_models import OneLoaded
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, OpenModel
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.tracking import run_names
@@ -45,7 +43,7 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: LoadedModel | RemoteModel,
+    loaded: OpenModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -62,7 +60,7 @@ def _sample(
 
 
 def _answers(
-    loaded: LoadedModel | RemoteModel,
+    loaded: OpenModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,

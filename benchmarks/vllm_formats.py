@@ -1,0 +1,123 @@
+"""Load every method's checkpoint in vLLM, and compare its log-probabilities with transformers' of the same checkpoint.
+
+    python benchmarks/vllm_formats.py --vllm_python vllm-env/bin/python --work WORK
+
+One line per method and bits is added to `mlflow_compress/compression/vllm_formats.jsonl`, with the versions, and the
+distances over the whole vocabulary or vLLM's own reason for a refusal; lines that are there stay, unless their versions
+are others. `tools/write_methods_table.py` makes the table of docs/how-to/vllm.md and the column "runs in" of them.
+
+The reference is transformers in float32. What vLLM's dtype alone explains is measured beside it: transformers in that
+dtype.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlflow_compress as mc
+from mlflow_compress.compression import method_table
+from mlflow_compress.compression.method import METHODS
+from mlflow_compress.config import EngineConfig, EvaluateConfig
+from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
+from mlflow_compress.models.light_model import open_light
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.records import TokenDistances, TokenScores
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.serving.engines import started
+from mlflow_compress.scoring.serving.served_model import ServedModel
+from mlflow_compress.stages.task_inputs import suite_of
+
+RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
+TOKENS, WINDOW = 2048, 512
+FIRST = ("none", "rtn", "gptq", "awq", "w8a8", "smoothquant", "fp8", "wanda", "sparsegpt", "layer-drop")
+FEWER = {"calibration_samples": 16, "calibration_length": 128}
+DTYPE = "bfloat16"  # vLLM's CPU kernels for quantized weights take no other
+
+
+def variants() -> list[tuple[str, int | None]]:
+    """Return every method with every number of bits; those that vLLM is known to take come first."""
+    names = [*FIRST, *(name for name, _ in METHODS.items() if name not in (*FIRST, "checkpoint"))]
+    return [(name, bits) for name in names for bits in METHODS.get(name).supported_bits or (None,)]
+
+
+def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) -> dict[str, Any]:
+    """Compress the demo, and return how far vLLM is from transformers on it; or why it was not measured."""
+    try:
+        variant = mc.compress(
+            "demo",
+            method,
+            store=work / "store",
+            output_dir=str(work / "checkpoints"),
+            **({"bits": bits} if bits is not None else {}),
+            **FEWER,
+        )
+    except MissingDependencyError as error:
+        return {"not_run": str(error)}
+    corpus = suite_of(EvaluateConfig(tasks="demo")).corpora[0]
+    path = str(variant.folder)
+    states = work / "states" / variant.name
+
+    def score(model: Any, **how: Any) -> tuple[TokenScores, TokenDistances | None]:
+        scorer = Scorer(model, ScoringConfig(progress=False))
+        return scorer.score_corpus("demo", corpus.text, window=WINDOW, max_tokens=TOKENS, **how)
+
+    exact = load_model(LoadConfig(path=path, dtype="float32", device="cpu"))
+    if not (states / "manifest.json").is_file():
+        with StateWriter(states, exact) as writer:
+            score(exact, capture=writer)
+    store = StateStore.open(states, baseline=exact)
+    reference, _ = score(exact)
+    rounded = score(load_model(LoadConfig(path=path, dtype=DTYPE, device="cpu")), baseline=store)
+    found: dict[str, Any] = {"tokens": len(reference), **distances("transformers", reference, *rounded)}
+    with started(settings) as vllm:
+        try:
+            model = ServedModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
+            found |= distances("vllm", reference, *score(model, baseline=store))
+        except MlflowCompressError as error:
+            reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]
+            found["refused"] = reason.replace(path, "FOLDER")
+    return found
+
+
+def distances(who: str, reference: TokenScores, scores: TokenScores, moved: TokenDistances | None) -> dict[str, float]:
+    """Return the mean and the largest KL to the reference, and the mean difference of the tokens' log-probabilities."""
+    assert moved is not None
+    kl = np.asarray(moved.column("kl"))
+    ours, theirs = np.asarray(reference.column("nll")), np.asarray(scores.column("nll"))
+    return {
+        f"{who}_kl": float(kl.mean()),
+        f"{who}_kl_max": float(kl.max()),
+        f"{who}_difference": float(np.abs(ours - theirs).mean()),
+    }
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm_python")
+    parser.add_argument("--work", required=True, type=Path)
+    parser.add_argument("--most", type=int, default=1000, help="variants to measure now")
+    options = parser.parse_args()
+    settings = EngineConfig(vllm_python=options.vllm_python)
+    with started(settings) as vllm:
+        versions = {name: v for name, v in vllm.described.items() if name != "arguments"}
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
+    lines = [line for line in lines if line["versions"] == versions]
+    done = {(line["method"], line["bits"]) for line in lines}
+    missing = [one for one in variants() if one not in done]
+    for method, bits in missing[: options.most]:
+        found = {"method": method, "bits": bits, **measured(method, bits, settings, options.work), "versions": versions}
+        print(json.dumps(found), flush=True)
+        lines.append(found)
+        RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What vLLM's kernels take, said before anything is compressed: formats, bits, group sizes and shapes of layers.
+
+From the source of vLLM 0.32.0: `quantization/__init__.py` for formats; for packed weights `mixed_precision/cpu.py` on
+CPUs, and Marlin (`marlin_utils.py`) on CUDA. benchmarks/vllm_formats.py loads every format in the CPU build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlflow_compress.compression.method import Method
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+PACKED = "compressed-tensors (pack-quantized)"
+FORMATS = (
+    PACKED,
+    "compressed-tensors (float-quantized)",
+    "compressed-tensors (int-quantized)",
+    "safetensors",
+    "safetensors (dense)",
+)
+_MARLIN_GROUPS = (32, 64, 128)
+
+
+def check_target(target: str, method: Method, settings: Any, source: SourceModel) -> None:
+    """Refuse a checkpoint that vLLM could not serve.
+
+    Parameters
+    ----------
+    target : str
+        "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), or "any", which accepts everything.
+    method : Method
+    settings : MethodConfig
+    source : SourceModel
+
+    Raises
+    ------
+    UnsupportedError
+        Naming the format, or the first layer, and the limit.
+    """
+    if target == "any":
+        return
+    label, written = method.label(settings), method.format_of(settings)
+    fix = "Choose another method, other bits or another group_size, or leave target=any"
+    if written not in FORMATS:
+        raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
+    if written != PACKED:
+        return
+    bits, group = int(settings.bits), settings.group_size
+    reasons = [_reason_of_cpu(bits, group, source.linear)]
+    if target == "vllm":
+        reasons.append(_reason_of_marlin(bits, group, source.linear))
+    if all(reasons):
+        raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
+
+
+def _reason_of_cpu(bits: int, group: int | str, layers: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return why the CPU build's kernel does not take these layers; None where it does."""
+    if bits != 4:
+        return f"on a CPU it takes 4 bits, not {bits}"
+    if isinstance(group, int) and group % 2:
+        return f"on a CPU it takes even group sizes, not {group}"
+    return _shapes("on a CPU", layers, 32, 32)
+
+
+def _reason_of_marlin(bits: int, group: int | str, layers: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return why Marlin does not take these layers; None where it does."""
+    if bits not in (4, 8):
+        return f"on CUDA it takes 4 and 8 bits, not {bits}"
+    if isinstance(group, int) and group not in _MARLIN_GROUPS:
+        return f"on CUDA it takes group sizes {_MARLIN_GROUPS} and 'channel', not {group}"
+    return _shapes("on CUDA", layers, 64, 128)
+
+
+def _shapes(where: str, layers: Mapping[str, tuple[int, int]], of_outputs: int, of_inputs: int) -> str | None:
+    for name, (n_outputs, n_inputs) in layers.items():
+        if n_outputs % of_outputs or n_inputs % of_inputs:
+            return (
+                f"{where} it takes multiples of {of_outputs} outputs and {of_inputs} inputs, "
+                f"and {name} has {n_outputs} and {n_inputs}"
+            )
+    return None

@@ -1,0 +1,212 @@
+"""A model in vLLM, as the stages see it: its body runs there, its head here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.identity import stored_config
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.models.memory_alignment import rounding_identity
+from mlflow_compress.scoring.checkpointing.journal import Arrays
+from mlflow_compress.scoring.execution import Baseline, PassWork, run_pass
+from mlflow_compress.scoring.forward.head import Head
+from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
+from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationRow, Speed
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.scoring_pass import ModelRunner
+from mlflow_compress.scoring.serving.engines import VllmEngine
+from mlflow_compress.scoring.serving.served_body import ServedBody
+from mlflow_compress.scoring.serving.served_head import read_head
+from mlflow_compress.scoring.serving.vllm_process import VllmProcess
+
+_PROBE = 12  # tokens of which vLLM's own log-probabilities are compared with ours
+
+
+@dataclass(frozen=True)
+class ServedModel(LightModel):
+    """A model that vLLM loads when it is first needed.
+
+    Attributes
+    ----------
+    vllm : VllmEngine
+    """
+
+    vllm: VllmEngine
+
+    @classmethod
+    def of(cls, light: LightModel, vllm: VllmEngine) -> ServedModel:
+        """Return the model in vLLM."""
+        return cls(**{field.name: getattr(light, field.name) for field in fields(LightModel)}, vllm=vllm)
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers besides our own code: the engine, its version, its device and settings."""
+        return {"engine": "vllm", **{f"vllm {name}": value for name, value in self.vllm.described.items()}}
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers: in vLLM (see `engine`), and here, for the head."""
+        return {**rounding_identity(self.device), **self.engine}
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as a baseline store keeps it, see `LoadedModel`."""
+        return stored_config(self.model_config)
+
+    @cached_property
+    def head(self) -> Head:
+        """Its head, in this process."""
+        return read_head(self).to(self.device)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model without the weights of its body: what a baseline store takes the head from."""
+        return self.head.model
+
+    @property
+    def execution(self) -> ServedExecution:
+        """Runs passes with it."""
+        return ServedExecution(self)
+
+    def process(self) -> VllmProcess:
+        """Return the process in which vLLM holds it, checked when it is new.
+
+        Raises
+        ------
+        UnsupportedError
+            vLLM does not load it, or our head on vLLM's states does not give vLLM's own log-probabilities.
+        """
+        process, is_new = self.vllm.process(
+            str(self.path),
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_length=self.max_length,
+            trust_remote_code=self.config.trust_remote_code,
+        )
+        if is_new:
+            self._check(process)
+        return process
+
+    def _check(self, process: VllmProcess) -> None:
+        ids = np.random.default_rng(1).integers(0, self.vocab_size, size=_PROBE).astype(np.int32)
+        own = torch.from_numpy(process.logprobs([ids])[0])
+        states = process.states([ids], [range(_PROBE - 1)])
+        logprobs = torch.log_softmax(self.head.logits(states).cpu().double(), dim=-1)
+        ours = logprobs[torch.arange(_PROBE - 1), torch.from_numpy(ids[1:].astype(np.int64))]
+        worst = float((ours - own).abs().max())
+        # vLLM rounds the logits of a half-precision head to 3 digits, which we do not; a wrong head is far off.
+        if not worst <= (1e-3 if self.dtype == torch.float32 else 0.05 * float(own.abs().max())):
+            raise UnsupportedError(
+                f"The head on vLLM's states differs from vLLM's own log-probabilities by {worst:.1e} nat",
+                got=str(self.path),
+                fix="Use engine=local",
+            )
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
+    ) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does, with our own sampler and seeds.
+
+        vLLM chooses which rows it computes together, so that its answers may depend on that by rounding.
+        """
+        ends = sorted(end_tokens_of(self.generation_settings, self.tokenizer) | set(end_tokens))
+        speed = Speed() if speed is None else speed
+        with tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar:
+            ending = Ending(self.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
+            for shard in shards(rows, config):
+                if all(row.done for row in shard):
+                    bar.update(len(shard))
+                    continue
+                drafts = [row.restarted() for row in shard]
+                begin = time.perf_counter()
+                self._generate(drafts, config, ends, ending)
+                speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
+                speed.seconds += time.perf_counter() - begin
+                for row, draft in zip(shard, drafts, strict=True):
+                    row.take(draft)
+                after_shard()
+
+    def _generate(
+        self, rows: Sequence[GenerationRow], config: GenerationConfig, ends: Sequence[int], ending: Ending
+    ) -> None:
+        def draw(row: GenerationRow) -> dict[str, Any] | None:
+            if row.temperature == 0:
+                return None
+            numbers = row.u.tolist()
+            return {"u": numbers, "temperature": row.temperature, "top_k": config.top_k, "top_p": config.top_p}
+
+        written = self.process().generate(
+            [row.prompt for row in rows], [config.max_new_tokens] * len(rows), [draw(row) for row in rows], ends
+        )
+        for row, tokens in zip(rows, written, strict=True):
+            for token in tokens:
+                if not row.done:  # vLLM does not know our stop texts, and writes on behind them
+                    ending.add(row, token)
+
+    @cached_property
+    def generation_settings(self) -> Any:
+        """The checkpoint's own generation settings, as transformers reads them."""
+        from transformers import GenerationConfig as Settings
+
+        if (self.path / "generation_config.json").is_file():
+            return Settings.from_pretrained(self.path, local_files_only=True)
+        return Settings.from_model_config(self.model_config)
+
+
+class ServedExecution:
+    """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    @property
+    def whole_model_reason(self) -> str | None:
+        """Why the whole model runs instead of its body: it never does."""
+        return None
+
+    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+        """Return None: vLLM shares the prefixes of any sequences, in the order of a packed plan."""
+        return None
+
+    def run(self, work: PassWork) -> tuple[Arrays, int]:
+        """Run what an interrupted run has not finished; write the results down as they come.
+
+        Raises
+        ------
+        AlignmentError
+            The baseline was scored on other tokens.
+        UnsupportedError
+            vLLM does not load the model, or the baseline is a model in this process.
+        WorkerError
+            vLLM failed.
+        """
+        if isinstance(work.baseline, LoadedModel):
+            raise UnsupportedError("engine=vllm compares with a stored baseline, not with a model in this process")
+        if not work.plan.units:
+            return work.empty(), 0
+        process = self._model.process()
+        process.forget()  # a position that is cached has no state
+        body = ServedBody(work.plan, work.head_rows, process.states)
+        try:
+            return run_pass(work, ModelRunner(body, self._model.head), work.baseline)
+        finally:
+            body.clear()
+            if body.busy:  # the pass was interrupted
+                self._model.vllm.release()

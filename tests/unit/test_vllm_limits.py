@@ -1,0 +1,69 @@
+"""What vLLM's kernels do not take is said before anything is compressed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress.compression.method import METHODS
+from mlflow_compress.compression.shared.vllm_limits import check_target
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel, resolve
+from mlflow_compress.stages.model_names import model_path
+
+
+@pytest.fixture(scope="module")
+def source() -> SourceModel:
+    return resolve(model_path("demo"))  # layers of 256 and 512 features
+
+
+def reason(target: str, source: SourceModel, method: str, **settings: Any) -> str | None:
+    found = METHODS.get(method)
+    try:
+        check_target(target, found, found.Config(**settings), source)
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("method", ["none", "awq", "w8a8", "smoothquant", "fp8", "wanda", "layer-drop"])
+def test_what_vllm_was_seen_to_load_is_accepted(method: str, source: SourceModel) -> None:
+    assert reason("vllm-cpu", source, method) is None and reason("vllm", source, method) is None
+
+
+def test_eight_bits_have_a_kernel_on_cuda_only(source: SourceModel) -> None:
+    assert reason("vllm", source, "rtn", bits=8) is None
+    assert "has no kernel for rtn-8bit-g128: on a CPU it takes 4 bits, not 8." in str(
+        reason("vllm-cpu", source, "rtn", bits=8)
+    )
+    found = str(reason("vllm", source, "rtn", bits=3))
+    assert "on a CPU it takes 4 bits, not 3; on CUDA it takes 4 and 8 bits, not 3" in found
+
+
+def test_shapes_and_group_sizes_are_named(source: SourceModel) -> None:
+    narrow = replace(source, linear={**source.linear, "model.layers.0.mlp.up_proj": (520, 256)})  # 520 is 16.25 x 32
+    found = str(reason("vllm", narrow, "rtn", bits=4))
+    assert "multiples of 32 outputs and 32 inputs, and model.layers.0.mlp.up_proj has 520 and 256" in found
+    assert "multiples of 64 outputs and 128 inputs" in found
+    wide = replace(
+        source, linear={"model.layers.0.mlp.up_proj": (96, 96)}
+    )  # the CPU's kernel takes it, Marlin does not
+    assert reason("vllm", wide, "rtn", bits=4, group_size=32) is None
+    assert reason("vllm", source, "rtn", bits=4, group_size=16) is None  # the CPU's kernel takes it
+    assert "not 16" in str(reason("vllm", source, "rtn", bits=8, group_size=16))
+
+
+@pytest.mark.parametrize("method", ["hqq", "gguf", "bnb-nf4", "slicegpt", "kv-cache"])
+def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceModel) -> None:
+    assert "vLLM does not read the format of" in str(reason("vllm", source, method))
+    assert reason("any", source, method) is None
+
+
+def test_the_stage_refuses_before_it_compresses(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no kernel for rtn-2bit"):
+        mc.compress("demo", "rtn", bits=2, target="vllm", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
+    assert not list((tmp_path / "out").glob("*rtn*"))
