@@ -1,10 +1,11 @@
 """Peak memory of compressing a random model of a billion weights, whole and layer by layer from the disk.
 
 The model has the layers of Llama-3.2-1B (hidden 2048, feed-forward 8192, 32 heads, 8 for keys) in bfloat16 and the
-demo's small vocabulary: 16 layers are 0.98 billion weights, 2 GB on disk. Each row is a process of its own. "above the
-libraries" is the most anonymous memory that it held (see `anonymous_memory.py`), less what it held before it loaded the
-model. "resident" is the peak with pages of mapped files and with the libraries. The reload check, which runs in a
-process of its own, is in neither. With several depths the last lines say what a further layer costs.
+demo's small vocabulary: 16 layers are 0.98 billion weights, 2 GB on disk; `--hidden` makes it narrower. Each row is a
+process of its own. "above the libraries" is the most anonymous memory that it held (see `anonymous_memory.py`), less
+what it held before it loaded the model. "resident" is the peak with pages of mapped files and with the libraries. The
+reload check, which runs in a process of its own, is in neither. With several depths the last lines say what a further
+layer costs.
 
 Example
 -------
@@ -28,7 +29,7 @@ FROM_DISK = {"cpu": "1MB"}  # no layer of this size fits, so that all of them st
 FEW = {"calibration_samples": "4", "calibration_length": "64"}
 
 
-def make(folder: Path, layers: int) -> Path:
+def make(folder: Path, layers: int, hidden: int) -> Path:
     """Write the model, layer by layer in memory of bfloat16, and return its folder."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -40,11 +41,11 @@ def make(folder: Path, layers: int) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=2048,
-        intermediate_size=8192,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 256,
         max_position_embeddings=2048,
         bos_token_id=0,
         eos_token_id=0,
@@ -111,13 +112,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the models, made once, and checkpoints")
     parser.add_argument("--layers", default="16", help="numbers of layers, comma-separated (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=2048, help="width, a multiple of 256 (default: %(default)s)")
     parser.add_argument("--only", default="rtn,gptq", help="methods, comma-separated (default: %(default)s)")
     parser.add_argument("--weights", default="memory,disk", help="where weights are (default: %(default)s)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         method, layers, where = asked.one
-        model = make(asked.work / f"model-{layers}", int(layers))
+        model = make(asked.work / f"model-{layers}-{asked.hidden}", int(layers), asked.hidden)
         if method != "make":
             print(json.dumps(measure(model, method, from_disk=where == "disk")))
         return
@@ -125,7 +127,8 @@ def main() -> None:
     depths, methods, places = (text.split(",") for text in (asked.layers, asked.only, asked.weights))
     cases = [(method, depth, place) for method in methods for place in places for depth in depths]
     for step in [*(("make", depth, "") for depth in depths), *cases]:
-        command = [sys.executable, __file__, "--work", str(asked.work), "--one", *step]
+        command = [sys.executable, __file__, "--work", str(asked.work), "--hidden", str(asked.hidden)]
+        command += ["--one", *step]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{step} failed:\n{done.stderr[-2000:]}")

@@ -1,11 +1,12 @@
-"""Does `plan` predict what a pass really takes? Rows, bytes of states, peak memory and seconds, side by side.
+"""Does `plan` predict what a pass really takes? Rows, bytes of states, memory and seconds, side by side.
 
-    python benchmarks/plan_check.py [--work DIR --data HUB]
+    OMP_NUM_THREADS=1 python benchmarks/plan_check.py [--work DIR --data HUB] [--items N]
 
 The demo is planned and scored; with `--work` and `--data` the random Llama of 59 million parameters too. Each model is
 scored twice, in a process each: as a baseline whose states are stored, and against that store. The throughput that the
-prediction needs is measured before, on other items. Memory is the process's peak; the prediction begins with what it
-holds before the pass: libraries, tokenized items and weights (Linux only).
+prediction needs (`device_tflops` of `plan`) is measured before, on other items; that of a bare matrix product of the
+model's own shapes is printed beside it. Seconds are processor time, so that other work on the machine disturbs less.
+Memory is what the pass itself holds at its peak, above libraries, items and weights: anonymous memory (Linux).
 """
 
 import argparse
@@ -19,6 +20,8 @@ import time
 from pathlib import Path
 
 import setting
+import torch
+from anonymous_memory import anonymous_peak
 
 from mlflow_compress import demo
 from mlflow_compress.items.suite import Suite, load_suite
@@ -28,7 +31,7 @@ from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.costs import cost_formulas as formulas
-from mlflow_compress.scoring.costs.model_shape import model_shape
+from mlflow_compress.scoring.costs.model_shape import ModelShape, model_shape
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.scoring_config import default_limits
 from mlflow_compress.stages.evaluation.run_model import run_model
@@ -47,55 +50,61 @@ def suite_of(model: str, spec: Spec, data: str) -> Suite:
     return load_suite(tasks, model=model, settings=TaskSettings(seed=1, limit=limit, num_fewshot=shots, data_dir=data))
 
 
-def resident(field: str) -> float:
-    """Return VmRSS, the bytes that this process holds, or VmHWM, the most since `forget_peak`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def forget_peak() -> None:
-    """Give freed memory back, and let VmHWM begin anew."""
+def give_back() -> None:
+    """Give freed memory back to the system."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
 
 
-def score(model: str, folder: str, data: str, store: str) -> dict[str, object]:
+def product_flops(shape: ModelShape, tokens: int) -> float:
+    """Return the operations a second of matrix products as wide as the model, of as many rows as a batch."""
+    states, weight = torch.randn(tokens, shape.hidden), torch.randn(3 * shape.hidden, shape.hidden)
+    began, done = time.process_time(), 0
+    while (spent := time.process_time() - began) < 1:
+        torch.nn.functional.linear(states, weight)
+        done += 2 * states.numel() * len(weight)
+    return done / spent
+
+
+def score(model: str, folder: str, data: str, items: str, store: str) -> dict[str, object]:
     """Score one model, as a baseline if there is no store yet, and return predicted and measured figures."""
     states, captures = Path(store), not Path(store).exists()
-    warm, known, asked = (suite_of(model, spec, data) for spec in ((SIZES[model][0][0], 2, 0), *SIZES[model]))
+    (tasks, _, _), (others, most, shots) = SIZES[model]
+    specs = ((tasks, 2, 0), SIZES[model][0], (others, int(items) or most, shots))
+    warm, known, asked = (suite_of(model, spec, data) for spec in specs)
     loaded = load_model(LoadConfig(path=folder, device="cpu", dtype="float32"))
     shape = model_shape(loaded.model.config, max_length=loaded.max_length)
     limits, scorer = default_limits(shape.vocabulary, on_gpu=False), Scorer(loaded, ScoringConfig(progress=False))
     run_model(scorer, warm, generations=False)  # compiles the kernels
     work = scored_work(asked, scorer.encoder, limits["batch_tokens"])
     first = scored_work(known, scorer.encoder, limits["batch_tokens"])
-    began = time.monotonic()
+    began = time.process_time()
     run_model(scorer, known, generations=False)
-    flops = formulas.scoring_operations(shape, first) / (time.monotonic() - began)
-    forget_peak()
-    held = resident("VmRSS")
-    began, heads = time.monotonic(), 1 if captures else 2
-    if captures:
-        with StateWriter(states, loaded) as writer:
-            run_model(scorer, asked, generations=False, capture=writer)
-    else:
-        run_model(scorer, asked, generations=False, baseline=StateStore.open(states, baseline=loaded))
-    seconds, size = time.monotonic() - began, formulas.states_bytes(shape, work, 4)
+    flops = formulas.scoring_operations(shape, first) / (time.process_time() - began)
+    give_back()
+    began, heads = time.process_time(), 1 if captures else 2
+    with anonymous_peak() as peak:
+        if captures:
+            with StateWriter(states, loaded) as writer:
+                run_model(scorer, asked, generations=False, capture=writer)
+        else:
+            run_model(scorer, asked, generations=False, baseline=StateStore.open(states, baseline=loaded))
+    seconds, size = time.process_time() - began, formulas.states_bytes(shape, work, 4)
     memory = formulas.scoring_memory(
-        shape, work, 4, weights=0.0, head_rows=limits["head_rows"], heads=heads, states=size, captures=captures
+        shape, work, 4, weights=0.0, head_rows=limits["head_rows"], heads=heads, captures=captures
     )
     pairs = {
         "rows": (work.rows, StateStore.open(states).n_rows),
         "bytes of states": (size, sum(f.stat().st_size for f in states.iterdir())),
         "seconds": (formulas.scoring_operations(shape, work, heads=heads) / flops, seconds),
-        "memory": (held + memory, resident("VmHWM")),
+        "memory": (memory, peak.added),
     }
     return {
         "model": model,
         "pass": "baseline" if captures else "variant",
         "tokens": work.tokens,
         "gflops measured before": round(flops / 1e9, 1),
+        "gflops of a product": round(product_flops(shape, limits["batch_tokens"]) / 1e9, 1),
         **{name: [round(a, 2), round(b, 2), f"ratio {a / b:.3f}"] for name, (a, b) in pairs.items()},
     }
 
@@ -105,7 +114,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="folder for the random model, made once")
     parser.add_argument("--data", type=Path, help="folder of data sets in hub layout")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--items", type=int, default=0, help="items a category to predict (default: 100 and 30)")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         with keeping():  # the tokens of the items
@@ -118,7 +128,7 @@ def main() -> None:
     for model in models:
         with tempfile.TemporaryDirectory() as store:
             for _ in range(2):
-                command = [sys.executable, __file__, "--one", *model, f"{store}/states"]
+                command = [sys.executable, __file__, "--one", *model, str(given.items), f"{store}/states"]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 print(
                     json.dumps({**json.loads(done.stdout.splitlines()[-1]), "machine": setting.machine()}), flush=True

@@ -188,7 +188,10 @@ def test_declaration_is_complete(name):
     assert metric.function.__doc__
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")
-        assert section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "speed"} and rest
+        assert (
+            section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "speed"}
+            and rest
+        )
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
         assert key(declared.name) == declared

@@ -19,6 +19,7 @@ from mlflow_compress.scoring.costs.cost_formulas import (
     Machine,
     answer_seconds,
     calibration_operations,
+    scoring_memory,
     scoring_operations,
     states_bytes,
 )
@@ -92,9 +93,9 @@ def test_work_of_packs_and_batches_by_hand() -> None:
     packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9)
     assert (packed.tokens, packed.tokens_unshared, packed.rows, packed.units) == (6, 9, 2, 1)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.longest_unit == packed.most_cached == 6
+    assert packed.longest_unit == packed.most_cached == 6 and packed.largest_mask == 6 * 6
     padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9)
-    assert (padded.tokens, padded.pairs, padded.longest_unit) == (9, 10 + 15, 10)
+    assert (padded.tokens, padded.pairs, padded.longest_unit, padded.largest_mask) == (9, 10 + 15, 10, 0)
 
 
 def test_cached_prefixes_are_counted_while_they_live() -> None:
@@ -109,6 +110,7 @@ def test_cached_prefixes_are_counted_while_they_live() -> None:
 def test_work_adds_up() -> None:
     a, b = Workload(tokens=3, rows=1, longest_unit=3), Workload(tokens=4, rows=2, longest_unit=2)
     assert a + b == Workload(tokens=7, rows=3, longest_unit=3)
+    assert (Workload(largest_mask=5) + Workload(largest_mask=4)).largest_mask == 5
     assert generation_workload([2], 1) == Workload(
         tokens=3, tokens_unshared=3, pairs=6, rows=1, units=1, longest_unit=2, most_cached=3
     )
@@ -125,6 +127,18 @@ def test_formulas_by_hand() -> None:
     assert calibration_operations("wanda", shape, 64, 8) == twice
     hessians = 2 * 64 * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2 * shape.solve
     assert calibration_operations("gptq", shape, 64, 8) == pytest.approx(twice + hessians)
+
+
+def test_memory_by_hand() -> None:
+    shape, work = tiny(), Workload(longest_unit=10, most_cached=12, largest_mask=30, rows=5)
+    body = 7 + 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # weights, keys and values of two layers, activations
+    product, head, states = 4 * 3 * 10, 80 * 2, 5 * (8 * 2 + 20)
+    given = {"weights": 7.0, "head_rows": 3}
+    assert scoring_memory(shape, work, 2, **given) == body + product
+    assert scoring_memory(shape, work, 2, **given, heads=2) == body + 2 * product + head
+    assert scoring_memory(shape, work, 2, **given, captures=True) == body + product + head + 3 * states
+    many = Workload(rows=10**9)  # no more than a shard is in memory
+    assert scoring_memory(shape, many, 2, **given, captures=True) == 7 + product + head + 3 * 2**26
 
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:

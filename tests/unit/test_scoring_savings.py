@@ -46,15 +46,13 @@ def test_branches_are_cut_where_nothing_is_seen_of_what_came_before(monkeypatch:
 def test_attention_keeps_no_tensor_when_it_is_done() -> None:
     """Without a collection of cycles: there are few Python objects in a pass, so that one comes late."""
     query, key, value = torch.randn(3, 1, 2, 4, 8).unbind()
-    mask = torch.zeros(1, 1, 4, 4)
+    two = Branch(0, 0, 4, [leaf(0, 2), leaf(2, 4)])
     gc.disable()
     try:
-        tree_module._attend_per_branch(
-            query, key, value, Branch(0, 0, 4, [leaf(0, 2), leaf(2, 4)]), lambda a, b, c, d: mask[..., a:b, c:d], None
-        )
-        kept = weakref.ref(query), weakref.ref(mask)
-        del query, key, value, mask
-        assert [reference() for reference in kept] == [None, None]
+        tree_module._attend_per_branch(query, key, value, two, lambda a, b, c, d: torch.zeros(1, 1, b - a, d - c), None)
+        kept = [weakref.ref(tensor) for tensor in (query, key, value)]
+        del query, key, value
+        assert [reference() for reference in kept] == [None] * 3
     finally:
         gc.enable()
 

@@ -15,7 +15,6 @@ from mlflow_compress.scoring.costs.model_shape import ModelShape
 from mlflow_compress.scoring.costs.workload import Workload
 
 KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
-STATE_SHARDS = 2.0 * SHARD_BYTES  # what is collected, and the file made of it; or two open shards
 AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
 
 
@@ -58,7 +57,11 @@ def scoring_operations(shape: ModelShape, work: Workload, *, heads: int = 1) -> 
 
 def states_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
     """Return the bytes of a baseline store: a state, a digest and a target a row, and the head once."""
-    return work.rows * (shape.hidden * number_bytes + KEY_BYTES) + shape.head * number_bytes
+    return _rows_bytes(shape, work, number_bytes) + shape.head * number_bytes
+
+
+def _rows_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
+    return work.rows * (shape.hidden * number_bytes + KEY_BYTES)
 
 
 def scoring_memory(
@@ -69,22 +72,24 @@ def scoring_memory(
     weights: float,
     head_rows: int,
     heads: int = 1,
-    states: float = 0.0,
     captures: bool = False,
 ) -> float:
-    """Return the bytes that a pass needs at once: weights, keys and values, activations of a unit, logits, states.
+    """Return the bytes that a pass needs: weights, keys and values, activations of a unit, logits, states.
 
-    The activations are those of a gated feed-forward part, the widest place of a layer: five tensors of about three
-    times the hidden size. A stored baseline brings its own head, which is there twice while it is read, and its
-    statistics take one more product. `states` are the bytes of the store that is written
-    or read; a few shards of it are in memory. A pass that `captures` proves at its first batch that the head can be
-    rebuilt from a file: three more copies of the head, and two more products with it.
+    The parts add up though not all are needed at once, as libraries keep freed memory for later. The activations are
+    those of a gated feed-forward part, the widest place of a layer: five tensors of about three times the hidden size.
+    The attention mask of a pack is there, and the blocks of it that its branches read, which are at most as large. A
+    stored baseline (`heads` is 2) brings its own head and a second product. A pass that `captures` proves at its first
+    batch that the head can be rebuilt from a file, which takes a second product too, and then makes that file; a shard
+    of states is collected, joined and made a file. A store that is read is mapped: its pages belong to the system.
     """
     cache = float(work.most_cached * shape.layers * shape.cache_width * number_bytes)
-    activations = 15.0 * work.longest_unit * shape.hidden * number_bytes
-    logits = 4.0 * (3 if heads == 2 or captures else heads) * head_rows * shape.vocabulary
-    other_head = (2 * (heads == 2) + 3 * captures) * shape.head * number_bytes
-    return weights + cache + activations + logits + other_head + min(states, STATE_SHARDS)
+    activations = float(number_bytes) * (15 * work.longest_unit * shape.hidden + 2 * work.largest_mask)
+    product, head = 4.0 * head_rows * shape.vocabulary, float(shape.head * number_bytes)
+    needed = weights + cache + activations + heads * product + (heads == 2) * head
+    if captures:
+        needed += max(product, head) + 3 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES)
+    return needed
 
 
 def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:

@@ -28,6 +28,8 @@ class Workload:
         Most tokens in one forward pass.
     most_cached : int
         Most tokens whose keys and values are in memory at once.
+    largest_mask : int
+        Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
     """
 
     tokens: int = 0
@@ -37,6 +39,7 @@ class Workload:
     units: int = 0
     longest_unit: int = 0
     most_cached: int = 0
+    largest_mask: int = 0
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of both, one after the other."""
@@ -48,11 +51,13 @@ class Workload:
             units=self.units + other.units,
             longest_unit=max(self.longest_unit, other.longest_unit),
             most_cached=max(self.most_cached, other.most_cached),
+            largest_mask=max(self.largest_mask, other.largest_mask),
         )
 
 
 def workload(plan: Plan, tokens_unshared: int) -> Workload:
     """Return the work of one plan; `tokens_unshared` counts its sequences as they were given."""
+    most_cached, largest_mask = _cached_and_masked(plan.units)
     return Workload(
         tokens=plan.n_tokens,
         tokens_unshared=tokens_unshared,
@@ -60,7 +65,8 @@ def workload(plan: Plan, tokens_unshared: int) -> Workload:
         rows=sum(n_scored_rows(unit) for unit in plan.units),
         units=len(plan.units),
         longest_unit=max((_computed(unit) for unit in plan.units), default=0),
-        most_cached=_most_cached(plan.units),
+        most_cached=most_cached,
+        largest_mask=largest_mask,
     )
 
 
@@ -92,18 +98,20 @@ def _computed(unit: PackedBatch | PaddedBatch) -> int:
     return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
 
 
-def _most_cached(units: Sequence[PackedBatch | PaddedBatch]) -> int:
-    """Return the most tokens whose keys and values live at once: kept prefixes, and those of the running unit."""
+def _cached_and_masked(units: Sequence[PackedBatch | PaddedBatch]) -> tuple[int, int]:
+    """Return `most_cached`, of kept prefixes and those of the running unit, and `largest_mask`."""
     done, size = last_uses(units), {NO_PREFIX: 0}
-    most = kept = 0
+    most = kept = mask = 0
     for number, unit in enumerate(units):
         running = 0
         if isinstance(unit, PackedBatch):
             # The running unit's cache is a copy of its prefix, and its own tokens.
             running = size[unit.prefix] + unit.n_tokens
+            if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
+                mask = max(mask, unit.n_tokens * running)
             if unit.keep != NO_PREFIX:
                 size[unit.keep] = running
                 kept += running
         most = max(most, kept + running)
         kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
-    return most
+    return most, mask

@@ -185,28 +185,42 @@ def _attend_per_branch(
     over each set, weighted by their normalisers. PyTorch's public function does not return the normalisers; the
     operation behind it on a CPU does.
     """
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    seen = key.shape[2] - query.shape[2]
-    out, normaliser = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    work = _PerBranch(query, key, value, mask_block, scale)
+    work.attend(tree, 0)
+    return work.out.transpose(1, 2).contiguous()
 
-    def attend(branch: Branch, first: int) -> None:
+
+class _PerBranch:
+    """Writes `out`, branch by branch.
+
+    It is no function within a function: one that calls itself is a cycle of references, and would keep these tensors
+    until Python's next collection of cycles.
+    """
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask_block: Callable[..., Tensor], scale: float | None
+    ) -> None:
+        self.query, self.key, self.value = query, key, value
+        self.mask_block, self.scale = mask_block, scale
+        self.seen = key.shape[2] - query.shape[2]
+        self.out, self.normaliser = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+    def attend(self, branch: Branch, first: int) -> None:
         """Write what the branch's rows get from the keys from `first` on."""
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        query, out, normaliser = self.query, self.out, self.normaliser
         stem, below = slice(branch.begin, branch.stem), slice(branch.stem, branch.stop)
-        last = seen + branch.stem
-        keys, values = key[:, :, first:last], value[:, :, first:last]
+        last = self.seen + branch.stem
+        keys, values = self.key[:, :, first:last], self.value[:, :, first:last]
         if branch.begin < branch.stem:
-            mask = mask_block(branch.begin, branch.stem, first, last)
+            mask = self.mask_block(branch.begin, branch.stem, first, last)
             out[:, :, stem], normaliser[:, :, stem] = attention(
-                query[:, :, stem], keys, values, attn_mask=mask, scale=scale
+                query[:, :, stem], keys, values, attn_mask=mask, scale=self.scale
             )
         for child in branch.children:
-            attend(child, seen + child.begin)
+            self.attend(child, self.seen + child.begin)
         if branch.children and first < last:
-            to_stem, stem_normaliser = attention(query[:, :, below], keys, values, scale=scale)
+            to_stem, stem_normaliser = attention(query[:, :, below], keys, values, scale=self.scale)
             weight = torch.sigmoid(stem_normaliser - normaliser[:, :, below])[..., None].to(out.dtype)
             out[:, :, below] = torch.lerp(out[:, :, below], to_stem, weight)
             normaliser[:, :, below] = torch.logaddexp(normaliser[:, :, below], stem_normaliser)
-
-    attend(tree, 0)
-    del attend  # it refers to itself, and would keep these tensors until Python's next collection of cycles
-    return out.transpose(1, 2).contiguous()

@@ -174,7 +174,6 @@ class StageCosts:
             weights=float(self.shape.parameters * self.number_bytes),
             head_rows=default_limits(self.shape.vocabulary, on_gpu=False)["head_rows"],
             heads=heads,
-            states=self.states if heads == 2 or captures else 0.0,
             captures=captures,
         )
 
