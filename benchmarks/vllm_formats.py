@@ -30,8 +30,8 @@ from mlflow_compress.records import TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.serving.engines import started
-from mlflow_compress.scoring.serving.served_model import ServedModel
+from mlflow_compress.scoring.vllm.engines import started
+from mlflow_compress.scoring.vllm.vllm_model import VllmModel
 from mlflow_compress.stages.task_inputs import suite_of
 
 RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
@@ -78,7 +78,7 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
     found: dict[str, Any] = {"tokens": len(reference), **distances("transformers", reference, *rounded)}
     with started(settings) as vllm:
         try:
-            model = ServedModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
+            model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
             found |= distances("vllm", reference, *score(model, baseline=store))
         except MlflowCompressError as error:
             reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]

@@ -25,9 +25,9 @@ from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
-from mlflow_compress.scoring.serving.engines import started
-from mlflow_compress.scoring.serving.served_model import ServedModel
-from mlflow_compress.scoring.serving.vllm_environment import VARIABLE
+from mlflow_compress.scoring.vllm.engines import started
+from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE
+from mlflow_compress.scoring.vllm.vllm_model import VllmModel
 from mlflow_compress.stages.model_names import model_path
 from mlflow_compress.stages.task_inputs import suite_of
 
@@ -50,13 +50,13 @@ def say(line: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[ServedModel]:
+def demo() -> Iterator[VllmModel]:
     with started(SETTINGS) as vllm:
-        yield ServedModel.of(open_light(DEMO), vllm)
+        yield VllmModel.of(open_light(DEMO), vllm)
     assert n_workers() == 0
 
 
-def test_500_option_log_likelihoods_are_vllms_own(demo: ServedModel) -> None:
+def test_500_option_log_likelihoods_are_vllms_own(demo: VllmModel) -> None:
     requests = suite_of(EvaluateConfig(tasks="demo", limit=10, num_shuffles=0)).requests
     drawn = [requests[i] for i in np.random.default_rng(0).permutation(len(requests))[:500]]
     assert len(drawn) == 500
@@ -75,7 +75,7 @@ def test_500_option_log_likelihoods_are_vllms_own(demo: ServedModel) -> None:
     assert max(apart) < 1e-3
 
 
-def test_answers_are_drawn_with_our_own_sampler_and_seeds(demo: ServedModel) -> None:
+def test_answers_are_drawn_with_our_own_sampler_and_seeds(demo: VllmModel) -> None:
     prompts = ["Question: What is the opposite of small?\nAnswer:", "The teacher", "In the north"]
     here = load_model(DEMO)
     for config in (

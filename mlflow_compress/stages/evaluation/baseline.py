@@ -23,7 +23,7 @@ from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
-from mlflow_compress.scoring.serving.served_model import ServedModel
+from mlflow_compress.scoring.vllm.vllm_model import VllmModel
 from mlflow_compress.stages.evaluation import run_model as run_model_module
 from mlflow_compress.stages.evaluation.eval_metadata import (
     PROMPT_SETTINGS,
@@ -35,7 +35,7 @@ from mlflow_compress.stages.evaluation.eval_metadata import (
 )
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
-from mlflow_compress.stages.evaluation.open_models import OpenModel, load
+from mlflow_compress.stages.evaluation.open_models import RunningModel, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
@@ -107,7 +107,7 @@ class _Runs:
     states: Path | None = None
 
 
-def _run_twice(loaded: OpenModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
+def _run_twice(loaded: RunningModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
     """Return what the baseline's run gives, and its second run on a sample; where vLLM runs it, a third one.
 
     Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
@@ -125,7 +125,7 @@ def _run_twice(loaded: OpenModel, suite: Suite, config: EvaluateConfig, resume: 
     scorer = Scorer(loaded, other_batches)
     noise = run_model(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
     engine = None
-    if isinstance(loaded, ServedModel):
+    if isinstance(loaded, VllmModel):
         loaded.vllm.release()  # memory may not hold the model twice
         here = Scorer(load_model(loaded.config), ScoringConfig())
         engine = run_model(here, sample, baseline=captured, generations=False, resume=resume / ENGINE).records

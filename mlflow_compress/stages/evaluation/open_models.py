@@ -15,11 +15,11 @@ from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.cluster.started_workers import current, started
 from mlflow_compress.scoring.cluster.workers import Workers
-from mlflow_compress.scoring.serving import engines
-from mlflow_compress.scoring.serving.served_model import ServedModel
+from mlflow_compress.scoring.vllm import engines
+from mlflow_compress.scoring.vllm.vllm_model import VllmModel
 
 HERE = EngineConfig()
-OpenModel = LoadedModel | RemoteModel | ServedModel
+RunningModel = LoadedModel | RemoteModel | VllmModel
 
 
 @contextmanager
@@ -60,22 +60,22 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
     )
     if running.engine == "ray":
         return RemoteModel.of(model, current())
-    return ServedModel.of(model, engines.current()) if running.engine == "vllm" else model
+    return VllmModel.of(model, engines.current()) if running.engine == "vllm" else model
 
 
-def load(model: LightModel) -> OpenModel:
+def load(model: LightModel) -> RunningModel:
     """Return the model with its weights loaded, here or, when they are first needed, where it runs."""
-    return model if isinstance(model, RemoteModel | ServedModel) else load_model(model.config)
+    return model if isinstance(model, RemoteModel | VllmModel) else load_model(model.config)
 
 
 class OneLoaded:
     """Loads models, one at a time: the last one stays in memory until another is asked for, or until `free`."""
 
     def __init__(self) -> None:
-        self._loaded: OpenModel | None = None
+        self._loaded: RunningModel | None = None
         self._config: LoadConfig | None = None
 
-    def __call__(self, model: LightModel) -> OpenModel:
+    def __call__(self, model: LightModel) -> RunningModel:
         """Return the model with its weights loaded; without loading it again where it is the last one."""
         if self._loaded is None or self._config != model.config:
             self.free()

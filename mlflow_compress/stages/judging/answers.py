@@ -16,7 +16,7 @@ from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.evaluation.open_models import OneLoaded, OpenModel
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, RunningModel
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.tracking import run_names
@@ -43,7 +43,7 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: OpenModel,
+    loaded: RunningModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -60,7 +60,7 @@ def _sample(
 
 
 def _answers(
-    loaded: OpenModel,
+    loaded: RunningModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,

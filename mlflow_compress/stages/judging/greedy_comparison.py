@@ -17,7 +17,7 @@ from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import STATES, identity
-from mlflow_compress.stages.evaluation.open_models import OneLoaded, OpenModel
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, RunningModel
 from mlflow_compress.stages.get_or_create import get_or_create_run
 from mlflow_compress.stages.judging.answers import graded_tokens
 from mlflow_compress.stages.model_names import model_label, read_manifest
@@ -29,7 +29,7 @@ TASK = "instructions"
 _ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
-def _decoded(loaded: OpenModel, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
+def _decoded(loaded: RunningModel, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
     """Return the greedy answer to the first turn of every instruction."""
     greedy = GenerationConfig(
         max_new_tokens=graded_tokens(config, loaded), temperature=0.0, top_k=0, top_p=1.0, samples=1

@@ -9,8 +9,8 @@ from typing import Any
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.scoring.serving.vllm_environment import described, find_python
-from mlflow_compress.scoring.serving.vllm_process import VllmProcess
+from mlflow_compress.scoring.vllm.vllm_environment import described, find_python
+from mlflow_compress.scoring.vllm.vllm_process import VllmProcess
 
 OURS = (
     "model",

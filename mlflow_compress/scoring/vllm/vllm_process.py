@@ -18,7 +18,7 @@ import torch
 
 from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.scoring.baseline_store.sent_states import from_bytes
-from mlflow_compress.scoring.serving.vllm_environment import for_worker
+from mlflow_compress.scoring.vllm.vllm_environment import for_worker
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 _LONGEST = 600  # characters of vLLM's reason in an error

@@ -73,7 +73,7 @@ def _prefix(number: int, makers: dict[int, PackedBatch]) -> Ids:
     return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
 
 
-class ServedBody:
+class VllmBody:
     """Yields the states of a plan's units, as `forward.body.Body` does. The next group is computed ahead.
 
     Parameters

@@ -24,16 +24,16 @@ from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
 from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.scoring.scoring_pass import ModelRunner
-from mlflow_compress.scoring.serving.engines import VllmEngine
-from mlflow_compress.scoring.serving.served_body import ServedBody
-from mlflow_compress.scoring.serving.served_head import read_head
-from mlflow_compress.scoring.serving.vllm_process import VllmProcess
+from mlflow_compress.scoring.vllm.engines import VllmEngine
+from mlflow_compress.scoring.vllm.vllm_body import VllmBody
+from mlflow_compress.scoring.vllm.vllm_head import read_head
+from mlflow_compress.scoring.vllm.vllm_process import VllmProcess
 
 _PROBE = 12  # tokens of which vLLM's own log-probabilities are compared with ours
 
 
 @dataclass(frozen=True)
-class ServedModel(LightModel):
+class VllmModel(LightModel):
     """A model that vLLM loads when it is first needed.
 
     Attributes
@@ -44,7 +44,7 @@ class ServedModel(LightModel):
     vllm: VllmEngine
 
     @classmethod
-    def of(cls, light: LightModel, vllm: VllmEngine) -> ServedModel:
+    def of(cls, light: LightModel, vllm: VllmEngine) -> VllmModel:
         """Return the model in vLLM."""
         return cls(**{field.name: getattr(light, field.name) for field in fields(LightModel)}, vllm=vllm)
 
@@ -173,7 +173,7 @@ class ServedModel(LightModel):
 class ServedExecution:
     """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: VllmModel) -> None:
         self._model = model
 
     @property
@@ -203,7 +203,7 @@ class ServedExecution:
             return work.empty(), 0
         process = self._model.process()
         process.forget()  # a position that is cached has no state
-        body = ServedBody(work.plan, work.head_rows, process.states)
+        body = VllmBody(work.plan, work.head_rows, process.states)
         try:
             return run_pass(work, ModelRunner(body, self._model.head), work.baseline)
         finally:

@@ -19,8 +19,8 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
-from mlflow_compress.scoring.serving.served_body import ServedBody, requests_of
-from mlflow_compress.scoring.serving.served_head import read_head
+from mlflow_compress.scoring.vllm.vllm_body import VllmBody, requests_of
+from mlflow_compress.scoring.vllm.vllm_head import read_head
 from tests.unit.scoring_models import load_random, mixed_requests
 from tests.unit.test_scoring_plan import spelled, tries
 
@@ -102,7 +102,7 @@ def test_a_pass_over_the_bodys_states_from_elsewhere_gives_the_same_results(make
     targets, _ = Targets.of(rows, np.concatenate([e.targets for e in encoded]).astype(np.int64))
     engine, head = Engine(loaded), Head(loaded.model)
     here = dict(ScoringPass(ModelRunner(Body(loaded.model), head), 16, entropy=True).run(plan, targets))
-    body = ServedBody(plan, 16, engine)
+    body = VllmBody(plan, 16, engine)
     there = dict(ScoringPass(ModelRunner(body, head), 16, entropy=True).run(plan, targets))
     assert here.keys() == there.keys() and len(here) > 3
     assert engine.calls == len(here) and not body.busy
