@@ -99,6 +99,30 @@ class OptionDistances(Records):
     )
 
 
+class OptionBounds(Records):
+    """What two servers' lists of most probable tokens say about the distance, averaged over an option's tokens.
+
+    The key is that of `OptionScores`. `k` is the length of both lists. `kl` is the KL divergence in nats after all
+    tokens that are not in both lists were merged into one: at most the exact one. `kept_baseline` and `kept_variant`
+    are the mass of the tokens in both lists. `clipped` counts rests that were negative by rounding.
+    """
+
+    NAME = "option_bounds"
+    KEY = OptionScores.KEY
+    SCHEMA = pa.schema(
+        [
+            *_KEY,
+            pa.field("permutation", pa.int16()),
+            pa.field("option", pa.int16()),
+            pa.field("k", pa.int32()),
+            pa.field("kl", pa.float64()),
+            pa.field("kept_baseline", pa.float64()),
+            pa.field("kept_variant", pa.float64()),
+            pa.field("clipped", pa.int32()),
+        ]
+    )
+
+
 class TokenScores(Records):
     """One row per scored corpus token. `item_id` is the window, `position` the token's index in it.
 
@@ -245,6 +269,7 @@ class RunRecords:
     items: Items | None = None
     option_scores: OptionScores | None = None
     option_distances: OptionDistances | None = None
+    option_bounds: OptionBounds | None = None
     token_scores: TokenScores | None = None
     token_distances: TokenDistances | None = None
     generations: Generations | None = None
@@ -276,6 +301,7 @@ _KINDS: tuple[type[Records], ...] = (
     Items,
     OptionScores,
     OptionDistances,
+    OptionBounds,
     TokenScores,
     TokenDistances,
     Generations,
