@@ -43,10 +43,6 @@ class ServedDemo:
     answered: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
 
-    def asked(self) -> list[dict[str, Any]]:
-        """Return what was asked for log-probabilities, without the probe's questions about what the server can."""
-        return self.bodies
-
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of the next token after each of `ids`."""
@@ -87,15 +83,11 @@ class ServedDemo:
             if token == tokenizer.eos_token_id or any(stop in text for stop in body.get("stop") or []):
                 break
         every = [*ids, *written]
-        if self.kind == "shifted":
-            sources = [*shown, self.logprobs(every)[-1]]  # the distribution after the token itself
-        else:
-            sources = [None, *shown]
+        after = self.kind == "shifted" and echo  # the distribution after the token itself
+        sources = [*shown, self.logprobs(every)[-1]] if after else [None, *shown]
         if self.kind == "sharp" and not echo:
             sources = [row if row is None else torch.log_softmax(row * 2, dim=-1) for row in sources]
         begin = 0 if echo else n_prompt
-        if self.kind == "shifted" and not echo:
-            sources = [None, *shown]
         entries = []
         for place in range(begin, len(every)):
             row, token = sources[place], every[place]

@@ -27,10 +27,12 @@ from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
+from mlflow_compress.config.served import ENDPOINT, ServedConfig, is_endpoint
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
+    "ENDPOINT",
     "AnswerConfig",
     "BlindConfig",
     "Command",
@@ -55,11 +57,13 @@ __all__ = [
     "ReportConfig",
     "ResumeConfig",
     "RollbackConfig",
+    "ServedConfig",
     "SourceConfig",
     "SweepConfig",
     "TracesConfig",
     "as_text",
     "check_text",
+    "is_endpoint",
     "parameters",
     "parse",
     "policy_yaml",

@@ -12,7 +12,6 @@ from mlflow_compress.records.kinds import (
     GreedyScores,
     Items,
     Judgments,
-    OptionBounds,
     OptionDistances,
     OptionScores,
     RunRecords,
@@ -22,10 +21,12 @@ from mlflow_compress.records.kinds import (
     Traces,
     columns_hash,
 )
+from mlflow_compress.records.option_bounds import TOP_LADDER, OptionBounds
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
 
 __all__ = [
+    "TOP_LADDER",
     "Generations",
     "GreedyAnswers",
     "GreedyDistances",

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.records.option_bounds import OptionBounds
 from mlflow_compress.records.table import Records
 
 _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
@@ -95,30 +96,6 @@ class OptionDistances(Records):
             pa.field("same_top", pa.float64()),
             pa.field("top10", pa.float64()),
             pa.field("rbo10", pa.float64()),
-        ]
-    )
-
-
-class OptionBounds(Records):
-    """What two servers' lists of most probable tokens say about the distance, averaged over an option's tokens.
-
-    The key is that of `OptionScores`. `k` is the length of both lists. `kl` is the KL divergence in nats after all
-    tokens that are not in both lists were merged into one: at most the exact one. `kept_baseline` and `kept_variant`
-    are the mass of the tokens in both lists. `clipped` counts rests that were negative by rounding.
-    """
-
-    NAME = "option_bounds"
-    KEY = OptionScores.KEY
-    SCHEMA = pa.schema(
-        [
-            *_KEY,
-            pa.field("permutation", pa.int16()),
-            pa.field("option", pa.int16()),
-            pa.field("k", pa.int32()),
-            pa.field("kl", pa.float64()),
-            pa.field("kept_baseline", pa.float64()),
-            pa.field("kept_variant", pa.float64()),
-            pa.field("clipped", pa.int32()),
         ]
     )
 

@@ -80,6 +80,11 @@ class EndpointConfig:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
 
     @property
+    def root(self) -> str:
+        """The called address without ``/v1``: where servers have pages of their own."""
+        return self.called_url.rstrip("/").removesuffix("/v1")
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """Basic authentication, where the address has a user; it takes the place of the bearer token."""
         parts = urlsplit(self.base_url)

@@ -1,4 +1,4 @@
-"""What the server of a model can, as `probe` has found out."""
+"""What the server of a model can, as `server_probe` has found out."""
 
 from __future__ import annotations
 

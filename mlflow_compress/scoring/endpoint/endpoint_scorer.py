@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.records import OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
+from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store.store_manifest import Keys
 from mlflow_compress.scoring.checkpointing.journal import Arrays
-from mlflow_compress.scoring.endpoint.questions import Position, Question, TopList, Wanted, wanted
+from mlflow_compress.scoring.endpoint.questions import Position, TokenQuestion, TopList, Wanted, wanted
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.endpoint.top_lists import TopLists
 from mlflow_compress.scoring.kernels.top_k_bound import TopBound, top_k_bound
@@ -28,8 +28,6 @@ from mlflow_compress.scoring.scoring_pass import Targets
 
 logger = logging.getLogger(__name__)
 
-LADDER = (100, 50, 20, 10, 5)
-"""Lengths of top lists whose bound has a metric of its own."""
 _BATCH = 1024  # only numbers the rows: a server makes its own batches
 
 
@@ -192,13 +190,13 @@ class EndpointScorer:
         can, found = self.loaded.can, Rows()
         answers = self.loaded.answers(resume)
 
-        def ask(questions: Sequence[Question]) -> list[list[Position] | None]:
+        def ask(questions: Sequence[TokenQuestion]) -> list[list[Position] | None]:
             return answers.ask(questions, label=label, repeat=self._repeat, progress=self._progress)
 
         fitting = [(q, rows) for q, rows in zip(asked.whole, asked.rows, strict=True) if self._fits(q)]
         force = None if can.echo or not can.forces else 0
         steps = {
-            row: Question(prefix, forced=None if force is None else asked.tokens[row][0])
+            row: TokenQuestion(prefix, forced=None if force is None else asked.tokens[row][0])
             for row, prefix in asked.prefix.items()
         }
         steps = {row: question for row, question in steps.items() if self._fits(question)}
@@ -222,13 +220,13 @@ class EndpointScorer:
                 found.add(row, token, position)
         return found, len(fitting) + len(steps) + len(left)
 
-    def _alone(self, prefix: Ids, token: int) -> Question:
+    def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
         """Return the question for one token after a prefix."""
         if self.loaded.can.echo:
-            return Question(np.append(prefix, token).astype(np.int32), scored=1)
-        return Question(prefix, forced=token)
+            return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1)
+        return TokenQuestion(prefix, forced=token)
 
-    def _fits(self, question: Question) -> bool:
+    def _fits(self, question: TokenQuestion) -> bool:
         """Return whether the server reads a prompt of this length, and writes what it must write."""
         can = self.loaded.can
         written = 0 if question.scored and can.echo_alone else 1
@@ -237,7 +235,7 @@ class EndpointScorer:
     def _bounds(self, found: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], int]:
         """Return the bound at every row where both lists are long enough, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
-        k = next((rung for rung in LADDER if rung <= longest), 0)
+        k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
         rows = sorted(row for row, top in found.top.items() if k and len(top[0]) >= k)
         lists = baseline.lists(keys[rows], k) if rows else []
         bounds = {

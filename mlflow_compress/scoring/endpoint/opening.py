@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.scoring.endpoint.probe import Probe
+from mlflow_compress.scoring.endpoint.server_probe import ServerProbe
 from mlflow_compress.scoring.endpoint.routes import Vocabulary
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.plan.encoding import Encoder
@@ -29,5 +29,5 @@ def open_served_model(endpoint: EndpointConfig, name: str, reader: IdentifiedMod
         Its tokens are not those of `reader`.
     """
     vocabulary = Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
-    can = Probe(endpoint, name, vocabulary).run()
+    can = ServerProbe(endpoint, name, vocabulary).run()
     return ServedModel(endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can)

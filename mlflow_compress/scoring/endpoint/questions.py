@@ -16,7 +16,7 @@ TopList = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class TokenQuestion:
     """Tokens that the server reads, and which log-probabilities are wanted.
 
     Attributes
@@ -84,7 +84,7 @@ class Wanted:
         By row.
     tokens : mapping of int to list of int
         By row.
-    whole : list of Question
+    whole : list of TokenQuestion
         Echoes that answer many rows at once, with the row of each scored position in `rows`.
     rows : list of ndarray
         Rows of each of `whole`.
@@ -92,7 +92,7 @@ class Wanted:
 
     prefix: Mapping[int, Ids]
     tokens: Mapping[int, Sequence[int]]
-    whole: Sequence[Question]
+    whole: Sequence[TokenQuestion]
     rows: Sequence[npt.NDArray[np.int64]]
 
 
@@ -117,11 +117,11 @@ def wanted(
     """
     prefix: dict[int, Ids] = {}
     tokens: dict[int, list[int]] = {}
-    whole: list[Question] = []
+    whole: list[TokenQuestion] = []
     whole_rows: list[npt.NDArray[np.int64]] = []
     for read, predicted, places in zip(inputs, targets, rows, strict=True):
         if echo and not (steps and len(predicted) == 1):
-            whole.append(Question(np.append(read, predicted[-1]).astype(np.int32), scored=len(predicted)))
+            whole.append(TokenQuestion(np.append(read, predicted[-1]).astype(np.int32), scored=len(predicted)))
             whole_rows.append(places)
             continue
         start = len(read) - len(predicted) + 1

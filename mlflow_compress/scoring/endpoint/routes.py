@@ -12,7 +12,7 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.scoring.endpoint.capabilities import LLAMA_CPP, Capabilities
-from mlflow_compress.scoring.endpoint.questions import Position, Question, top_list
+from mlflow_compress.scoring.endpoint.questions import Position, TokenQuestion, top_list
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.trie import Ids
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
@@ -34,10 +34,10 @@ class Positions:
 class Route(Protocol):
     """Interface of how a server is asked."""
 
-    def request(self, question: Question) -> tuple[str, dict[str, Any]] | None:
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return path and body of the request; None where the question cannot be asked in the server's terms."""
 
-    def read(self, body: str, question: Question) -> Positions | NoReply:
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
         """Return the answer in a response's body."""
 
 
@@ -98,7 +98,7 @@ class CompletionsRoute:
     vocabulary: Vocabulary
     can: Capabilities
 
-    def request(self, question: Question) -> tuple[str, dict[str, Any]] | None:
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return path and body of the request; None where no text becomes these tokens."""
         prompt = question.tokens.tolist() if self.can.ids_in else self.vocabulary.text(question.tokens)
         if prompt is None:
@@ -119,7 +119,7 @@ class CompletionsRoute:
             body["return_tokens_as_token_ids"] = True
         return "/completions", body
 
-    def read(self, body: str, question: Question) -> Positions | NoReply:
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
         """Return the answer in a response's body.
 
         Raises
@@ -173,7 +173,9 @@ def completion_logprobs(body: str) -> EchoedTokens | NoReply:
         found = parse_json(body, source="the answer")
         first = found["choices"][0]["logprobs"]
         tokens, values = list(map(str, first["tokens"])), list(first["token_logprobs"])
-        tops = [top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)]
+        tops: list[Mapping[str, float]] = [
+            top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)
+        ]
         counted = found.get("usage") or {}
         usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
     except DataError:
@@ -201,7 +203,7 @@ class LlamaCppRoute:
     root: str
     can: Capabilities
 
-    def request(self, question: Question) -> tuple[str, dict[str, Any]] | None:
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return address and body of the request; None for an echo."""
         if question.scored:
             return None
@@ -216,7 +218,7 @@ class LlamaCppRoute:
             body["logit_bias"] = [[question.forced, BIAS]]
         return f"{self.root}/completion", body
 
-    def read(self, body: str, question: Question) -> Positions | NoReply:
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
         """Return the answer in a response's body."""
         try:
             found = parse_json(body, source="the answer")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress.errors import EndpointError
-from mlflow_compress.scoring.endpoint.questions import Position, Question
+from mlflow_compress.scoring.endpoint.questions import Position, TokenQuestion
 from mlflow_compress.scoring.endpoint.routes import Route
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -42,7 +42,7 @@ class ServedAnswers:
     folder: Path | None = None
 
     def ask(
-        self, questions: Sequence[Question], *, label: str, repeat: int = 0, progress: bool = True
+        self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0, progress: bool = True
     ) -> list[list[Position] | None]:
         """Return the answer to each question, in order; None where no text of the server's terms asks it.
 
@@ -50,7 +50,7 @@ class ServedAnswers:
 
         Parameters
         ----------
-        questions : sequence of Question
+        questions : sequence of TokenQuestion
         label : str
             Names the progress bar.
         repeat : int

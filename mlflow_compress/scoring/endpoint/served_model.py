@@ -116,8 +116,7 @@ class ServedModel:
     def answers(self, folder: Path | None) -> ServedAnswers:
         """Return what asks it, and keeps the answers in a folder."""
         vocabulary = Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
-        root = self.endpoint.called_url.rstrip("/").removesuffix("/v1")
-        route = route_of(self.can, model=self.name, root=root, vocabulary=vocabulary)
+        route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
         known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)
         return ServedAnswers(self.endpoint, self.name, route, hashlib.sha256(known.encode()).hexdigest(), folder)
 

@@ -5,16 +5,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import overload
 
-from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
+from mlflow_compress.config import (
+    EngineConfig,
+    EvaluateConfig,
+    InferenceConfig,
+    JudgeConfig,
+    SourceConfig,
+    is_endpoint,
+)
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.scoring.cluster.remote_model import RemoteModel
 from mlflow_compress.scoring.cluster.workers import current, started
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.stages.evaluation.served import open_served
+from mlflow_compress.stages.model_names import folder_or_hub, model_path
 
 HERE = EngineConfig()
+
+OpenModel = LightModel | ServedModel
+"""A model that a stage knows: without its weights, or with a server that has them."""
 
 
 @contextmanager
@@ -46,9 +60,44 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
     return RemoteModel.of(model, current()) if running.engine == "ray" else model
 
 
-def load(model: LightModel) -> LoadedModel | RemoteModel:
+def open_baseline(config: EvaluateConfig | JudgeConfig) -> OpenModel:
+    """Return a stage's baseline without its weights; of a served one, what its server can is found out."""
+    if is_endpoint(config.source.model):
+        names = {"parameter": "model", "model_parameter": "baseline_served_model"}
+        return open_served(config.source.model, config.served, _reader(config), **names)
+    with folder_or_hub("model", model_path(config.source.model)):
+        return light(model_path(config.source.model), config.source, config.inference, config.running)
+
+
+def open_variant(config: EvaluateConfig | JudgeConfig, base: OpenModel) -> OpenModel:
+    """Return a stage's variant without its weights; a served one has the baseline's tokenizer, or the one given."""
+    if not is_endpoint(config.checkpoint):
+        return light(str(config.checkpoint), config.source, config.inference, config.running)
+    reader = base if config.served.tokenizer is None else _reader(config)
+    names = {"parameter": "checkpoint", "model_parameter": "served_model"}
+    return open_served(str(config.checkpoint), config.served, reader, **names)
+
+
+def _reader(config: EvaluateConfig | JudgeConfig) -> LightModel:
+    """Return the model whose tokenizer served models have."""
+    if config.served.tokenizer is None:
+        raise ConfigError("Parameter 'tokenizer' must be given with a served baseline", allowed="a folder or a hub id")
+    with folder_or_hub("tokenizer", config.served.tokenizer):
+        # Its weights are not read: any dtype will do.
+        return light(config.served.tokenizer, config.source, config.inference.model_copy(update={"dtype": "float32"}))
+
+
+@overload
+def load(model: LightModel) -> LoadedModel | RemoteModel: ...
+
+
+@overload
+def load(model: OpenModel) -> LoadedModel | RemoteModel | ServedModel: ...
+
+
+def load(model: OpenModel) -> LoadedModel | RemoteModel | ServedModel:
     """Return the model with its weights loaded, here or, when they are first needed, on the workers."""
-    return model if isinstance(model, RemoteModel) else load_model(model.config)
+    return model if isinstance(model, RemoteModel | ServedModel) else load_model(model.config)
 
 
 class OneLoaded:
@@ -58,8 +107,16 @@ class OneLoaded:
         self._loaded: LoadedModel | RemoteModel | None = None
         self._config: LoadConfig | None = None
 
-    def __call__(self, model: LightModel) -> LoadedModel | RemoteModel:
+    @overload
+    def __call__(self, model: LightModel) -> LoadedModel | RemoteModel: ...
+
+    @overload
+    def __call__(self, model: OpenModel) -> LoadedModel | RemoteModel | ServedModel: ...
+
+    def __call__(self, model: OpenModel) -> LoadedModel | RemoteModel | ServedModel:
         """Return the model with its weights loaded; without loading it again where it is the last one."""
+        if isinstance(model, ServedModel):
+            return model
         if self._loaded is None or self._config != model.config:
             self.free()
             self._loaded, self._config = load(model), model.config

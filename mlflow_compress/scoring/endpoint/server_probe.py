@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import requests
 
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.scoring.endpoint.capabilities import COMPLETIONS, LLAMA_CPP, Capabilities
-from mlflow_compress.scoring.endpoint.questions import Position, Question
+from mlflow_compress.scoring.endpoint.questions import Position, TokenQuestion
 from mlflow_compress.scoring.endpoint.routes import (
     EchoedTokens,
     Positions,
@@ -20,6 +19,7 @@ from mlflow_compress.scoring.endpoint.routes import (
     completion_logprobs,
     route_of,
 )
+from mlflow_compress.scoring.endpoint.server_pages import ServerPages
 from mlflow_compress.scoring.plan.trie import Ids
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -30,12 +30,11 @@ TOPS = (100, 50, 20, 10, 5, 1)
 """Lengths of a top list that are tried, the longest first; servers show up to 20 (vLLM) or 5 (OpenAI) by default."""
 SAME = 0.1
 """Nats within which two answers about one position agree: in batches of another size kernels round otherwise."""
-_PAGE_SECONDS = 10.0
 _RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 
 @dataclass(frozen=True)
-class Probe:
+class ServerProbe:
     """Asks a server for what it can.
 
     Parameters
@@ -50,11 +49,6 @@ class Probe:
     endpoint: EndpointConfig
     model: str
     vocabulary: Vocabulary
-
-    @property
-    def root(self) -> str:
-        """The server's address without ``/v1``."""
-        return self.endpoint.called_url.rstrip("/").removesuffix("/v1")
 
     @cached_property
     def tokens(self) -> Ids:
@@ -75,11 +69,11 @@ class Probe:
             return self._run(transport)
 
     def _run(self, transport: Transport) -> Capabilities:
-        server, pages = self._server()
-        card = self._card()
+        pages = ServerPages.read(self.endpoint, self.model)
+        server = pages.server
         can = Capabilities(
             server=server,
-            root=str(card["root"]) if card.get("root") else None,
+            root=pages.root,
             route=COMPLETIONS,
             echo=False,
             shifted=False,
@@ -90,16 +84,16 @@ class Probe:
             forces=False,
             drops_first=False,
             echo_alone=server.startswith("vLLM"),
-            max_length=_length(card, pages),
+            max_length=pages.max_length,
             probe=(),
         )
         can, echoed = self._echo(transport, can)
         if echoed is not None:
             can = self._same_tokens(transport, can)
-            can = replace(can, **self._alignment(transport, can))
-        elif "props" in pages:
+            can = self._aligned(transport, can)
+        elif pages.is_llama_cpp:
             can = replace(can, route=LLAMA_CPP, ids_out=True, n_top=TOPS[0])
-            self._native_tokens()
+            self._compare(pages.tokens_of(TEXT), self.tokens.tolist())
         else:
             raise EndpointError(
                 f"{self.endpoint.where} gives log-probabilities of the tokens that it writes, and none of a prompt's: "
@@ -117,45 +111,17 @@ class Probe:
                 )
         return replace(can, probe=self._recognised(transport, can))
 
-    def _server(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        """Return name and version of the server, and the pages by which it was told."""
-        found = {name: self._page(f"{self.root}/{name}") for name in ("version", "props", "get_server_info")}
-        pages = {name: page for name, page in found.items() if page is not None}
-        if "props" in pages:
-            return f"llama.cpp {pages['props'].get('build_info', '')}".strip(), pages
-        if "get_server_info" in pages:
-            return f"SGLang {pages['get_server_info'].get('version', '')}".strip(), pages
-        if "version" in pages:
-            return f"vLLM {pages['version'].get('version', '')}".strip(), pages
-        return "a server that does not tell its name", pages
-
-    def _card(self) -> Mapping[str, Any]:
-        """Return what the server tells of the model."""
-        listed = (self._page(f"{self.endpoint.called_url.rstrip('/')}/models") or {}).get("data")
-        cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-        return next((card for card in cards if card.get("id") == self.model), {})
-
-    def _page(self, url: str) -> dict[str, Any] | None:
-        """Return a page that a server may have; None where it has not."""
-        headers = {"Authorization": f"Bearer {self.endpoint.key}", **self.endpoint.headers}
-        try:
-            answer = requests.get(url, headers=headers, timeout=_PAGE_SECONDS)
-            found = answer.json() if answer.ok else None
-        except (requests.RequestException, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
     def _post(self, transport: Transport, path: str, body: Mapping[str, Any]) -> EchoedTokens | NoReply:
         async def once(_: None) -> EchoedTokens | NoReply:
             return await transport.post(path, body, completion_logprobs, model=self.model, n_bytes=len(TEXT))
 
         return transport.for_all(once, [None])[0]
 
-    def _ask(self, transport: Transport, can: Capabilities, *questions: Question) -> list[list[Position]]:
+    def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
         """Return the answers, which must be there."""
-        route = route_of(can, model=self.model, root=self.root, vocabulary=self.vocabulary)
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
 
-        async def once(question: Question) -> list[Position]:
+        async def once(question: TokenQuestion) -> list[Position]:
             asked = route.request(question)
             if asked is None:
                 raise EndpointError(f"{self.endpoint.where} cannot be asked for the tokens of the fixed text")
@@ -174,8 +140,8 @@ class Probe:
         for ids_in in (True, False):
             for n_top in TOPS:
                 tried = replace(can, ids_in=ids_in, n_top=n_top)
-                route = route_of(tried, model=self.model, root=self.root, vocabulary=self.vocabulary)
-                asked = route.request(Question(self.tokens, scored=1))
+                route = route_of(tried, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+                asked = route.request(TokenQuestion(self.tokens, scored=1))
                 if asked is None:
                     continue
                 try:
@@ -196,8 +162,10 @@ class Probe:
 
     def _same_tokens(self, transport: Transport, can: Capabilities) -> Capabilities:
         """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
-        route = route_of(replace(can, ids_in=False), model=self.model, root=self.root, vocabulary=self.vocabulary)
-        asked = route.request(Question(self.tokens, scored=1))
+        route = route_of(
+            replace(can, ids_in=False), model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary
+        )
+        asked = route.request(TokenQuestion(self.tokens, scored=1))
         found = self._post(transport, *asked) if asked is not None else NoReply("", "no text is these tokens")
         if isinstance(found, NoReply):
             raise EndpointError(f"{self.endpoint.where}: {found.detail}")
@@ -208,18 +176,6 @@ class Probe:
         drops = self.vocabulary.encoder.adds_bos and not self._names(found.tokens[0], ours[0])
         self._compare(found.tokens, ours[1:] if drops else ours)
         return replace(can, ids_out=ids_out, drops_first=drops)
-
-    def _native_tokens(self) -> None:
-        """Compare llama.cpp's tokens of the fixed text with ours."""
-        url, key = f"{self.root}/tokenize", {"Authorization": f"Bearer {self.endpoint.key}", **self.endpoint.headers}
-        try:
-            answer = requests.post(url, json={"content": TEXT, "add_special": True}, headers=key, timeout=_PAGE_SECONDS)
-            found = answer.json()["tokens"] if answer.ok else None
-        except (requests.RequestException, ValueError, KeyError, TypeError):
-            found = None
-        if not isinstance(found, list):
-            raise EndpointError(f"{self.endpoint.where} does not tell its tokens", allowed="an answer of /tokenize")
-        self._compare([f"token_id:{token}" for token in found], self.tokens.tolist())
 
     def _names(self, name: str, token: int) -> bool:
         there = self.vocabulary.id_of(name)
@@ -249,14 +205,14 @@ class Probe:
     def _other_end(self, can: Capabilities) -> tuple[Ids, Ids]:
         """Return two prompts that differ in their last token alone, and can be sent."""
         ours = self.tokens[:-1]
-        route = route_of(can, model=self.model, root=self.root, vocabulary=self.vocabulary)
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
         for token in self.tokens[:-2].tolist():
             other = np.append(ours[:-1], token).astype(np.int32)
-            if token != ours[-1] and route.request(Question(other, scored=1)) is not None:
+            if token != ours[-1] and route.request(TokenQuestion(other, scored=1)) is not None:
                 return ours, other
         raise EndpointError("No two texts differ in their last token alone", got=TEXT)
 
-    def _alignment(self, transport: Transport, can: Capabilities) -> dict[str, bool]:
+    def _aligned(self, transport: Transport, can: Capabilities) -> Capabilities:
         """Return whether each echoed list is that of its own position.
 
         The list at the last position follows from the tokens before it. So two prompts that differ in the last token
@@ -264,31 +220,32 @@ class Probe:
         is left out.
         """
         one, other = self._other_end(can)
-        first, second = self._ask(transport, can, Question(one, scored=1), Question(other, scored=1))
+        first, second = self._ask(transport, can, TokenQuestion(one, scored=1), TokenQuestion(other, scored=1))
         same = _agree(first[0], second[0])
         if not same:
-            return {"echo": False, "shifted": True}
-        before = Question(one[:-1])
-        route = route_of(can, model=self.model, root=self.root, vocabulary=self.vocabulary)
+            return replace(can, shifted=True)
+        before = TokenQuestion(one[:-1])
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
         askable = route.request(before) is not None
-        return {"echo": True, "steps": askable and _agree(self._ask(transport, can, before)[0][0], first[0])}
+        steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
+        return replace(can, echo=True, steps=steps)
 
     def _forces(self, transport: Transport, can: Capabilities) -> bool:
         """Return whether a token that the server is made to write has the log-probability that its list shows."""
         prefix = self.tokens[:-1]
-        (shown,) = self._ask(transport, can, Question(prefix))
+        (shown,) = self._ask(transport, can, TokenQuestion(prefix))
         ids, values = shown[0].top
         if len(ids) < 2:
             return False
-        (forced,) = self._ask(transport, can, Question(prefix, forced=int(ids[-1])))
+        (forced,) = self._ask(transport, can, TokenQuestion(prefix, forced=int(ids[-1])))
         logprob = forced[0].logprob
         return logprob is not None and abs(logprob - float(values[-1])) < SAME
 
     def _recognised(self, transport: Transport, can: Capabilities) -> tuple[float, ...]:
         """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
         ends = range(len(self.tokens) - _RECOGNISED, len(self.tokens))
-        route = route_of(can, model=self.model, root=self.root, vocabulary=self.vocabulary)
-        questions = [Question(self.tokens[:end]) for end in ends]
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        questions = [TokenQuestion(self.tokens[:end]) for end in ends]
         asked = [question for question in questions if route.request(question) is not None]
         return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))
 
@@ -299,10 +256,3 @@ def _agree(one: Position, other: Position) -> bool:
     both = [(value, there[i]) for i, value in zip(one.top[0].tolist(), one.top[1].tolist(), strict=True) if i in there]
     enough = 2 * len(both) > min(len(one.top[0]), len(other.top[0]))
     return enough and all(abs(a - b) < SAME for a, b in both)
-
-
-def _length(card: Mapping[str, Any], pages: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return the server's context length, where it tells it."""
-    settings = pages.get("props", {}).get("default_generation_settings")
-    told = card.get("max_model_len") or (settings.get("n_ctx") if isinstance(settings, dict) else None)
-    return int(told) if isinstance(told, int) and told > 0 else None
