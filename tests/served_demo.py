@@ -46,7 +46,7 @@ class ServedDemo:
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of the next token after each of `ids`."""
-        logits = self.loaded.model(torch.tensor([ids])).logits[0].float()
+        logits = self.loaded.model(torch.tensor([ids])).logits[0].double()
         return torch.log_softmax(logits, dim=-1)
 
     def name(self, token: int, *, ids: bool) -> str:

@@ -19,8 +19,9 @@ from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring.endpoint.server_probe import TEXT
 from tests.judge_server import Raw
-from tests.served_demo import NAME, served_demo
+from tests.served_demo import NAME, ServedDemo, served_demo
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,13 @@ def task(folder: Path, n: int = 6) -> str:
         for i in range(n)
     ]
     lettered = [
-        {"id": f"l{i}", "question": f"Which is {i}?", "choices": ["one", "two", "three", "four"], "answer": i % 4}
+        {
+            "id": f"l{i}",
+            "category": "c",
+            "question": f"Which is {i}?",
+            "choices": ["one", "two", "three", "four"],
+            "answer": i % 4,
+        }
         for i in range(n)
     ]
     for name, part in (("cloze", rows), ("lettered", lettered)):
@@ -64,7 +71,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert "echo          yes" in said[0] and "top list      20" in said[0]
     own, theirs = found.records().option_scores, RunRecords.read(found.baseline_records_folder).option_scores
     per_token = (own.column("loglik") - theirs.column("loglik")) / own.column("n_tokens")
-    assert np.abs(per_token).max() < 1e-5
+    assert np.abs(per_token).max() < 2e-5  # both are float32; the batches differ
     assert again.variant_found_in is not None and n_probed < n_asked / 2  # the second time it is only recognised
     shown = [path.read_text(errors="ignore") for path in store.rglob("*") if path.suffix in (".json", ".yaml", ".txt")]
     assert shown and server.base_url.split("//")[1].split("/")[0] not in "".join(shown).replace(
@@ -121,46 +128,50 @@ def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], 
 @pytest.mark.ci
 def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
     tasks = task(tmp_path, 12)
-    mc.evaluate  # noqa: B018 - imported before the server runs
+    beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
+
+    def questions(server: ServedDemo) -> dict[str, int]:
+        """Return how often each question was answered, without those about what the server can."""
+        asked = {key: json.loads(key)["prompt"] for key in server.answered}
+        return {
+            key: server.answered[key]
+            for key, prompt in asked.items()
+            if not (prompt.startswith(TEXT[:9]) if isinstance(prompt, str) else prompt[:4] == beginning)
+        }
+
     with served_demo(loaded) as server:
-        whole = mc.evaluate(
-            f"endpoint:{server.base_url}",
-            tasks=tasks,
-            num_shuffles=1,
-            num_fewshot=0,
-            dtype="float32",
-            served_model=NAME,
-            store=tmp_path / "whole",
-        )
-        n_whole = len(server.bodies)
-        server.bodies.clear()
-        server.answered.clear()
-        server.fault = lambda number, body: Raw(b"{}", 429, {"retry-after-ms": "1"}) if number % 5 == 0 else None
         command = [
             *(sys.executable, "-m", "mlflow_compress", "evaluate"),
             *("--checkpoint", f"endpoint:{server.base_url}", "--served_model", NAME, "--tasks", tasks),
             *("--num_shuffles", "1", "--num_fewshot", "0", "--dtype", "float32", "--endpoint_concurrency", "2"),
         ]
-        environment = {
-            **os.environ,
-            "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
-            "MLFLOW_COMPRESS_HOME": str(tmp_path / "home"),
-        }
-        first = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE)
+
+        def environment(name: str) -> dict[str, str]:
+            own = {
+                "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / name}.db",
+                "MLFLOW_COMPRESS_HOME": str(tmp_path / name),
+            }
+            return {**os.environ, **own}
+
+        whole = subprocess.run(command, env=environment("whole"), cwd=tmp_path, capture_output=True, text=True)
+        assert whole.returncode == 0, whole.stderr
+        wanted = set(questions(server))
+        assert len(wanted) > 40 and set(questions(server).values()) == {1}
+        server.answered.clear()
+        server.fault = lambda number, body: Raw(b"{}", 429, {"retry-after-ms": "1"}) if number % 5 == 0 else None
+        with (tmp_path / "log").open("w") as log:
+            first = subprocess.Popen(command, env=environment("killed"), cwd=tmp_path, stdout=log, stderr=log)
         deadline = time.monotonic() + 240
-        while sum(server.answered.values()) < n_whole // 2 and time.monotonic() < deadline:
-            assert first.poll() is None, first.stderr.read() if first.stderr else ""
-            time.sleep(0.02)
+        while len(questions(server)) < len(wanted) // 2 and time.monotonic() < deadline:
+            assert first.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
         first.send_signal(signal.SIGKILL)
         first.wait()
         time.sleep(0.5)  # answers on their way to a process that is gone
-        n_killed = sum(server.answered.values())
-        assert n_whole // 2 <= n_killed < n_whole
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert len(wanted) // 2 <= len(questions(server)) < len(wanted)
+        done = subprocess.run(command, env=environment("killed"), cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        probes = {key for key, times in server.answered.items() if times > 1}
-    # Twice: the probe of each process, and the two requests whose answers the killed process could not write down.
-    scored = [key for key in probes if "quick brown" not in key]
-    repeated = sum(server.answered[key] - 1 for key in probes)
-    n_probe = n_whole - sum(1 for _ in whole.records().option_scores.key_rows())
-    assert repeated <= max(n_probe, 0) + 30 and len(scored) <= 32
+        answered = questions(server)
+    assert set(answered) == wanted
+    # At most the two requests that were under way when the process was killed.
+    assert sum(answered.values()) - len(wanted) <= 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.scoring.endpoint.server_probe import ServerProbe
 from mlflow_compress.scoring.endpoint.routes import Vocabulary
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.endpoint.server_probe import ServerProbe
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.endpoint import EndpointConfig
 

@@ -13,8 +13,8 @@ from mlflow_compress.errors import AlignmentError, ConfigError, EndpointError
 from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.endpoint.opening import open_served_model
-from mlflow_compress.scoring.endpoint.server_probe import SAME
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.endpoint.server_probe import SAME
 from mlflow_compress.transport.endpoint import EndpointConfig, shown_url
 
 KEY_VARIABLE, URL_VARIABLE = "ENDPOINT_API_KEY", "ENDPOINT_BASE_URL"
