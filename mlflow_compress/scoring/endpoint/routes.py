@@ -131,6 +131,11 @@ class CompletionsRoute:
         if isinstance(parsed, NoReply):
             return parsed
         tokens, logprobs, tops = parsed.tokens, parsed.logprobs, parsed.tops
+        read = parsed.usage.prompt if parsed.usage is not None else len(question.tokens)
+        if read != len(question.tokens):
+            raise AlignmentError(
+                "The server's tokens are not ours", allowed=f"{len(question.tokens)} tokens of a prompt", got=read
+            )
         if not question.scored:
             if not tokens:
                 return Positions([Position(None, top_list({}, 0))], parsed.usage)
