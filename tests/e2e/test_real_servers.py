@@ -132,7 +132,6 @@ def difference(scores: OptionScores, exact: np.ndarray) -> np.ndarray:
 def assert_native(scores: OptionScores, exact: np.ndarray) -> None:
     """Assert the same numbers, up to what llama.cpp's attention in 16 bits does to a prompt that is read in parts."""
     found = difference(scores, exact)
-    print(f"mean {found.mean():.2e}, largest {found.max():.2e} nat a token")
     assert found.mean() < NAT_PER_TOKEN / 2
     assert found.max() < 2 * NAT_PER_TOKEN
 
