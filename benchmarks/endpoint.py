@@ -1,8 +1,9 @@
 """Score the same requests at one server with lm-evaluation-harness's `local-completions`, and with this package.
 
-Both send token ids to the same server, with as many requests at a time, and tokenize within the measured time. Each
-run puts a word of its own before every prompt, so that it finds no prefix of another in the server's cache. The requests are the harness's own:
-MMLU with 5 shots. The model is the demo with room for long prompts; the harness needs the package tenacity.
+Both send token ids to the same server, with as many requests at a time, and tokenize within the measured time. Each run
+puts a word of its own before every prompt, so that it finds no prefix of another in the server's cache. The requests
+are the harness's own: MMLU with 5 shots. The model is the demo with room for long prompts. The harness needs the
+package tenacity.
 
 Example
 -------

@@ -27,7 +27,7 @@ from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
-from mlflow_compress.config.served import ENDPOINT, ServedConfig, is_endpoint
+from mlflow_compress.config.served_config import ENDPOINT, ServedConfig, is_endpoint
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [

@@ -17,7 +17,7 @@ from mlflow_compress.config.groups import (
     SourceConfig,
     TracesConfig,
 )
-from mlflow_compress.config.served import ServedConfig
+from mlflow_compress.config.served_config import ServedConfig
 
 LogWeights = Literal["auto", "true", "false"]
 CHECKPOINT = "folder of the compressed checkpoint (what quantize wrote)"
