@@ -15,6 +15,7 @@ from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.scoring.endpoint.opening import open_served_model
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
@@ -180,3 +181,17 @@ def test_a_corpus_has_the_log_probabilities_of_the_model_in_this_process(loaded:
     assert np.abs(scores.column("nll") - exact.column("nll")).max() < NAT_PER_TOKEN
     assert scores.column("argmax").tolist() == exact.column("argmax").tolist()
     assert scores.table.column("entropy").null_count == len(scores)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "text"])
+def test_greedy_answers_are_those_of_the_model_in_this_process(kind: str, loaded: LoadedModel, tmp_path: Any) -> None:
+    prompts = ["The king went", "Question: what is 2 + 2?\nAnswer:", "The river"]
+    exact = generate_until(loaded, prompts, until=("\n",), max_new_tokens=8)
+    with served_demo(loaded, kind=kind) as server:
+        served = open_demo(server, loaded)
+        n_probed = len(server.bodies)
+        answers = generate_until(served, prompts, until=("\n",), max_new_tokens=8, resume=tmp_path)
+        assert generate_until(served, prompts, until=("\n",), max_new_tokens=8, resume=tmp_path) == answers
+        assert len(server.bodies) - n_probed == len(prompts)  # the second time nothing is asked
+    assert answers == exact
+    assert all(answers)
