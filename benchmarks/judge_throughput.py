@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mlflow_compress.judges.asking import Asker, AskingConfig, Question
-from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.parsing import read_rating
 from mlflow_compress.judges.prompts import grading_prompt
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.reply_cache import ReplyCache
 
 _MESSAGE = {"message": {"role": "assistant", "content": "Good. Rating: [[7]]"}, "finish_reason": "stop", "index": 0}
 _USAGE = {"prompt_tokens": 400, "completion_tokens": 9}
@@ -65,7 +65,7 @@ def calls_per_second(base_url: str, n: int, concurrency: int) -> float:
         endpoint=EndpointConfig(base_url=base_url, key="none", concurrency=concurrency), model="local"
     )
     with tempfile.TemporaryDirectory() as folder:
-        asker = Asker(config, cache=JudgmentCache(Path(folder) / "judgments.jsonl"))
+        asker = Asker(config, cache=ReplyCache(Path(folder) / "judgments.jsonl"))
         begin = time.perf_counter()
         found = asker.ask_all(questions(n), read_rating)
         seconds = time.perf_counter() - begin

@@ -71,13 +71,12 @@ def _run(command: str, given: dict[str, Any]) -> Any:
         return api.search(progress=_say, **given)
     if command == "resume":
         return api.resume(progress=_say, **given)
-    if command == "judge":
-        return api.judge(progress=_say, **given)
+    if command in ("evaluate", "judge"):
+        return (api.evaluate if command == "evaluate" else api.judge)(progress=_say, **given)
     if command == "diagnose":
         return api.diagnose(progress=_say, **given)
     functions: dict[str, Callable[..., Any]] = {
         "quantize": api.compress,
-        "evaluate": api.evaluate,
         "speed": api.speed,
         "promote": api.promote,
         "rollback": api.rollback,

@@ -13,6 +13,7 @@
     ├── StoreError             a baseline state store is broken or belongs to another model
     ├── WorkerError            another process of this job failed
     ├── JudgeError             the judge endpoint failed
+    ├── EndpointError          the server of a served model failed, or cannot give what scoring needs
     ├── StageError             a stage of the main job failed
     ├── SweepError             variants of a sweep failed
     ├── MachineError           this machine has no disk space, memory or permission left
@@ -101,6 +102,10 @@ class WorkerError(MlflowCompressError):
 
 class JudgeError(MlflowCompressError):
     """The judge endpoint failed."""
+
+
+class EndpointError(MlflowCompressError):
+    """The server of a served model failed, or cannot give what scoring needs."""
 
 
 class StageError(MlflowCompressError):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.config import Command, parameters
+from mlflow_compress.config import Command, is_endpoint, parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
 
@@ -43,6 +43,8 @@ def absolute_paths(config: C) -> C:
 
 
 def _absolute(name: str, value: str, kind: str) -> str:
+    if kind != "file" and is_endpoint(value):
+        return value
     path = Path(value).expanduser()
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
     if (kind != "folder" and path.is_file()) or (kind not in ("file", "program") and path.is_dir()):

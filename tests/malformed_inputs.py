@@ -30,11 +30,8 @@ from mlflow_compress.items.sources.instructions import load_instructions
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder, load_encoder
-from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.pair_prompts import OURS, read_pair_prompts
 from mlflow_compress.judges.parsing import read_rating, read_verdict
-from mlflow_compress.judges.transport.replies import NoReply, Reply, read_completion, read_embeddings
-from mlflow_compress.judges.transport.spending import read_prices
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.store_manifest import FORMAT, MANIFEST, StoreManifest
@@ -42,6 +39,9 @@ from mlflow_compress.scoring.checkpointing.journal import Journal
 from mlflow_compress.stages.compare import compare
 from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.tracking.folder_store import RUN_FILE, FolderStore
+from mlflow_compress.transport.replies import NoReply, Reply, read_completion, read_embeddings
+from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.spending import read_prices
 from tests.judge_server import completion
 from tests.page_contents import records
 
@@ -277,7 +277,7 @@ def readers() -> dict[str, Reader]:
             lambda path: (read_rating(path.read_text(errors="replace")), read_verdict(path.read_text(errors="replace"))),
             structured=False,
         ),
-        "stored judgments": Reader("judgments.jsonl", lines({"key": "a", "value": {"judgment": "x"}}), JudgmentCache),
+        "stored judgments": Reader("judgments.jsonl", lines({"key": "a", "value": {"judgment": "x"}}), ReplyCache),
         "records, scores": Reader("option_scores.parquet", table["option_scores"], _records("option_scores"), structured=False),
         "records, answers": Reader("generations.parquet", table["generations"], _records("generations"), structured=False),
         "about.json": Reader("about.json", b'{"tokenizer": "a", "num_fewshot": 5}', _about),

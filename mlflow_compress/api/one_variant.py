@@ -55,7 +55,11 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
 
 @takes_parameters_of(EvaluateConfig)
 def evaluate(
-    checkpoint: CompressedModel | str | PathLike[str] | None = None, *, store: StoreLike = None, **settings: Any
+    checkpoint: CompressedModel | str | PathLike[str] | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> Evaluation:
     """Return every metric of a compressed checkpoint against its baseline, on the same items, with intervals.
 
@@ -64,9 +68,12 @@ def evaluate(
     Parameters
     ----------
     checkpoint : CompressedModel or path
-        What `compress` returned, or its folder.
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model, whose name there
+        is `served_model`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told, before anything is asked, what the server of a served model can.
     **settings
         The other parameters of ``mlflow-compress evaluate``.
 
@@ -87,7 +94,7 @@ def evaluate(
     from mlflow_compress.stages.evaluate import run_evaluate
 
     config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_evaluate(config, opened_store(store, config))
+    return run_evaluate(config, opened_store(store, config), progress or (lambda line: None))
 
 
 @takes_parameters_of(JudgeConfig)

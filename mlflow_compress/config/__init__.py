@@ -31,10 +31,12 @@ from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
 from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.search_config import SearchConfig, SearchSpaceConfig
+from mlflow_compress.config.served_config import ENDPOINT, ServedConfig, is_endpoint
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [
     "EMBEDDED",
+    "ENDPOINT",
     "AnswerConfig",
     "BlindConfig",
     "Command",
@@ -63,6 +65,7 @@ __all__ = [
     "RollbackConfig",
     "SearchConfig",
     "SearchSpaceConfig",
+    "ServedConfig",
     "SourceConfig",
     "SpeedConfig",
     "SweepConfig",
@@ -70,6 +73,7 @@ __all__ = [
     "TracesConfig",
     "as_text",
     "check_text",
+    "is_endpoint",
     "parameters",
     "parse",
     "policy_yaml",

@@ -18,9 +18,11 @@ from mlflow_compress.config.groups import (
     TimingConfig,
     TracesConfig,
 )
+from mlflow_compress.config.served_config import ServedConfig
 
 LogWeights = Literal["auto", "true", "false"]
 CHECKPOINT = "folder of the compressed checkpoint (what quantize wrote)"
+CHECKPOINT_OR_SERVED = f"{CHECKPOINT}, or endpoint:http://host:port/v1 of a served model"
 
 
 class QuantizeConfig(Command):
@@ -38,7 +40,8 @@ class EvaluateConfig(Command):
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
-    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    served: ServedConfig = ServedConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
 
 
 class JudgeConfig(Command):
@@ -49,7 +52,8 @@ class JudgeConfig(Command):
     judging: JudgeModelConfig = JudgeModelConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
-    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    served: ServedConfig = ServedConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
 
 
 class SpeedConfig(Command):

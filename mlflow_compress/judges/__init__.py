@@ -2,7 +2,7 @@
 `divergent_tokens` (where greedy answers part).
 
 The package `encoders` has what embeds answers for `similarity`. The judges that ask a model share `session`, `asking`,
-`estimate`, `parsing`, `prompts`, `judgment_cache` and the package `transport`; `grading` is a part of `mt_bench`.
+`estimate`, `parsing` and `prompts`; `grading` is a part of `mt_bench`.
 """
 
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs, chosen_judges

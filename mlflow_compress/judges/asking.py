@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
 from mlflow_compress.judges.parsing import NO_RATING, Read
 from mlflow_compress.judges.prompts import Prompt
-from mlflow_compress.judges.transport.client import Transport
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
-from mlflow_compress.judges.transport.replies import CUT, FILTERED, NoReply, Reply
-from mlflow_compress.judges.transport.spending import Spending, prompt_bytes
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply
+from mlflow_compress.transport.reply_cache import ReplyCache, content_key
+from mlflow_compress.transport.spending import Spending, prompt_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +90,15 @@ class Asker:
     Parameters
     ----------
     config : AskingConfig
-    cache : JudgmentCache, optional
+    cache : ReplyCache, optional
         Stores every reply before anything else happens, readable or not. So an interrupted run loses at
         most the calls under way, and the replies that a judgment has had count as its attempts in a later run too.
         Failures, which cost nothing, are not stored, and a later run asks again.
     """
 
-    def __init__(self, config: AskingConfig, *, cache: JudgmentCache | None = None) -> None:
+    def __init__(self, config: AskingConfig, *, cache: ReplyCache | None = None) -> None:
         self.config = config
-        self._cache = JudgmentCache(None) if cache is None else cache
+        self._cache = ReplyCache(None) if cache is None else cache
 
     def key(self, question: Question, attempt: int = 0) -> str:
         """Return the key of a reply: everything that decides it."""

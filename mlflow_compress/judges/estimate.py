@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mlflow_compress.judges.asking import Asker, Question
 from mlflow_compress.judges.parsing import Read
-from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, Price, prompt_bytes
+from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Price, prompt_bytes
 
 
 def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Mapping[str, Price]) -> str:

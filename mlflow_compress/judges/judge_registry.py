@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.judges.transport.spending import Spending
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.registry import Registry
+from mlflow_compress.transport.spending import Spending
 
 
 class AskedInstruction(Protocol):

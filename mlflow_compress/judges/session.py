@@ -14,13 +14,13 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, unscored_by_reason
 from mlflow_compress.judges.estimate import estimate
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
-from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.parsing import Read
-from mlflow_compress.judges.transport.addresses import VARIABLES
-from mlflow_compress.judges.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
-from mlflow_compress.judges.transport.replies import BUDGET
-from mlflow_compress.judges.transport.spending import Budget, Price, Spending, read_prices
 from mlflow_compress.kept import kept
+from mlflow_compress.transport.addresses import VARIABLES
+from mlflow_compress.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
+from mlflow_compress.transport.replies import BUDGET
+from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = VARIABLES["judge_base_url"]
@@ -131,7 +131,7 @@ class Session:
             return endpoint
         given = settings.judging
         prices_of(settings)
-        cache = JudgmentCache(folder / JUDGMENTS)
+        cache = ReplyCache(folder / JUDGMENTS)
         asking = AskingConfig(endpoint=endpoint, attempts=given.judge_attempts)
         askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
         return cls(askers, given.judge_max_unscored)

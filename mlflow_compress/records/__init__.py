@@ -21,11 +21,13 @@ from mlflow_compress.records.kinds import (
     Traces,
     columns_hash,
 )
+from mlflow_compress.records.option_bounds import TOP_LADDER, OptionBounds
 from mlflow_compress.records.swap_distances import SwapDistances
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
 
 __all__ = [
+    "TOP_LADDER",
     "Generations",
     "GreedyAnswers",
     "GreedyDistances",
@@ -33,6 +35,7 @@ __all__ = [
     "Items",
     "Judgments",
     "MetricResult",
+    "OptionBounds",
     "OptionDistances",
     "OptionScores",
     "Records",

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.records.option_bounds import OptionBounds
 from mlflow_compress.records.table import Records
 from mlflow_compress.records.timings import Timings
 
@@ -246,6 +247,7 @@ class RunRecords:
     items: Items | None = None
     option_scores: OptionScores | None = None
     option_distances: OptionDistances | None = None
+    option_bounds: OptionBounds | None = None
     token_scores: TokenScores | None = None
     token_distances: TokenDistances | None = None
     generations: Generations | None = None
@@ -278,6 +280,7 @@ _KINDS: tuple[type[Records], ...] = (
     Items,
     OptionScores,
     OptionDistances,
+    OptionBounds,
     TokenScores,
     TokenDistances,
     Generations,

@@ -24,10 +24,15 @@ def option_scores(
 ) -> OptionScores:
     """Return one row per request: its targets' summed log-probability, and whether all are the most probable token.
 
-    `place` holds the indices of the targets, request by request.
+    `place` holds the indices of the targets, request by request. Where a log-probability is missing (NaN), the row has
+    none, and `result` may say by itself, in `is_argmax`, which targets are the most probable token.
     """
     logprob = result["logprob"][place]
-    is_argmax = result["argmax"][targets.row[place]] == targets.token[place]
+    is_argmax = (
+        result["is_argmax"][place]
+        if "is_argmax" in result
+        else result["argmax"][targets.row[place]] == targets.token[place]
+    )
     starts = _starts(encoded)
     fits = np.asarray([e.fits for e in encoded], dtype=bool)
     loglik: list[float | None] = [None] * len(requests)
@@ -35,7 +40,8 @@ def option_scores(
     if len(starts):
         sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(is_argmax, starts)
         for i, total, every in zip(np.flatnonzero(fits).tolist(), sums.tolist(), hits.tolist(), strict=True):
-            loglik[i], greedy[i] = total, every
+            if not np.isnan(total):
+                loglik[i], greedy[i] = total, every
     return OptionScores.from_columns(
         {
             **_keys(requests),
@@ -78,7 +84,7 @@ def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
             "nll": -result["logprob"],
             "p_target": np.exp(result["logprob"]),
             "argmax": result["argmax"],
-            "entropy": result["entropy"],
+            "entropy": result.get("entropy", [None] * len(windows.targets)),
         }
     )
 

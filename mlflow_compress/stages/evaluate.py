@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,24 +13,31 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details
 from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.results import Evaluation
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.endpoint.top_lists import ShownLists, StoredStates, TopLists
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
+from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity, scorer_of
 from mlflow_compress.stages.evaluation.baseline_traces import with_traces
 from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
-from mlflow_compress.stages.evaluation.open_models import engine_started, light, load
+from mlflow_compress.stages.evaluation.open_models import (
+    OpenModel,
+    engine_started,
+    load,
+    open_baseline,
+    open_variant,
+)
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
+from mlflow_compress.stages.evaluation.served import FACTS, facts, recognise, recognised_in
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import suite_of
@@ -51,19 +58,13 @@ def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") ->
     return suite.rendered(lambda message: chat.prompt([message], system=system))
 
 
-def readable(store: Store, base: LightModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def readable(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
 
     Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
     """
     rendered = with_chat_template(base, suite, config.inference.system_prompt or "")
     return with_traces(store, base, rendered, config, write=write)
-
-
-def open_baseline(config: EvaluateConfig) -> LightModel:
-    """Return the baseline without its weights."""
-    with folder_or_hub("model", model_path(config.source.model)):
-        return light(model_path(config.source.model), config.source, config.inference, config.running)
 
 
 def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
@@ -91,7 +92,12 @@ class EvaluatedVariant:
 
 
 def evaluate_variant(
-    config: EvaluateConfig, suite: Suite, store: Store, run: OpenRun, until_finished: ExitStack
+    config: EvaluateConfig,
+    suite: Suite,
+    store: Store,
+    run: OpenRun,
+    until_finished: ExitStack,
+    say: Callable[[str], None] = lambda line: None,
 ) -> EvaluatedVariant:
     """Return the records of variant and baseline. Only what no finished run of the store has scored is scored now.
 
@@ -99,7 +105,10 @@ def evaluate_variant(
     `until_finished` is closed, so that an interrupted run can resume.
     """
     base = open_baseline(config)
-    variant = light(str(config.checkpoint), config.source, config.inference, config.running)
+    variant = open_variant(config, base)
+    for model in (base, variant):
+        if isinstance(model, ServedModel):
+            say("\n".join(model.can.lines(model.name)))
     check_same_tokenizer(base, variant)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config)
@@ -110,11 +119,17 @@ def evaluate_variant(
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
     earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if earlier:
+        if isinstance(variant, ServedModel):
+            recognise(variant, store.fetch_json(earlier[0].run_id, FACTS))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
     else:
-        states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
-        outputs = run_model(Scorer(load(variant), ScoringConfig()), suite, baseline=states, resume=resume)
+        if isinstance(variant, ServedModel):
+            recognised_in(resume, variant)
+        states = _states(baseline, base, variant)
+        outputs = run_model(scorer_of(load(variant)), suite, baseline=states, resume=resume)
+    if isinstance(variant, ServedModel):
+        run.log_json(facts(variant), FACTS)
     log_harness_metrics(run, suite, outputs, baseline=baseline.records)
     return EvaluatedVariant(
         inputs=MetricInputs(
@@ -127,6 +142,19 @@ def evaluate_variant(
         baseline=baseline,
         found_in=earlier[0].run_id if earlier else None,
     )
+
+
+def _states(baseline: Baseline, base: OpenModel, variant: OpenModel) -> StateStore | TopLists | None:
+    """Return what the variant is compared with: the baseline's states, or lists of its most probable tokens.
+
+    A served baseline has no states. So a variant in this process has no divergence from it: only its answers compare.
+    """
+    if baseline.states is None:
+        return None
+    if isinstance(base, ServedModel):
+        return ShownLists(baseline.states) if isinstance(variant, ServedModel) else None
+    store = StateStore.open(baseline.states, baseline=base)
+    return StoredStates(store) if isinstance(variant, ServedModel) else store
 
 
 def log_evaluation(
@@ -149,56 +177,64 @@ def log_evaluation(
         run.log_folder(folder, RECORDS)
 
 
-def run_evaluate(config: EvaluateConfig, store: Store | None = None) -> Evaluation:
+def run_evaluate(
+    config: EvaluateConfig, store: Store | None = None, say: Callable[[str], None] = lambda line: None
+) -> Evaluation:
     """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
+
+    `say` is told, before anything is asked, what the server of a served model can.
 
     Raises
     ------
     MlflowCompressError
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
-    manifest, suite = read_manifest(config.checkpoint), suite_of(config)
+    variant, suite = described(config), suite_of(config)
     with store_of_command(config, store) as opened:
-        return _evaluate(config, manifest, suite, opened)
+        return _evaluate(config, variant, suite, opened, say)
 
 
-def _evaluate(config: EvaluateConfig, manifest: CheckpointManifest, suite: Suite, store: Store) -> Evaluation:
-    label = model_label(config.source.model)
+def _evaluate(
+    config: EvaluateConfig,
+    variant: CheckpointManifest | ServedVariant,
+    suite: Suite,
+    store: Store,
+    say: Callable[[str], None],
+) -> Evaluation:
+    label = baseline_label(config)
     with (
         ExitStack() as until_finished,
         engine_started(config.running, config.source),
         store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
-        run.rename(f"evaluate {manifest.label} {label}")
+        run.rename(f"evaluate {variant.label} {label}")
         run.set_tags(
             {
-                run_names.VARIANT: manifest.label,
-                run_names.METHOD: manifest.method,
+                run_names.VARIANT: variant.label,
+                run_names.METHOD: variant.method,
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
         run.log_params(_resolved(config))
-        evaluated = evaluate_variant(config, suite, store, run, until_finished)
+        evaluated = evaluate_variant(config, suite, store, run, until_finished, say)
         baseline = evaluated.baseline
         results = compute_all(evaluated.inputs)
         log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)
-        sentence = verdict(
-            manifest.label, headline(results), size_ratio=manifest.size_ratio, sparsity=manifest.sparsity
-        )
+        sentence = verdict(variant.label, headline(results), size_ratio=variant.size_ratio, sparsity=variant.sparsity)
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
         if evaluated.found_in is not None:
             run.set_tags({run_names.SKIPPED: f"evaluation: found in run {evaluated.found_in}"})
         run.set_note(sentence)
     return Evaluation(
-        name=manifest.label,
+        name=variant.label,
         results=tuple(results),
         not_computed=unmet(evaluated.inputs),
         records_folder=store.fetch(run.run_id, RECORDS),
         run=store.link(run.run_id),
         baseline=label,
         verdict=sentence,
-        manifest=manifest,
+        manifest=variant if isinstance(variant, CheckpointManifest) else None,
         baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
         baseline_run_id=baseline.run_id,
         evaluation_id=baseline.evaluation,

@@ -16,29 +16,31 @@ from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
-from mlflow_compress.judges.transport.addresses import check_address
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
 from mlflow_compress.models.identity import check_same_tokenizer
+from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.records.embeddings import Embeddings
 from mlflow_compress.reporting.answers.judge_account import account_text
 from mlflow_compress.results import AnswerEvaluation
-from mlflow_compress.stages.evaluation.open_models import OneLoaded, engine_started, light
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, engine_started, open_baseline, open_variant
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.judging.answers import SAMPLES, baseline_answers, graded_tokens, variant_answers
 from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
 from mlflow_compress.stages.judging.traced_answers import judged_answers
-from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described, folder_or_hub
 from mlflow_compress.stages.resuming.unfinished import store_of_command
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.transport.addresses import check_address
 
 
 def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
@@ -122,17 +124,24 @@ def judge(
     with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
     settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
-    with folder_or_hub("model", model_path(config.source.model)):
-        base = light(model_path(config.source.model), config.source, config.inference, config.running)
-    models = base, light(str(config.checkpoint), config.source, config.inference, config.running)
+    base = open_baseline(config)
+    models = base, open_variant(config, base)
+    for model in models:
+        if isinstance(model, ServedModel):
+            say("\n".join(model.can.lines(model.name)))
     check_same_tokenizer(*models)
     load, greedy = OneLoaded(), {}
-    greedily = any(JUDGES.get(name).greedy for name in judges)
     baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
-    decoded = baseline_greedy(store, models[0], instructions, config, load) if greedily else None
+    greedily = [name for name in judges if JUDGES.get(name).greedy]
+    decoded, left_out = None, ""
+    if isinstance(base, ServedModel) or isinstance(models[1], ServedModel):
+        judges = {name: opened for name, opened in judges.items() if name not in greedily}
+        left_out = ", ".join(f"{name}: a server shows no whole distributions" for name in greedily)
+    elif greedily:
+        decoded = baseline_greedy(store, base, instructions, config, load)
     answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
-    if decoded is not None:
-        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
+    if decoded is not None and isinstance(base, LightModel) and isinstance(models[1], LightModel):
+        of_variant = variant_greedy(store, run, (base, models[1]), instructions, config, load, decoded)
         greedy = {"baseline": decoded[1], "variant": of_variant}
     load.free()
     spending = spending_of(config)
@@ -176,7 +185,9 @@ def judge(
         run.log_values(account)
     run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
     reasons = [one.skipped for one in judged.values() if one.skipped]
-    skipped = "; ".join([*reasons, *([] if fresh else [f"answers: found in run {answers_run}"])])
+    skipped = "; ".join(
+        [*reasons, *([left_out] if left_out else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
+    )
     if skipped:
         run.set_tags({run_names.SKIPPED: skipped})
     with scratch_folder(store.uri) as folder:
@@ -186,7 +197,7 @@ def judge(
         with scratch_folder(store.uri) as folder:
             inputs.baseline.judgments.write(folder)
             run.log_folder(folder, run_names.BASELINE_GRADES)
-    title = f"{read_manifest(config.checkpoint).label} against {model_label(config.source.model)}"
+    title = f"{described(config).label} against {baseline_label(config)}"
     log_answers(run, store.uri, title, instructions, (baseline.graded, variant.graded), inputs)
     with scratch_folder(store.uri) as folder:
         variant.samples.write(folder)
@@ -241,7 +252,7 @@ def run_judge(
     """
     check_address(config)
     prices_of(config)
-    manifest, instructions = read_manifest(config.checkpoint), instructions_of(config)
+    manifest, instructions = described(config), instructions_of(config)
     chosen_judges(config.answers.judges)
     with store_of_command(config, store) as opened:
         return _judge(config, manifest, instructions, opened, say)
@@ -249,12 +260,12 @@ def run_judge(
 
 def _judge(
     config: JudgeConfig,
-    manifest: CheckpointManifest,
+    manifest: CheckpointManifest | ServedVariant,
     instructions: list[Instruction],
     store: Store,
     say: Callable[[str], None],
 ) -> AnswerEvaluation:
-    label = model_label(config.source.model)
+    label = baseline_label(config)
     with (
         engine_started(config.running, config.source),
         store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run,

@@ -19,7 +19,6 @@ from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.session import prices_of
-from mlflow_compress.judges.transport.addresses import VARIABLES, without_password
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
@@ -35,6 +34,7 @@ from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.tracking.views import save_leaderboard
+from mlflow_compress.transport.addresses import VARIABLES, without_password
 
 _WITH_RESULTS = ("evaluate", "judge", "speed")
 _FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress import demo
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import EMBEDDED
+from mlflow_compress.config import EMBEDDED, EvaluateConfig, JudgeConfig, is_endpoint
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.paths import started_in
@@ -24,8 +25,41 @@ def model_label(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
 
 
+def baseline_label(config: EvaluateConfig | JudgeConfig) -> str:
+    """Return the short name of a stage's baseline: a served one has that of its server."""
+    served = is_endpoint(config.source.model)
+    return str(config.served.baseline_served_model) if served else model_label(config.source.model)
+
+
+@dataclass(frozen=True)
+class ServedVariant:
+    """What is known of a served variant beforehand, as the manifest says it of a checkpoint: not its size."""
+
+    label: str
+    method: str = "endpoint"
+    size_ratio: float | None = None
+    sparsity: float | None = None
+
+
+def described(config: EvaluateConfig | JudgeConfig) -> CheckpointManifest | ServedVariant:
+    """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
+
+    Raises
+    ------
+    ConfigError
+        There is no such checkpoint, or a served model has no name.
+    """
+    if not is_endpoint(config.checkpoint):
+        return read_manifest(config.checkpoint)
+    if not config.served.served_model:
+        raise ConfigError("Parameter 'served_model' must be given", allowed="the model's name at that server")
+    return ServedVariant(f"endpoint-{config.served.served_model}")
+
+
 def read_manifest(checkpoint: str | None) -> CheckpointManifest:
     """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused."""
+    if is_endpoint(checkpoint):
+        raise _not_served("checkpoint", str(checkpoint))
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
     if not Path(checkpoint).is_dir():
@@ -45,6 +79,8 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
         At once, if the value can only be a path and there is no such folder. For other names: when the model is opened
         and is neither a folder nor on the hub.
     """
+    if is_endpoint(value):
+        raise _not_served(parameter, value)
     exists = value in ("", EMBEDDED_ENCODER) or Path(value).is_dir()
     if not exists and (Path(value).is_absolute() or value.startswith((".", "~")) or value.count("/") > 1):
         raise _no_folder(parameter, value, allowed="a folder, or a name on the hub such as org/name")
@@ -57,6 +93,14 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
             f"Parameter '{parameter}': {str(error).rstrip('.')}",
             fix=f"A relative folder was looked for in {started_in()}",
         ) from error
+
+
+def _not_served(parameter: str, value: str) -> ConfigError:
+    return ConfigError(
+        f"Parameter {parameter!r} names a served model, and this command needs one in a folder",
+        got=value,
+        fix="`evaluate` and `judge` take served models",
+    )
 
 
 def _no_folder(parameter: str, value: str, *, allowed: str) -> ConfigError:

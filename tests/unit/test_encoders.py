@@ -17,9 +17,9 @@ from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
 from mlflow_compress.judges import JUDGES, JudgeInputs
 from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
 from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, embedded_folder, load_encoder
-from mlflow_compress.judges.transport.replies import Embedded, NoReply, read_embeddings
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.records import Generations
+from mlflow_compress.transport.replies import Embedded, NoReply, read_embeddings
 from tests.judge_server import Answer, JudgeServer, Raw, judge_server
 
 KEY = "sk-encoder-0123456789"

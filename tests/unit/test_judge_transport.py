@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.transport import retries
-from mlflow_compress.judges.transport.client import Transport
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
-from mlflow_compress.judges.transport.pacing import PerMinute
-from mlflow_compress.judges.transport.replies import NoReply, Reply, Usage, read_completion
-from mlflow_compress.judges.transport.spending import Budget, Price, Spending, read_prices
+from mlflow_compress.transport import retries
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.pacing import PerMinute
+from mlflow_compress.transport.replies import NoReply, Reply, Usage, read_completion
+from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, WRITING, grade, instructions
 
@@ -151,7 +151,7 @@ def test_no_minute_holds_more_than_the_limit() -> None:
 
 
 def test_requests_per_minute_reach_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_compress.judges.transport.client.PerMinute", lambda n: PerMinute(n, minute=0.5))
+    monkeypatch.setattr("mlflow_compress.transport.client.PerMinute", lambda n: PerMinute(n, minute=0.5))
     begin = time.monotonic()
     with judge_server(lambda *_: "[[3]]") as server:
         grade(server.base_url, tmp_path, *instructions(4), judge_requests_per_minute=4)

@@ -17,10 +17,10 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings
-from mlflow_compress.judges.judgment_cache import JudgmentCache
 from mlflow_compress.judges.session import endpoint_from
-from mlflow_compress.judges.transport.addresses import check_address, without_password
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.addresses import check_address, without_password
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.reply_cache import ReplyCache
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
 
@@ -377,19 +377,19 @@ def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
 def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "judgments.jsonl"
     code = (
-        "import sys; from pathlib import Path; from mlflow_compress.judges.judgment_cache import JudgmentCache\n"
-        "cache = JudgmentCache(Path(sys.argv[1]))\n"
+        "import sys; from pathlib import Path; from mlflow_compress.transport.reply_cache import ReplyCache\n"
+        "cache = ReplyCache(Path(sys.argv[1]))\n"
         "for i in range(40): cache.put(f'{sys.argv[2]}{i}', {'text': sys.argv[2] * 20_000})\n"
     )
     command = [sys.executable, "-c", code, str(path)]
     both = [subprocess.Popen([*command, name]) for name in "ab"]
     assert [process.wait(120) for process in both] == [0, 0]
-    cache = JudgmentCache(path)
+    cache = ReplyCache(path)
     assert len(cache) == 80 and cache.get("a7") == {"text": "a" * 20_000}
     with path.open("a") as sink:  # a process that died while it wrote
         sink.write('{"key": "c", "val')
     cache.put("d", {"text": "d"})  # by a process that had the file open before
-    assert len(JudgmentCache(path)) == 81
+    assert len(ReplyCache(path)) == 81
 
 
 def test_a_reply_that_only_quotes_the_question_is_asked_again_and_then_unscored(tmp_path: Path) -> None:

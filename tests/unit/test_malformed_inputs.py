@@ -18,8 +18,8 @@ from mlflow_compress.files.yaml_text import read_yaml
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
 from mlflow_compress.records import Generations
+from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.malformed_inputs import CORPUS, damaged, outcome, readers
 from tests.page_contents import records
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
-from mlflow_compress.judges.judgment_cache import JudgmentCache, content_key
-from mlflow_compress.judges.transport.addresses import whole_address
-from mlflow_compress.judges.transport.client import Transport
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
-from mlflow_compress.judges.transport.replies import NoReply
-from mlflow_compress.judges.transport.spending import Spending
+from mlflow_compress.transport.addresses import whole_address
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import NoReply
+from mlflow_compress.transport.reply_cache import ReplyCache, content_key
+from mlflow_compress.transport.spending import Spending
 
 KEY_VARIABLE = "ENCODER_API_KEY"
 VECTORS = "embeddings.jsonl"  # file of the cache
@@ -36,7 +36,7 @@ class EndpointEncoder:
     endpoint : EndpointConfig
     model : str
         Name of the model there.
-    cache : JudgmentCache
+    cache : ReplyCache
         Keeps every vector before anything else happens, by address, model and text.
     spending : Spending
         Counts calls and tokens.
@@ -44,7 +44,7 @@ class EndpointEncoder:
 
     endpoint: EndpointConfig
     model: str
-    cache: JudgmentCache
+    cache: ReplyCache
     spending: Spending = field(default_factory=Spending)
     _answered_by: set[str] = field(default_factory=set)
 
@@ -154,4 +154,4 @@ def open_endpoint_encoder(settings: JudgeConfig, folder: Path) -> EndpointEncode
         model_parameter="encoder",
         key_variable=KEY_VARIABLE,
     )
-    return EndpointEncoder(endpoint, given.encoder, JudgmentCache(folder / VECTORS))
+    return EndpointEncoder(endpoint, given.encoder, ReplyCache(folder / VECTORS))

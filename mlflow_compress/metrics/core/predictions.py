@@ -12,7 +12,7 @@ from scipy.special import softmax
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.records import Generations, OptionDistances, OptionScores, RunRecords
+from mlflow_compress.records import Generations, OptionBounds, OptionDistances, OptionScores, RunRecords
 
 LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
 """What a rule divides the log-likelihood by."""
@@ -87,12 +87,12 @@ def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
     return np.asarray((counts == wanted) & (wanted > 0), dtype=bool)
 
 
-def is_null(records: OptionScores | OptionDistances, column: str) -> Bool:
+def is_null(records: OptionScores | OptionDistances | OptionBounds, column: str) -> Bool:
     """Return where a column is null, shape (n_rows,): a null says "not scored", a NaN that something broke."""
     return np.asarray(records.table.column(column).is_null().to_numpy(), dtype=bool)
 
 
-def option_cells(view: ItemTable, scores: OptionScores | OptionDistances) -> tuple[Int, Int, Int]:
+def option_cells(view: ItemTable, scores: OptionScores | OptionDistances | OptionBounds) -> tuple[Int, Int, Int]:
     """Return (item row, permutation, option) of every row; negative positions and repeated cells are refused."""
     item = view.locate(scores)
     permutation = scores.column("permutation").astype(np.int64)
@@ -232,7 +232,7 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin), grid
 
 
-def option_means(view: ItemTable, distances: OptionDistances, column: str) -> Float:
+def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, column: str) -> Float:
     """Return one value per item: the mean over its options of a distance at permutation 0; NaN where it has none.
 
     An item with a null distance has none: one of its options is longer than the model's context.

@@ -25,6 +25,7 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
       more. "judge_repeats": an answer was graded more than once. "comparisons": verdicts on pairs of answers.
     - "greedy_answers", "greedy_scores": greedy answers as tokens, and scores on the baseline's, of the same models;
       "greedy_distances": the variant's. "traces": the baseline's own sampled answers.
+    - "option_bounds": the variant's bounds, from lists of most probable tokens.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
     """
@@ -154,6 +155,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "traces": lambda e: (
         None if len(e.baseline.traces or ()) else "the baseline wrote no text of its own (tasks=traces)"
     ),
+    "option_bounds": _distance("variant", "option_bounds"),
     "option_distances": _distance("variant", "option_distances"),
     "token_distances": _distance("variant", "token_distances"),
     "noise_option_distances": _distance("noise", "option_distances"),

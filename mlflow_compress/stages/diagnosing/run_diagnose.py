@@ -38,10 +38,10 @@ from mlflow_compress.scoring.swaps.swap import ALL, NO_SWAP, Swap
 from mlflow_compress.scoring.swaps.swap_meter import WHOLE, SwapMeter
 from mlflow_compress.stages.diagnosing.diagnosis_files import logged_params, write_diagnosis
 from mlflow_compress.stages.diagnosing.diagnosis_texts import TokenTexts, corpora_of, texts_of
-from mlflow_compress.stages.evaluate import open_baseline, with_chat_template
+from mlflow_compress.stages.evaluate import with_chat_template
 from mlflow_compress.stages.evaluation.open_models import light
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path
 from mlflow_compress.stages.quantize import method_settings, quantize
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.unfinished import store_of_command
@@ -92,7 +92,9 @@ def _diagnose(
     config: DiagnoseConfig, suite: Suite, corpora: Sequence[Corpus], make: VariantMaker, store: Store, say: Say
 ) -> Diagnosis:
     label = model_label(config.source.model)
-    base = open_baseline(config.evaluate_config)
+    path = model_path(config.source.model)
+    with folder_or_hub("model", path):
+        base = light(path, config.source, config.inference)
     with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
         run.log_params(logged_params(config))
         manifest, folder = make(run, store.uri)

@@ -15,12 +15,14 @@ from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.endpoint.top_lists import ShownLists
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.scoring.vllm.vllm_model import VllmModel
@@ -35,11 +37,12 @@ from mlflow_compress.stages.evaluation.eval_metadata import (
 )
 from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
 from mlflow_compress.stages.evaluation.noise_sample import noise_sample
-from mlflow_compress.stages.evaluation.open_models import RunningModel, load
+from mlflow_compress.stages.evaluation.open_models import OpenModel, RunningModel, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
+from mlflow_compress.stages.evaluation.served import FACTS, facts, recognise, recognised_in
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
-from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.model_names import baseline_label
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -83,6 +86,9 @@ class Baseline:
 
 def identity(model: IdentifiedModel) -> dict[str, object]:
     """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
+    run_model_sha256 = hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest()
+    if isinstance(model, ServedModel):
+        return {**model.identity, "run_model_sha256": run_model_sha256}
     generation = model.path / "generation_config.json"
     known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
     return {
@@ -93,7 +99,7 @@ def identity(model: IdentifiedModel) -> dict[str, object]:
         "device": model.device.type,
         **engine_identity(model.path),
         **model.engine,
-        "run_model_sha256": hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest(),
+        "run_model_sha256": run_model_sha256,
     }
 
 
@@ -107,16 +113,30 @@ class _Runs:
     states: Path | None = None
 
 
-def _run_twice(loaded: RunningModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
+def scorer_of(loaded: RunningModel | ServedModel) -> Scorer | EndpointScorer:
+    """Return what scores with a model."""
+    return EndpointScorer(loaded) if isinstance(loaded, ServedModel) else Scorer(loaded, ScoringConfig())
+
+
+def _run_twice(loaded: RunningModel | ServedModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
     """Return what the baseline's run gives, and its second run on a sample; where vLLM runs it, a third one.
 
-    Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
+    Where every answer is generated, no token is scored. Then there are no states, and no noise floor. A served baseline
+    is asked the same prompts twice, and its most probable tokens are its states.
     """
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
-        outputs = run_model(Scorer(loaded, ScoringConfig()), suite, resume=resume / RECORDS)
+        outputs = run_model(scorer_of(loaded), suite, resume=resume / RECORDS)
         return _Runs(outputs, RunRecords(items=sample.items))
     states = resume / STATES
+    if isinstance(loaded, ServedModel):
+        recognised_in(resume, loaded)
+        first = EndpointScorer(loaded)
+        outputs = run_model(first, suite, resume=resume / RECORDS)
+        lists = ShownLists.write(states, first.shown)
+        again = EndpointScorer(loaded, repeat=1)
+        noise = run_model(again, sample, baseline=lists, generations=False, resume=resume / NOISE).records
+        return _Runs(outputs, noise, states=states)
     (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
     with StateWriter(states, loaded) as writer:
         outputs = run_model(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
@@ -132,18 +152,18 @@ def _run_twice(loaded: RunningModel, suite: Suite, config: EvaluateConfig, resum
     return _Runs(outputs, noise, engine, states)
 
 
-def _asked(model: LightModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
+def _asked(model: OpenModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
     deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
     return {**identity(model), **deciding, "tasks": suite.hashes()}
 
 
-def evaluation_id(model: LightModel, suite: Suite, config: EvaluateConfig) -> str:
+def evaluation_id(model: OpenModel, suite: Suite, config: EvaluateConfig) -> str:
     """Return the evaluation id: a hash of baseline, tasks and settings. Runs that share it may be compared."""
     return digest(_asked(model, suite, config))[:16]
 
 
-def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: EvaluateConfig) -> Baseline:
+def find_or_evaluate(store: Store, model: OpenModel, suite: Suite, config: EvaluateConfig) -> Baseline:
     """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
 
     The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
@@ -154,6 +174,8 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**identity(model), **settings_of(config), "noise_items": config.evaluation.noise_items})
+        if isinstance(model, ServedModel):
+            run.log_json(facts(model), FACTS)
         runs = _run_twice(load(model), suite, config, resume)
         if runs.states is not None:
             run.log_folder(runs.states, STATES)
@@ -171,9 +193,11 @@ def find_or_evaluate(store: Store, model: LightModel, suite: Suite, config: Eval
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
     fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": model.rounding}
-    run_id, fresh = get_or_create_run(store, "baseline", model_label(config.source.model), fingerprint, work)
+    run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
+    elif isinstance(model, ServedModel):
+        recognise(model, store.fetch_json(run_id, FACTS))
     stored = store.fetch(run_id, RECORDS)
     return Baseline(
         run_id=run_id,

@@ -10,14 +10,13 @@ from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.trace_corpus import TraceCorpus
 from mlflow_compress.kept import kept
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import Traces
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.evaluation.open_models import load
+from mlflow_compress.stages.evaluation.open_models import OpenModel, load
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
-from mlflow_compress.stages.model_names import model_label
+from mlflow_compress.stages.model_names import baseline_label
 from mlflow_compress.stages.task_inputs import trace_prompts
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
@@ -27,7 +26,7 @@ STAGE = "baseline-traces"
 MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
-def _settings(base: LightModel, config: EvaluateConfig) -> GenerationConfig:
+def _settings(base: OpenModel, config: EvaluateConfig) -> GenerationConfig:
     """Return how traces are drawn: from the whole distribution, because KL is an average over it."""
     asked, most = config.traces, config.traces.trace_max_new_tokens
     return GenerationConfig(
@@ -40,7 +39,7 @@ def _settings(base: LightModel, config: EvaluateConfig) -> GenerationConfig:
     )
 
 
-def _written(store: Store, base: LightModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
+def _written(store: Store, base: OpenModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
     """Get-or-create: return the baseline's answers; None where they are not there and nothing may be written."""
     prompts, drawn, system = trace_prompts(config), _settings(base, config), config.inference.system_prompt or ""
     fingerprint = {
@@ -57,13 +56,13 @@ def _written(store: Store, base: LightModel, config: EvaluateConfig, *, write: b
         found = generate_answers(load(base), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
         Traces(found.table).write(folder / RECORDS)
 
-    run_id, fresh = get_or_create_run(store, STAGE, model_label(config.source.model), fingerprint, work)
+    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
     if fresh:
         gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
     return kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
 
 
-def with_traces(store: Store, base: LightModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def with_traces(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
 
     Parameters

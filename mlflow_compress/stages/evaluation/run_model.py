@@ -9,8 +9,11 @@ from pathlib import Path
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.records import Generations, RunRecords, TokenDistances, TokenScores, Traces
+from mlflow_compress.records import Generations, OptionBounds, RunRecords, TokenDistances, TokenScores, Traces
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.endpoint.top_lists import TopLists
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.execution import RunsElsewhere
 from mlflow_compress.scoring.generation.generate import generate_until
@@ -36,7 +39,7 @@ class ModelOutputs:
 
 
 def _answers(
-    loaded: LoadedModel | RunsElsewhere, encoder: Encoder, suite: Suite, resume: Path | None
+    loaded: LoadedModel | RunsElsewhere | ServedModel, encoder: Encoder, suite: Suite, resume: Path | None
 ) -> tuple[Generations | None, int]:
     """Return the generated answers and the number of prompts that were too long; None where no task generates."""
     rows = []
@@ -73,11 +76,11 @@ def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, 
 
 
 def run_model(
-    scorer: Scorer,
+    scorer: Scorer | EndpointScorer,
     suite: Suite,
     *,
     capture: StateWriter | None = None,
-    baseline: StateStore | None = None,
+    baseline: StateStore | TopLists | None = None,
     generations: bool = True,
     resume: Path | None = None,
 ) -> ModelOutputs:
@@ -85,24 +88,36 @@ def run_model(
 
     Parameters
     ----------
-    scorer : Scorer
+    scorer : Scorer or EndpointScorer
         The model's scorer.
     suite : Suite
         Tasks and corpora.
     capture : StateWriter, optional
         Receives the inputs of the language-model head at every scored position (baseline runs).
-    baseline : StateStore, optional
-        States of a baseline run. Distances are computed against them (variant and noise runs).
+    baseline : StateStore or TopLists, optional
+        States of a baseline run, or its most probable tokens for a served model. Distances are computed against them
+        (variant and noise runs).
     generations : bool
         Whether the answers of tasks with generated answers are generated.
     resume : Path, optional
         Folder of unfinished results, from which an interrupted call resumes.
     """
-    scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
+    bounds: OptionBounds | None = None
+    distances = None
+    if isinstance(scorer, EndpointScorer):
+        assert baseline is None or not isinstance(baseline, StateStore)
+        scores, bounds = scorer.score(suite.requests, baseline=baseline, resume=resume)
+    else:
+        assert baseline is None or isinstance(baseline, StateStore)
+        scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
     n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
     for name, text, most in _texts(suite):
+        if isinstance(scorer, EndpointScorer):
+            tokens.append(scorer.score_corpus(name, text, window=WINDOW, max_tokens=most, resume=resume))
+            continue
+        assert baseline is None or isinstance(baseline, StateStore)
         found, moved = scorer.score_corpus(
             name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
         )
@@ -114,6 +129,7 @@ def run_model(
         items=suite.items if len(suite.items) else None,  # corpora have none
         option_scores=scores if len(scores) else None,
         option_distances=distances if distances is not None and len(distances) else None,
+        option_bounds=bounds if bounds is not None and len(bounds) else None,
         token_scores=TokenScores.concat(tokens) if tokens else None,
         token_distances=TokenDistances.concat(token_distances) if token_distances else None,
         generations=answers,

@@ -10,15 +10,15 @@ from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import Generations, RunRecords
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.evaluation.open_models import OneLoaded, RunningModel
+from mlflow_compress.stages.evaluation.open_models import OneLoaded, OpenModel, RunningModel
 from mlflow_compress.stages.get_or_create import get_or_create_run
-from mlflow_compress.stages.model_names import model_label, read_manifest
+from mlflow_compress.stages.model_names import baseline_label, described
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -43,7 +43,7 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: RunningModel,
+    loaded: RunningModel | ServedModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -60,7 +60,7 @@ def _sample(
 
 
 def _answers(
-    loaded: RunningModel,
+    loaded: RunningModel | ServedModel,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -125,7 +125,7 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 
 
 def baseline_answers(
-    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
+    store: Store, base: OpenModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
 ) -> tuple[str, Answers, Generations]:
     """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
 
@@ -137,7 +137,7 @@ def baseline_answers(
         _log_speed(run, speed)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(store, "baseline-answers", model_label(config.source.model), fingerprint, work)
+    run_id, _ = get_or_create_run(store, "baseline-answers", baseline_label(config), fingerprint, work)
     answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
     return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
 
@@ -145,7 +145,7 @@ def baseline_answers(
 def variant_answers(
     store: Store,
     run: OpenRun,
-    models: tuple[LightModel, LightModel],
+    models: tuple[OpenModel, OpenModel],
     instructions: list[Instruction],
     config: JudgeConfig,
     load: OneLoaded,
@@ -168,7 +168,7 @@ def variant_answers(
         _log_speed(stored, speed)
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
+    label = f"{described(config).label} {baseline_label(config)}"
     below = {run_names.PARENT: run.run_id}
     run_id, fresh = get_or_create_run(store, "answers", label, {"stage": "judge", **asked}, work, below)
     return run_id, fresh, _read_answers(store, run_id)

@@ -22,13 +22,13 @@ from mlflow_compress.config import (
     parse,
 )
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
-from mlflow_compress.judges.transport.addresses import VARIABLES
-from mlflow_compress.judges.transport.endpoint import shown_url
 from mlflow_compress.results import Resumed, ResumedCommand
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.shared_store.unfinished_commands import UnfinishedCommand, noted, unfinished_commands
 from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+from mlflow_compress.transport.addresses import VARIABLES
+from mlflow_compress.transport.endpoint import shown_url
 
 Say = Callable[[str], None]
 

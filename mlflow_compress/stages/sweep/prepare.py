@@ -12,8 +12,9 @@ from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
-from mlflow_compress.stages.evaluate import open_baseline, readable
+from mlflow_compress.stages.evaluate import readable
 from mlflow_compress.stages.evaluation.baseline import evaluation_id
+from mlflow_compress.stages.evaluation.open_models import open_baseline
 from mlflow_compress.stages.main import resolved_parameters
 from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import folder_or_hub, model_path

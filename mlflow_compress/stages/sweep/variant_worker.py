@@ -13,8 +13,6 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import VARIABLE as HOME
 from mlflow_compress.home import home
 from mlflow_compress.judges.session import KEY_VARIABLE
-from mlflow_compress.judges.transport.addresses import VARIABLES
-from mlflow_compress.judges.transport.endpoint import shown_url
 from mlflow_compress.kept import keeping
 from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker
 from mlflow_compress.scoring.engine_identity import package_hash
@@ -22,6 +20,8 @@ from mlflow_compress.stages.sweep.make_variant import MadeVariant, make_variant
 from mlflow_compress.stages.sweep.prepare import PreparedVariant
 from mlflow_compress.tracking.shared_store.live_processes import is_alive, own_name
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.transport.addresses import VARIABLES
+from mlflow_compress.transport.endpoint import shown_url
 
 _FOR_THIS_PROCESS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # of a command that `mlflow run` has started
 _QUIET = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ class Usage:
     prompt: int
     completion: int
     reasoning: int | None = None
+
+
+class Answered(Protocol):
+    """Interface of what was read from a response."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens that the endpoint counts for it; None if it does not count."""
 
 
 @dataclass(frozen=True)

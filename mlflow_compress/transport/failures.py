@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_compress.errors import JudgeError
-from mlflow_compress.judges.transport import retries
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
-from mlflow_compress.judges.transport.replies import CONNECTION, FILTERED, NOT_A_COMPLETION, NOT_JSON, NoReply
+from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.transport import retries
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import CONNECTION, FILTERED, NOT_A_COMPLETION, NOT_JSON, NoReply
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,21 @@ class Failure:
 
 def refused(
     config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str
-) -> Failure | JudgeError:
+) -> Failure | MlflowCompressError:
     """Return what an HTTP error meansx
     : useless to go on, to be tried again, or the end of this call."""
     error = body if isinstance(body, dict) else {}
     code, said = str(error.get("code") or ""), config.clean(message)
     if status in (401, 403):
         # The server's message is left out, because some servers repeat the key in it.
-        return JudgeError(f"{config.where} refused the key (HTTP {status})", fix=f"Check {config.key_variable}")
+        return config.error(f"{config.where} refused the key (HTTP {status})", fix=f"Check {config.key_variable}")
     if status == 404:
         fix = f"Check {config.model_parameter}, and {config.url_parameter}: it often ends in /v1"
-        return JudgeError(f"{config.where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}", fix=fix)
+        return config.error(
+            f"{config.where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}", fix=fix
+        )
     if code == "insufficient_quota":
-        return JudgeError(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
+        return config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
     reason = FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
     return Failure(
         NoReply(reason, f"answered HTTP {status}: {said}"),
@@ -50,13 +52,13 @@ def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoRep
 
     Raises
     ------
-    JudgeError
-        The endpoint has never `answered` as one: its address is wrong.
+    MlflowCompressError
+        Of the kind `config.error`. The endpoint has never `answered` as one: its address is wrong.
     """
     tried = f"Tried {config.max_retries + 1} times"
     reason, detail = found.no_reply.reason, f"{config.where} {found.no_reply.detail}"
     if not answered and reason == CONNECTION:
-        raise JudgeError(detail, fix=f"{tried}. Check {config.url_parameter}")
+        raise config.error(detail, fix=f"{tried}. Check {config.url_parameter}")
     if not answered and reason in (NOT_JSON, NOT_A_COMPLETION):
-        raise JudgeError(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
+        raise config.error(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
     return NoReply(reason, f"{detail}. {tried}" if found.passing else detail)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from mlflow_compress.errors import JudgeError
-from mlflow_compress.judges.transport import retries
-from mlflow_compress.judges.transport.dialect import Dialect
-from mlflow_compress.judges.transport.endpoint import EndpointConfig
-from mlflow_compress.judges.transport.failures import Failure, given_up, refused
-from mlflow_compress.judges.transport.pacing import PerMinute
-from mlflow_compress.judges.transport.replies import (
+from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.transport import retries
+from mlflow_compress.transport.dialect import Dialect
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.event_loop import LoopInThread
+from mlflow_compress.transport.failures import Failure, given_up, refused
+from mlflow_compress.transport.pacing import PerMinute
+from mlflow_compress.transport.replies import (
     BUDGET,
     CONNECTION,
     TIMEOUT,
+    Answered,
     Embedded,
     NoReply,
     Reply,
     read_completion,
     read_embeddings,
 )
-from mlflow_compress.judges.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
+from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
-A = TypeVar("A", Reply, Embedded)
+A = TypeVar("A", bound=Answered)
 
 
 class Transport:
@@ -50,11 +51,9 @@ class Transport:
         self._dialects: dict[str, Dialect] = {}
         self._requests = PerMinute(config.requests_per_minute)
         self._tokens = PerMinute(config.tokens_per_minute)
-        self._places = asyncio.Semaphore(config.concurrency)
         self._money = asyncio.Condition()  # told when a call ends: it may leave enough for another
         self._answered = False  # whether the endpoint has ever answered as one
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
+        self._loop = LoopInThread(config.concurrency)
 
     def __enter__(self) -> Self:
         from openai import AsyncOpenAI
@@ -66,55 +65,17 @@ class Transport:
             timeout=self.config.timeout,
             max_retries=0,
         )
-        self._thread.start()
+        self._loop.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._wait_for(self._end())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.stop(self._client.close)
 
     def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
-        """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
-
-        An error, or Ctrl-C, ends the calls under way; what other calls have returned before is the function's to keep.
-        """
-
-        async def one(thing: T) -> R:
-            async with self._places:
-                return await function(thing)
-
-        async def everything() -> list[R]:
-            tasks = [asyncio.ensure_future(one(thing)) for thing in things]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        return self._wait_for(everything())
-
-    async def _end(self) -> None:
-        """End what an interruption has left, and close the connections."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await self._client.close()
-
-    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C; `__exit__` waits for the calls to end
-            raise
+        """Return an asynchronous function's results for all things, at most `concurrency` at the same time."""
+        return self._loop.for_all(function, things)
 
     async def complete(self, messages: Sequence[dict[str, str]], *, model: str, max_tokens: int) -> Reply | NoReply:
         """Return a completion at temperature 0, or the reason why there is none.
@@ -130,8 +91,9 @@ class Transport:
 
         Raises
         ------
-        JudgeError
-            Every further call would be useless: wrong key, unknown model, wrong address, no credit left.
+        MlflowCompressError
+            Of the kind `config.error`. Every further call would be useless: wrong key, unknown model, wrong address, no
+            credit left.
         """
         dialect = self._dialects.setdefault(model, Dialect())
         if not dialect.settled:
@@ -148,7 +110,7 @@ class Transport:
 
         Raises
         ------
-        JudgeError
+        MlflowCompressError
             As `complete`.
         """
 
@@ -162,6 +124,42 @@ class Transport:
                 model,
                 n_bytes,
                 0,
+            )
+
+        return await self._retried(once, lambda refusal: False)
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], *, model: str, n_bytes: int
+    ) -> A | NoReply:
+        """Return what `read` finds in the answer to any request, or the reason why there is none.
+
+        Parameters
+        ----------
+        path : str
+            Below the endpoint's address, or a whole address.
+        body : mapping
+            What is sent, as JSON.
+        read : callable (body)
+            Reads the response; a `NoReply` is asked again.
+        model : str
+            The model that is asked.
+        n_bytes : int
+            Length of what is sent in bytes; with `tokens_per_minute` it decides the pace.
+
+        Raises
+        ------
+        MlflowCompressError
+            As `complete`.
+        """
+        import httpx
+
+        async def once() -> A | NoReply | Failure:
+            return await self._paced(
+                lambda: self._client.post(path, cast_to=httpx.Response, body=dict(body)),
+                read,
+                model,
+                n_bytes,
+                1,
             )
 
         return await self._retried(once, lambda refusal: False)
@@ -259,7 +257,7 @@ class Transport:
     ) -> A | Failure:
         import openai
 
-        fatal: JudgeError
+        fatal: MlflowCompressError
         try:
             raw = await send()
         except openai.APITimeoutError:
@@ -273,7 +271,7 @@ class Transport:
                 return failed
             fatal = failed
         else:
-            found = read(raw.http_response.text)
+            found = read(getattr(raw, "http_response", raw).text)
             if isinstance(found, NoReply):
                 return Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
             self._answered = True

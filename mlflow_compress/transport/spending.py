@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mlflow_compress.config import read_file
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.transport.replies import Usage
+from mlflow_compress.transport.replies import Usage
 
 _MILLION = 1e6
 BYTES_PER_TOKEN = 4

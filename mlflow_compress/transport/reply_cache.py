@@ -1,4 +1,4 @@
-"""Cache of judgments: an append-only JSONL file with one line per judgment."""
+"""Cache of what endpoints have answered: an append-only JSONL file with one line per answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlflow_compress.files.json_text import parse_json
 
 
 def content_key(**content: Any) -> str:
-    """Return the SHA-256 (hexadecimal) of everything that decides a judgment: model, messages, settings, repeat."""
+    """Return the SHA-256 (hexadecimal) of everything that decides an answer: model, messages, settings, repeat."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-class JudgmentCache:
-    """Judgments by content key. A new one is on disk before `put` returns.
+class ReplyCache:
+    """Answers by content key. A new one is on disk before `put` returns.
 
     A last line that is incomplete, because its process was killed, is dropped. Any other broken line is a `DataError`.
     Several processes may share the file. A lock file next to it keeps their lines complete.
@@ -49,15 +49,15 @@ class JudgmentCache:
                 or not isinstance(row.get("key"), str)
                 or not isinstance(row.get("value"), dict)
             ):
-                raise DataError(f"{path}, line {number}: not a stored judgment", fix="Delete the file")
+                raise DataError(f"{path}, line {number}: not a stored answer", fix="Delete the file")
             self._rows[row["key"]] = row["value"]
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the judgment with a key; None if there is none."""
+        """Return the answer with a key; None if there is none."""
         return self._rows.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store a judgment. Several threads may call this."""
+        """Store an answer. Several threads may call this."""
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class JudgmentCache:
             self._rows[key] = value
 
     def values(self) -> list[dict[str, Any]]:
-        """Return every judgment."""
+        """Return every answer."""
         return list(self._rows.values())
 
     def __len__(self) -> int:

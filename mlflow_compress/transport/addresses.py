@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.transport.endpoint import shown_url
+from mlflow_compress.transport.endpoint import shown_url
 
 VARIABLES = {"judge_base_url": "OPENAI_BASE_URL", "encoder_base_url": "ENCODER_BASE_URL"}
 """Parameters that hold an address, and the environment variable of each."""

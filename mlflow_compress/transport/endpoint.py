@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, JudgeError, MlflowCompressError
 
 OPENAI_URL = "https://api.openai.com/v1"
 _LONGEST_MESSAGE = 300
@@ -34,6 +34,8 @@ class EndpointConfig:
         Limits of the account; 0 is no limit.
     what, url_parameter, model_parameter, key_variable : str
         What the endpoint is to us, and the names of what gives its address, model and key; for messages.
+    error : type
+        What is raised where every further call would be useless.
     """
 
     base_url: str = field(default=OPENAI_URL, repr=False)
@@ -47,6 +49,7 @@ class EndpointConfig:
     url_parameter: str = "judge_base_url"
     model_parameter: str = "judge_model"
     key_variable: str = "OPENAI_API_KEY"
+    error: type[MlflowCompressError] = JudgeError
 
     def __post_init__(self) -> None:
         check_url(self.base_url, self.what)
@@ -75,6 +78,11 @@ class EndpointConfig:
         """The address without user and password. HTTP libraries log the addresses that they call."""
         parts = urlsplit(self.base_url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+    @property
+    def root(self) -> str:
+        """The called address without ``/v1``: where servers have pages of their own."""
+        return self.called_url.rstrip("/").removesuffix("/v1")
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -1,0 +1,131 @@
+"""Score the same requests at one server with lm-evaluation-harness's `local-completions`, and with this package.
+
+Both send token ids to the same server, with as many requests at a time, and tokenize within the measured time. Each run
+puts a word of its own before every prompt, so that it finds no prefix of another in the server's cache. The requests
+are the harness's own: MMLU with 5 shots. The model is the demo with room for long prompts. The harness needs the
+package tenacity.
+
+Example
+-------
+python benchmarks/endpoint.py --data HUB_FOLDER --work /tmp/benchmark --prepare
+python -m vllm.entrypoints.openai.api_server --model /tmp/benchmark/long-demo --served-model-name long-demo \
+    --dtype float32 --enforce-eager --max-model-len 8192 --host 127.0.0.1 --port 8000
+python benchmarks/endpoint.py --data HUB_FOLDER --work /tmp/benchmark --url http://127.0.0.1:8000/v1
+"""
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from against_harness import choices, ours
+from setting import harness_requests, machine, parser
+
+from mlflow_compress import demo
+from mlflow_compress.errors import EndpointError
+from mlflow_compress.models.light_model import LightModel, open_light
+from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.opening import open_served_model
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.transport.endpoint import EndpointConfig
+
+SUBJECTS = ("high_school_computer_science", "international_law")
+CONTEXT = 8192
+NAME = "long-demo"
+
+
+def prepare(folder: Path) -> None:
+    """Write the demo's checkpoint with a longer context, so that no prompt is cut."""
+    shutil.copytree(demo.MODEL_DIR, folder, dirs_exist_ok=True)
+    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        file = folder / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), key: CONTEXT}, indent=2))
+
+
+def salted(instances: Sequence[Any], salt: str) -> list[Any]:
+    """Return the requests with another first word, so that no run finds the prefixes of another in a cache."""
+    from copy import copy
+
+    found = []
+    for instance in instances:
+        fresh = copy(instance)
+        fresh.arguments = (f"{salt} {instance.args[0]}", instance.args[1])
+        found.append(fresh)
+    return found
+
+
+def time_harness(url: str, folder: Path, instances: Sequence[Any], at_once: int, batch: int) -> tuple[float, Any]:
+    """Return seconds and log-likelihoods of the harness."""
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    backend = LocalCompletionsAPI(
+        model=NAME,
+        base_url=f"{url}/completions",
+        tokenizer=str(folder),
+        tokenizer_backend="huggingface",
+        num_concurrent=at_once,
+        batch_size=batch,
+        max_length=CONTEXT,
+    )
+    gc.collect()
+    began = time.perf_counter()
+    answers = backend.loglikelihood(list(instances), disable_tqdm=True)
+    return time.perf_counter() - began, [loglik for loglik, _ in answers]
+
+
+def time_ours(served: ServedModel, instances: Sequence[Any]) -> tuple[float, Any, int]:
+    """Return seconds, log-likelihoods, and how many requests that took."""
+    scorer = EndpointScorer(served, progress=False)
+    gc.collect()
+    began = time.perf_counter()
+    scores, _ = scorer.score(ours(instances))
+    seconds = time.perf_counter() - began
+    assert scorer.report is not None
+    return seconds, scores.table["loglik"].to_pylist(), scorer.report.n_asked
+
+
+def main() -> None:
+    """Measure, and print one line per run."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--url", help="the server, with /v1")
+    arguments.add_argument("--prepare", action="store_true", help="write the model and stop")
+    arguments.add_argument("--limit", type=int, default=25, help="questions a subject (default: %(default)s)")
+    arguments.add_argument("--at-once", type=int, default=16, help="requests at the same time (default: %(default)s)")
+    given = arguments.parse_args()
+    folder = given.work / NAME
+    prepare(folder)
+    if given.prepare:
+        return
+    tasks = {f"mmlu_{name}": "num_fewshot: 5" for name in SUBJECTS}
+    plain = harness_requests(given.data, tasks, given.limit)
+    reader: LightModel = open_light(LoadConfig(path=str(folder), dtype="float32"))
+    endpoint = EndpointConfig(base_url=given.url, key="none", concurrency=given.at_once, error=EndpointError)
+    served = open_served_model(endpoint, NAME, reader)
+    print(machine())
+    print(f"{served.can.server}; {len(plain)} requests, MMLU 5-shot ({', '.join(SUBJECTS)}), {given.at_once} at once")
+    ratios = []
+    for run in range(given.runs):
+        instances = salted(plain, f"{run}")
+        theirs, _ = time_harness(given.url, folder, instances, given.at_once, 1)
+        instances = salted(plain, f"{run}-")
+        own, our_answers, n_asked = time_ours(served, instances)
+        _, same = time_harness(given.url, folder, instances[:40], given.at_once, 1)
+        apart = max(abs(a - b) for a, b in zip(same, our_answers[:40], strict=True))
+        alike = np.mean(np.equal(choices(instances[:40], same), choices(instances[:40], our_answers[:40])))
+        ratios.append(theirs / own)
+        print(
+            f"run {run}: harness {len(plain) / theirs:.1f} requests/s ({theirs:.1f} s), ours {len(plain) / own:.1f} "
+            f"({own:.1f} s, {n_asked} sent), {ratios[-1]:.1f} times; largest difference {apart:.1e} nat, "
+            f"same choices {alike:.0%}",
+            flush=True,
+        )
+    print(f"median: {np.median(ratios):.1f} times the harness's requests a second")
+
+
+if __name__ == "__main__":
+    main()

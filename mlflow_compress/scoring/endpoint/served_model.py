@@ -1,0 +1,209 @@
+"""A model that a server computes, as the stages see it: its identity, its tokenizer, and its answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.errors import DataError, EndpointError
+from mlflow_compress.files.json_text import parse_json
+from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.scoring.endpoint.capabilities import LLAMA_CPP, Capabilities
+from mlflow_compress.scoring.endpoint.routes import Vocabulary, route_of
+from mlflow_compress.scoring.endpoint.served_answers import ServedAnswers
+from mlflow_compress.scoring.engine_identity import code_identity
+from mlflow_compress.scoring.generation.decoding import shards
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
+
+_MOST_STOPS = 4  # of OpenAI's protocol
+SERVED = "served"
+"""In place of a dtype: the server has chosen it."""
+
+
+@dataclass(frozen=True)
+class ServedDevice:
+    """Where a served model runs, as far as we know."""
+
+    type: str = "endpoint"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a server has written after a prompt."""
+
+    text: str
+    usage: Usage | None
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a server computes.
+
+    Attributes
+    ----------
+    endpoint : EndpointConfig
+    name : str
+        Its name there.
+    tokenizer : transformers.PreTrainedTokenizerBase
+    vocab_size, max_length : int
+        Width of the logits and context length of the model whose tokenizer this is.
+    path : Path
+        Folder of that tokenizer.
+    can : Capabilities
+        What the server can.
+    """
+
+    endpoint: EndpointConfig
+    name: str
+    tokenizer: Any
+    vocab_size: int
+    max_length: int
+    path: Path
+    can: Capabilities
+
+    @property
+    def weights(self) -> str:
+        """Digest of what is known of the weights: the name, what the server has loaded under it, and its version."""
+        known = json.dumps([self.name, self.can.root, self.can.server])
+        return hashlib.sha256(known.encode()).hexdigest()
+
+    @property
+    def dtype(self) -> str:
+        """The server has chosen it."""
+        return SERVED
+
+    @property
+    def device(self) -> ServedDevice:
+        """Where it runs."""
+        return ServedDevice()
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers is not known."""
+        return {}
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """Nothing: the server is part of `identity`."""
+        return {}
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What its numbers depend on, as far as a server tells; no address is part of it."""
+        return {
+            "weights": self.weights,
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "dtype": SERVED,
+            "device": self.device.type,
+            "served_model": self.name,
+            "server": self.can.server,
+            "route": self.can.route,
+            "top_list": self.can.n_top,
+            **code_identity(),
+        }
+
+    @property
+    def _takes_stop_ids(self) -> bool:
+        return self.can.server.startswith(("vLLM", "SGLang"))
+
+    def answers(self, folder: Path | None) -> ServedAnswers:
+        """Return what asks it, and keeps the answers in a folder."""
+        vocabulary = Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
+        route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
+        known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)
+        return ServedAnswers(self.endpoint, self.name, route, hashlib.sha256(known.encode()).hexdigest(), folder)
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
+    ) -> None:
+        """Generate the answers of all rows in place, by completions: the prompt is ours, whatever its template.
+
+        A server draws with its own random numbers, from a seed of the row. So sampled answers repeat where the server
+        keeps its promise of seeds; greedy ones need none.
+        """
+        from tqdm import tqdm
+
+        encoder = Encoder(self.tokenizer, self.max_length)
+        vocabulary = Vocabulary(encoder, self.vocab_size)
+        stops = [*until, *(self.tokenizer.decode([token]) for token in sorted(end_tokens))]
+        speed = Speed() if speed is None else speed
+        with (
+            Transport(self.endpoint) as transport,
+            tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
+        ):
+
+            async def one(row: GenerationRow) -> NoReply | None:
+                as_ids = self.can.ids_in or self.can.route == LLAMA_CPP
+                prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
+                if prompt is None:
+                    raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))
+                body = {
+                    "model": self.name,
+                    "prompt": prompt,
+                    "max_tokens": config.max_new_tokens,
+                    "temperature": row.temperature,
+                    **({"stop": stops[:_MOST_STOPS]} if stops else {}),
+                    **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self._takes_stop_ids else {}),
+                    **({"seed": int(row.u[0] * 2**31), "top_p": config.top_p} if row.temperature > 0 else {}),
+                }
+                found = await transport.post(
+                    "/completions", body, read_written, model=self.name, n_bytes=4 * len(row.prompt)
+                )
+                if isinstance(found, NoReply):
+                    return found
+                cut = min((found.text.index(end) for end in stops if end in found.text), default=None)
+                row.text = found.text[:cut]
+                row.tokens = list(self.tokenizer(found.text, add_special_tokens=False)["input_ids"])
+                row.done = True
+                bar.update(1)
+                return None
+
+            for shard in shards(rows, config):
+                waiting = [row for row in shard if not row.done]
+                bar.update(len(shard) - len(waiting))
+                if not waiting:
+                    continue
+                begin = time.perf_counter()
+                failed = [found for found in transport.for_all(one, waiting) if found is not None]
+                if failed:
+                    raise EndpointError(
+                        f"{len(failed)} of {len(waiting)} answers failed: {failed[0].detail}",
+                        fix="What was answered before is kept: the same command again asks only for the rest",
+                    )
+                speed.n_tokens += sum(len(row.tokens) for row in waiting)
+                speed.seconds += time.perf_counter() - begin
+                after_shard()
+
+
+def read_written(body: str) -> Written | NoReply:
+    """Return the text in the body of a completion; a `NoReply` where there is none, or the body is cut off."""
+    try:
+        found = parse_json(body, source="the answer")
+        text = found["choices"][0]["text"]
+        counted = found.get("usage") or {}
+        usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
+    except DataError:
+        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+    except (KeyError, IndexError, TypeError, ValueError):
+        return NoReply(NOT_A_COMPLETION, f"answered something else than a completion: {body[:80]!r}")
+    return Written(text, usage) if isinstance(text, str) else NoReply(NOT_A_COMPLETION, "answered no text")

@@ -1,0 +1,218 @@
+"""Real servers: llama-cpp-python's with quantized GGUF files, and vLLM's. They run where an environment has them.
+
+``MLFLOW_COMPRESS_LLAMA_PYTHON`` and ``MLFLOW_COMPRESS_VLLM_PYTHON`` name the interpreters of environments that have
+``llama-cpp-python[server]`` and vLLM; ``MLFLOW_COMPRESS_LLAMA_SERVER`` is llama.cpp's own ``llama-server``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+
+from mlflow_compress import demo
+from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.errors import AlignmentError, EndpointError
+from mlflow_compress.models.architectures.native_gguf import WORKER
+from mlflow_compress.models.light_model import LightModel, open_light
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.records import OptionScores, Request
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.opening import open_served_model
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.stages.task_inputs import suite_of
+from mlflow_compress.transport.endpoint import EndpointConfig
+from tests.shared_data import SHARED, needs_shared
+
+pytestmark = pytest.mark.slow
+
+ORACLE = SHARED / "data" / "llama_cpp_oracle"
+VLLM = os.environ.get("MLFLOW_COMPRESS_VLLM_PYTHON", "")
+LLAMA = os.environ.get("MLFLOW_COMPRESS_LLAMA_PYTHON", "") or (
+    sys.executable if importlib.util.find_spec("llama_cpp") else ""
+)
+LLAMA_SERVER = os.environ.get("MLFLOW_COMPRESS_LLAMA_SERVER", "")
+NAT_PER_TOKEN = 1e-3
+UP_SECONDS = 240
+
+
+@contextmanager
+def running(command: list[str], port: int, folder: Path, **environment: str) -> Iterator[str]:
+    """Start a server, wait until it lists its models, and end it."""
+    log = (folder / "server.log").open("w")
+    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    server = subprocess.Popen(command, env={**known, **environment}, cwd=folder, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        deadline = time.monotonic() + UP_SECONDS
+        while True:
+            assert server.poll() is None and time.monotonic() < deadline, (folder / "server.log").read_text()[-3000:]
+            try:
+                if requests.get(f"{url}/models", timeout=2).ok:
+                    break
+            except requests.RequestException:
+                pass
+            time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def opened(url: str, name: str, reader: LightModel) -> ServedModel:
+    return open_served_model(EndpointConfig(base_url=url, key="none", error=EndpointError), name, reader)
+
+
+def oracle_requests() -> list[Request]:
+    """Options of one token and of several, in English and in names."""
+    contexts = [f"The {thing} of the {place} was" for thing in ("king", "river", "war") for place in ("north", "city")]
+    options = (" a", " the", " not", " the first of its kind", " in the early years of the century")
+    return [
+        Request("oracle", str(n), 0, o, o, context, option, len(option) - 1, len(option) - 1)
+        for n, context in enumerate(contexts)
+        for o, option in enumerate(options)
+    ]
+
+
+def native_logliks(file: Path, reader: LightModel, asked: list[Request]) -> np.ndarray:
+    """Return the options' log-likelihoods by the worker that computes GGUF checkpoints in this package."""
+    encoded = Encoder(reader.tokenizer, reader.max_length).encode(asked)
+    wanted = [list(range(len(e.inputs) - len(e.targets), len(e.inputs))) for e in encoded]
+    question = {"sequences": [e.inputs.tolist() for e in encoded], "wanted": wanted, "reuse": False}
+    done = subprocess.run(
+        [LLAMA, "-P", str(WORKER), str(file), "1"], input=json.dumps(question).encode(), capture_output=True, check=True
+    )
+    first, second, rest = done.stdout.split(b"\n", 2)
+    vocabulary, rows = json.loads(first)["vocabulary"], json.loads(second)["rows"]
+    logits = np.frombuffer(rest, np.float32).reshape(rows, vocabulary).astype(np.float64)
+    logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    ends = np.cumsum([len(w) for w in wanted])
+    parts = np.split(logprobs, ends[:-1])
+    return np.asarray(
+        [part[np.arange(len(e.targets)), e.targets].sum() for part, e in zip(parts, encoded, strict=True)]
+    )
+
+
+def with_our_words(file: Path, folder: Path) -> Path:
+    """Return the same weights in a file that names GPT-2's rule for splitting words, which its tokenizer has.
+
+    The oracle's files name none, and llama.cpp then splits " 13" otherwise than the tokenizer that they come from.
+    """
+    found = folder / file.name
+    command = ["-m", "gguf.scripts.gguf_new_metadata", "--pre-tokenizer", "gpt-2", "--force", str(file), str(found)]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    return found
+
+
+def difference(scores: OptionScores, exact: np.ndarray) -> np.ndarray:
+    """Return by how much each option's mean log-probability of a token differs."""
+    return np.abs((scores.column("loglik") - exact) / scores.column("n_tokens"))
+
+
+def assert_native(scores: OptionScores, exact: np.ndarray) -> None:
+    """Assert the same numbers, up to what llama.cpp's attention in 16 bits does to a prompt that is read in parts."""
+    found = difference(scores, exact)
+    assert found.mean() < NAT_PER_TOKEN / 2
+    assert found.max() < 2 * NAT_PER_TOKEN
+
+
+@needs_shared
+@pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
+@pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0"])
+def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str, tmp_path: Path) -> None:
+    file, port = with_our_words(ORACLE / f"{quantization}.gguf", tmp_path), free_port()
+    reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))
+    asked = oracle_requests()
+    command = [LLAMA, "-m", "llama_cpp.server", "--model", str(file), "--model_alias", quantization]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--n_ctx",
+        "512",
+        "--logits_all",
+        "true",
+        "--flash_attn",
+        "true",
+    ]
+    with running(command, port, tmp_path) as url:
+        served = opened(url, quantization, reader)
+        scores, _ = EndpointScorer(served, progress=False).score(asked)
+    # This tokenizer adds no BOS token, for which 0.3.36 echoes every log-probability one position too late.
+    assert served.can.shifted and served.can.forces and not served.can.ids_in
+    assert_native(scores, native_logliks(file, reader, asked))
+
+
+@needs_shared
+@pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
+def test_a_file_whose_words_are_split_otherwise_is_refused(tmp_path: Path) -> None:
+    port = free_port()
+    command = [LLAMA, "-m", "llama_cpp.server", "--model", str(ORACLE / "Q8_0.gguf"), "--model_alias", "q8"]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--n_ctx",
+        "512",
+        "--logits_all",
+        "true",
+        "--flash_attn",
+        "true",
+    ]
+    reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))
+    with running(command, port, tmp_path) as url, pytest.raises(AlignmentError, match=r"token 15 of .* differs"):
+        opened(url, "q8", reader)
+
+
+@needs_shared
+@pytest.mark.skipif(not (LLAMA and LLAMA_SERVER), reason="needs llama-server (MLFLOW_COMPRESS_LLAMA_SERVER)")
+def test_the_server_of_llama_cpp_equals_the_native_path(tmp_path: Path) -> None:
+    file, port = with_our_words(ORACLE / "Q8_0.gguf", tmp_path), free_port()
+    reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))
+    asked = oracle_requests()
+    command = [LLAMA_SERVER, "--model", str(file), "--alias", "q8", "--host", "127.0.0.1", "--port", str(port)]
+    with running([*command, "--ctx-size", "512", "--parallel", "1"], port, tmp_path) as url:
+        served = opened(url, "q8", reader)
+        scores, _ = EndpointScorer(served, progress=False).score(asked)
+    assert served.can.route == "llama.cpp's own /completion" and served.can.forces
+    assert_native(scores, native_logliks(file, reader, asked))
+
+
+@pytest.mark.skipif(not VLLM, reason="needs vLLM (MLFLOW_COMPRESS_VLLM_PYTHON)")
+def test_500_options_by_vllm_equal_those_of_this_process(tmp_path: Path) -> None:
+    port = free_port()
+    command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(demo.MODEL_DIR)]
+    command += ["--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    loaded = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+    asked = suite_of(EvaluateConfig(limit=10, num_shuffles=0)).requests[:500]
+    exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score(asked)
+    with running([*command, "--host", "127.0.0.1", "--port", str(port)], port, tmp_path, **settings) as url:
+        served = open_served_model(EndpointConfig(base_url=url, key="none", error=EndpointError), "demo", loaded)
+        scorer = EndpointScorer(served, progress=False)
+        scores, _ = scorer.score(asked)
+    assert served.can.echo and served.can.steps and served.can.ids_in and served.can.n_top == 20
+    assert len(asked) == 500 and scorer.report is not None and scorer.report.n_asked < 250
+    assert difference(scores, exact.column("loglik")).max() < NAT_PER_TOKEN

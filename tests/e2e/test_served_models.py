@@ -1,0 +1,177 @@
+"""Served models through the stages: a variant against the demo, both sides served, answers, and a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress import demo
+from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring.endpoint.server_probe import TEXT
+from tests.judge_server import Raw
+from tests.served_demo import NAME, ServedDemo, served_demo
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+
+
+def task(folder: Path, n: int = 6) -> str:
+    rows = [
+        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four or more"], "answer": 0}
+        for i in range(n)
+    ]
+    lettered = [
+        {
+            "id": f"l{i}",
+            "category": "c",
+            "question": f"Which is {i}?",
+            "choices": ["one", "two", "three", "four"],
+            "answer": i % 4,
+        }
+        for i in range(n)
+    ]
+    for name, part in (("cloze", rows), ("lettered", lettered)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return f"{folder / 'cloze.jsonl'},{folder / 'lettered.jsonl'}"
+
+
+def settings(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"tasks": task(folder), "num_shuffles": 1, "num_fewshot": 0, "dtype": "float32", **more}
+
+
+def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_path: Path) -> None:
+    said: list[str] = []
+    store = tmp_path / "runs"
+    asked = settings(tmp_path, store=store, served_model=NAME, progress=said.append)
+    with served_demo(loaded) as server:
+        found = mc.evaluate(f"endpoint:{server.base_url}", **asked)
+        n_asked = len(server.bodies)
+        again = mc.evaluate(f"endpoint:{server.base_url}", **asked)
+        n_probed = len(server.bodies) - n_asked
+    assert found["distance/flips_pct"].value == 0.0
+    assert 0.0 <= found["distance/kl_top20"].value < 1e-5
+    assert found["distance/top_kept_mass"].value > 0.5
+    assert "distance/kl_mean" not in found.metrics
+    assert "no option_distances records" in found.not_computed["divergence"]
+    assert found.name == f"endpoint-{NAME}" and found.manifest is None
+    assert "echo          yes" in said[0] and "top list      20" in said[0]
+    own, theirs = found.records().option_scores, RunRecords.read(found.baseline_records_folder).option_scores
+    per_token = (own.column("loglik") - theirs.column("loglik")) / own.column("n_tokens")
+    assert np.abs(per_token).max() < 2e-5  # both are float32; the batches differ
+    assert again.variant_found_in is not None and n_probed < n_asked / 2  # the second time it is only recognised
+    shown = [path.read_text(errors="ignore") for path in store.rglob("*") if path.suffix in (".json", ".yaml", ".txt")]
+    assert shown and server.base_url.split("//")[1].split("/")[0] not in "".join(shown).replace(
+        f"endpoint:{server.base_url}", ""
+    )
+
+
+def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_path: Path) -> None:
+    with served_demo(loaded) as baseline, served_demo(loaded, kind="text") as variant:
+        found = mc.evaluate(
+            f"endpoint:{variant.base_url}",
+            model=f"endpoint:{baseline.base_url}",
+            baseline_served_model=NAME,
+            served_model=NAME,
+            tokenizer=str(demo.MODEL_DIR),
+            **settings(tmp_path, store=tmp_path / "runs"),
+        )
+    assert found.baseline == NAME
+    assert found["distance/flips_pct"].value == 0.0
+    assert found["distance/kl_top20"].value < 1e-5
+    assert found["noise/kl_top20"].value == 0.0  # this server answers the same prompt in the same way
+    assert found["noise/flips_pct"].value == 0.0
+
+
+def test_another_model_under_the_same_name_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
+    asked = settings(tmp_path, store=tmp_path / "runs", served_model=NAME)
+    with served_demo(loaded) as server:
+        mc.evaluate(f"endpoint:{server.base_url}", **asked)
+    other = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+    other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
+    with (
+        served_demo(other) as server,
+        pytest.raises(AlignmentError, match="answers otherwise than when it was evaluated under this name"),
+    ):
+        mc.evaluate(f"endpoint:{server.base_url}", **asked)
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "said"),
+    [
+        ("endpoint:http://user:secret@127.0.0.1:1/v1", {"served_model": "x"}, "holds a user, a password or a query"),
+        ("endpoint:http://127.0.0.1:1/v1?key=secret", {"served_model": "x"}, "holds a user, a password or a query"),
+        ("endpoint:127.0.0.1", {"served_model": "x"}, "is not an address"),
+        ("endpoint:http://127.0.0.1:1/v1", {}, "'served_model' must be given"),
+    ],
+)
+def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        mc.evaluate(address, **settings(tmp_path, store=tmp_path / "runs"), **more)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
+    tasks = task(tmp_path, 12)
+    beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
+
+    def questions(server: ServedDemo) -> dict[str, int]:
+        """Return how often each question was answered, without those about what the server can."""
+        asked = {key: json.loads(key)["prompt"] for key in server.answered}
+        return {
+            key: server.answered[key]
+            for key, prompt in asked.items()
+            if not (prompt.startswith(TEXT[:9]) if isinstance(prompt, str) else prompt[:4] == beginning)
+        }
+
+    with served_demo(loaded) as server:
+        command = [
+            *(sys.executable, "-m", "mlflow_compress", "evaluate"),
+            *("--checkpoint", f"endpoint:{server.base_url}", "--served_model", NAME, "--tasks", tasks),
+            *("--num_shuffles", "1", "--num_fewshot", "0", "--dtype", "float32", "--endpoint_concurrency", "2"),
+        ]
+
+        def environment(name: str) -> dict[str, str]:
+            own = {
+                "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / name}.db",
+                "MLFLOW_COMPRESS_HOME": str(tmp_path / name),
+            }
+            return {**os.environ, **own}
+
+        whole = subprocess.run(command, env=environment("whole"), cwd=tmp_path, capture_output=True, text=True)
+        assert whole.returncode == 0, whole.stderr
+        wanted = set(questions(server))
+        assert len(wanted) > 40 and set(questions(server).values()) == {1}
+        server.answered.clear()
+        server.fault = lambda number, body: Raw(b"{}", 429, {"retry-after-ms": "1"}) if number % 5 == 0 else None
+        with (tmp_path / "log").open("w") as log:
+            first = subprocess.Popen(command, env=environment("killed"), cwd=tmp_path, stdout=log, stderr=log)
+        deadline = time.monotonic() + 240
+        while len(questions(server)) < len(wanted) // 2 and time.monotonic() < deadline:
+            assert first.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        time.sleep(0.5)  # answers on their way to a process that is gone
+        assert len(wanted) // 2 <= len(questions(server)) < len(wanted)
+        done = subprocess.run(command, env=environment("killed"), cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        answered = questions(server)
+    assert set(answered) == wanted
+    # At most the two requests that were under way when the process was killed.
+    assert sum(answered.values()) - len(wanted) <= 2

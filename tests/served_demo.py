@@ -1,0 +1,214 @@
+"""A real local HTTP server that computes a model's log-probabilities with transformers, as vLLM and others serve them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import torch
+
+from mlflow_compress.models.loading import LoadedModel
+from tests.judge_server import Raw, _Server
+
+NAME = "demo-served"
+Fault = Callable[[int, dict[str, Any]], Raw | None]
+"""From a request's number (0, 1, ...) and body to a faulty response, or None for the true answer."""
+
+
+@dataclass
+class ServedDemo:
+    """What the server saw, how it behaves, and where it is.
+
+    Attributes
+    ----------
+    kind : str
+        "vllm" (ids, echo, names by ids), "text" (text prompts and names, echo), "shifted" (as "text", and lists of
+        the position after: llama-cpp-python without a BOS token), "no_echo" (ignores echo), "llama.cpp" (its own
+        route), "sharp" (vllm with another temperature where it writes).
+    """
+
+    base_url: str
+    loaded: LoadedModel
+    kind: str = "vllm"
+    max_logprobs: int = 20
+    fault: Fault = lambda number, body: None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    answered: Counter[str] = field(default_factory=Counter)
+    most_at_once: int = 0
+
+    @torch.no_grad()
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """Return the log-probabilities of the next token after each of `ids`."""
+        logits = self.loaded.model(torch.tensor([ids])).logits[0].double()
+        return torch.log_softmax(logits, dim=-1)
+
+    def name(self, token: int, *, ids: bool) -> str:
+        return f"token_id:{token}" if ids else self.loaded.tokenizer.decode([token])
+
+    def completion(self, body: dict[str, Any]) -> dict[str, Any] | tuple[int, str]:
+        """Return the completion that this server gives, or a status and why."""
+        as_text = self.kind in ("text", "shifted")
+        prompt = body["prompt"]
+        if as_text and not isinstance(prompt, str):
+            return 422, "prompt: Input should be a valid string"
+        k = body.get("logprobs")
+        if k is not None and k > self.max_logprobs:
+            return 400, f"Requested sample logprobs of {k}, which is greater than max allowed: {self.max_logprobs}"
+        tokenizer = self.loaded.tokenizer
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        n_prompt, most = len(ids), body.get("max_tokens", 16)
+        by_ids = not as_text and bool(body.get("return_tokens_as_token_ids"))
+        bias = {int(token): value for token, value in (body.get("logit_bias") or {}).items()}
+        echo = bool(body.get("echo")) and self.kind != "no_echo"
+        rows = self.logprobs(ids)
+        written: list[int] = []
+        shown: list[torch.Tensor] = list(rows)
+        while len(written) < most:
+            last = self.logprobs([*ids, *written])[-1] if written else rows[-1]
+            biased = last.clone()
+            for token, value in bias.items():
+                biased[token] += value
+            token = int(biased.argmax())
+            written.append(token)
+            if len(written) > 1:
+                shown.append(last)
+            text = tokenizer.decode(written)
+            if token == tokenizer.eos_token_id or any(stop in text for stop in body.get("stop") or []):
+                break
+        every = [*ids, *written]
+        after = self.kind == "shifted" and echo  # the distribution after the token itself
+        sources = [*shown, self.logprobs(every)[-1]] if after else [None, *shown]
+        if self.kind == "sharp" and not echo:
+            sources = [row if row is None else torch.log_softmax(row * 2, dim=-1) for row in sources]
+        begin = 0 if echo else n_prompt
+        entries = []
+        for place in range(begin, len(every)):
+            row, token = sources[place], every[place]
+            if row is None or place == 0:
+                entries.append((self.name(token, ids=by_ids), None, None))
+                continue
+            values, best = row.topk(k or 1)
+            top = {self.name(int(i), ids=by_ids): float(v) for i, v in zip(best, values, strict=True)}
+            top[self.name(token, ids=by_ids)] = float(row[token])
+            entries.append((self.name(token, ids=by_ids), float(row[token]), top))
+        texts = tokenizer.decode(every if echo else written, skip_special_tokens=True)
+        for stop in body.get("stop") or []:
+            texts = texts.split(stop)[0]
+        logprobs = {
+            "tokens": [e[0] for e in entries],
+            "token_logprobs": [e[1] for e in entries],
+            "top_logprobs": [e[2] for e in entries],
+        }
+        return {
+            "object": "text_completion",
+            "model": NAME,
+            "choices": [{"index": 0, "text": texts, "logprobs": logprobs if k is not None else None}],
+            "usage": {"prompt_tokens": n_prompt, "completion_tokens": len(written)},
+        }
+
+    def native(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return what llama.cpp's /completion gives for one token."""
+        row = self.logprobs(body["prompt"])[-1]
+        biased = row.clone()
+        for token, value in body.get("logit_bias") or []:
+            biased[token] += value
+        token = int(biased.argmax())
+        values, best = row.topk(body["n_probs"])
+        top = [{"id": int(i), "logprob": float(v)} for i, v in zip(best, values, strict=True)]
+        return {"completion_probabilities": [{"id": token, "logprob": float(row[token]), "top_logprobs": top}]}
+
+    def page(self, path: str) -> dict[str, Any] | None:
+        """Return what a GET of this path gives; None for nothing."""
+        vllm = self.kind in ("vllm", "sharp")
+        pages: dict[str, dict[str, Any]] = {
+            "/v1/models": {"data": [{"id": NAME, **({"max_model_len": 1024, "root": "demo"} if vllm else {})}]}
+        }
+        if vllm:
+            pages["/version"] = {"version": "0.0.1"}
+        if self.kind == "llama.cpp":
+            pages["/props"] = {"build_info": "b1-test", "default_generation_settings": {"n_ctx": 1024}}
+        return pages.get(path)
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | tuple[int, str]:
+        """Return the answer to a POST."""
+        if path == "/v1/completions":
+            if self.kind == "llama.cpp":
+                return {**(self.completion({**body, "echo": False})), "model": NAME}  # type: ignore[dict-item]
+            return self.completion(body)
+        if path == "/completion" and self.kind == "llama.cpp":
+            return self.native(body)
+        if path == "/tokenize" and self.kind == "llama.cpp":
+            return {"tokens": self.loaded.tokenizer(body["content"])["input_ids"]}
+        return 404, "no such page"
+
+
+@contextmanager
+def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) -> Iterator[ServedDemo]:
+    """Serve a loaded model on 127.0.0.1 until the block ends."""
+    state = ServedDemo("", loaded, kind, **behaviour)
+    lock, computing = threading.Lock(), threading.Lock()
+    running = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = state.page(self.path)
+            self._send(Raw(json.dumps(found or {}).encode(), 200 if found is not None else 404))
+
+        def do_POST(self) -> None:
+            nonlocal running
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                number = len(state.bodies)
+                state.bodies.append({"path": self.path, **body})
+                running += 1
+                state.most_at_once = max(state.most_at_once, running)
+            try:
+                faulty = state.fault(number, body)
+                if faulty is not None:
+                    self._send(faulty)
+                    return
+                with computing:
+                    found = state.answer(self.path, body)
+                if isinstance(found, tuple):
+                    self._send(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
+                    return
+                self._send(Raw(json.dumps(found).encode()))
+                with lock:
+                    state.answered[json.dumps(body, sort_keys=True)] += 1
+            finally:
+                with lock:
+                    running -= 1
+
+        def _send(self, raw: Raw) -> None:
+            time.sleep(raw.wait)
+            if raw.status == 0:
+                self.close_connection = True
+                return
+            self.send_response(raw.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw.body)))
+            for name, value in raw.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(raw.body[: len(raw.body) - raw.cut])
+
+        def log_message(self, *_: Any) -> None:
+            """Keep the test's output clean."""
+
+    server = _Server(("127.0.0.1", 0), Handler)
+    state.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,197 @@
+"""A served model against the same model in this process: every kind of server, and every fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.errors import AlignmentError, EndpointError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.records import Request
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.opening import open_served_model
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.generation.generate import generate_until
+from mlflow_compress.transport.endpoint import EndpointConfig
+from tests.judge_server import Raw
+from tests.served_demo import NAME, ServedDemo, served_demo
+
+NAT_PER_TOKEN = 1e-5
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+
+
+def endpoint(url: str, **settings: Any) -> EndpointConfig:
+    return EndpointConfig(
+        base_url=url,
+        key="none",
+        what="server of the variant",
+        url_parameter="checkpoint",
+        model_parameter="served_model",
+        key_variable="ENDPOINT_API_KEY",
+        error=EndpointError,
+        **settings,
+    )
+
+
+def open_demo(server: ServedDemo, loaded: LoadedModel, **settings: Any) -> ServedModel:
+    return open_served_model(endpoint(server.base_url, **settings), NAME, loaded)
+
+
+def requests_() -> list[Request]:
+    """Lettered options that share a prompt, long options, one without a context."""
+    letters = [
+        Request("letters", f"q{n}", 0, o, o, f"Question {n}: which is it?\nA. one\nB. two\nAnswer:", f" {letter}", 1, 1)
+        for n in range(3)
+        for o, letter in enumerate("ABCD")
+    ]
+    long = [
+        Request("long", f"l{n}", 0, o, o, f"The number {n} is", f" {words}", len(words), len(words))
+        for n in range(2)
+        for o, words in enumerate(("a small even number", "the name of a river in the north", "odd"))
+    ]
+    return [*letters, *long, Request("bare", "b", 0, 0, 0, "", "The king went home.", 19, 19)]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "text", "shifted", "llama.cpp", "sharp"])
+def test_every_kind_of_server_gives_the_log_likelihoods_of_the_model_in_this_process(
+    kind: str, loaded: LoadedModel
+) -> None:
+    requests = requests_()
+    exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score(requests)
+    with served_demo(loaded, kind=kind) as server:
+        served = open_demo(server, loaded)
+        n_probed = len(server.bodies)
+        scorer = EndpointScorer(served, progress=False)
+        scores, bounds = scorer.score(requests)
+    assert bounds is None
+    difference = (scores.column("loglik") - exact.column("loglik")) / exact.column("n_tokens")
+    assert np.abs(difference).max() < NAT_PER_TOKEN
+    assert scores.column("greedy").tolist() == exact.column("greedy").tolist()
+    assert scores.key_rows() == exact.key_rows()
+    assert served.can.echo == (kind in ("vllm", "text", "sharp"))
+    assert served.can.shifted == (kind == "shifted")
+    assert served.can.steps == (kind != "sharp")
+    assert served.can.ids_in == (kind not in ("text", "shifted"))
+    assert scorer.report is not None and scorer.report.n_unscored == 0
+    assert len(server.bodies) - n_probed == scorer.report.n_asked
+    if kind == "vllm":  # four letters of a prompt are one request, and at most one each for what no list shows
+        assert scorer.report.n_asked < len(requests)
+
+
+def test_a_server_that_ignores_echo_without_a_word_is_refused(loaded: LoadedModel) -> None:
+    with (
+        served_demo(loaded, kind="no_echo") as server,
+        pytest.raises(EndpointError, match="none of a prompt's: every option of a question would score 0"),
+    ):
+        open_demo(server, loaded)
+
+
+class _OtherWords:
+    """The demo's tokenizer, with two tokens exchanged."""
+
+    def __init__(self, tokenizer: Any, one: int, other: int) -> None:
+        self._tokenizer, self._swap = tokenizer, {one: other, other: one}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._tokenizer(*args, **kwargs)
+        return {"input_ids": [[self._swap.get(i, i) for i in ids] for ids in found["input_ids"]]}
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        return str(self._tokenizer.decode([self._swap.get(int(i), int(i)) for i in ids], **kwargs))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_a_server_with_other_tokens_is_refused_and_the_first_is_named(kind: str, loaded: LoadedModel) -> None:
+    from dataclasses import replace
+
+    quick = loaded.tokenizer(" quick", add_special_tokens=False)["input_ids"][0]
+    brown = loaded.tokenizer(" brown", add_special_tokens=False)["input_ids"][0]
+    assert quick != brown
+    ours = replace(loaded, tokenizer=_OtherWords(loaded.tokenizer, quick, brown))
+    with served_demo(loaded, kind=kind) as server, pytest.raises(AlignmentError, match="are not ours: token"):
+        open_demo(server, ours)
+
+
+def test_faults_lose_nothing_and_ask_nothing_twice(loaded: LoadedModel, tmp_path: Any) -> None:
+    requests = requests_()
+    retry = {"retry-after-ms": "1"}
+    faults = [
+        Raw(b"", 0),  # the connection breaks
+        Raw(b'{"error": {"message": "slow down"}}', 429, retry),
+        Raw(b'{"error": {"message": "sorry"}}', 500, retry),
+        Raw(b'{"choices": [{"text": "a", "logpro', 200),  # cut off, as JSON
+        Raw(b'{"choices": [{"text": "a", "logprobs": {"tokens": []', 200, cut=20),  # cut off, as HTTP
+    ]
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded, max_retries=8)
+        exact, _ = EndpointScorer(served, progress=False).score(requests)
+        n_before = len(server.bodies)
+        server.fault = lambda number, body: faults[number % 7] if number % 7 < len(faults) else None
+        scores, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+        assert len(server.bodies) > n_before
+        assert scores.column("loglik").tolist() == exact.column("loglik").tolist()
+        server.fault = lambda number, body: Raw(b"{}", 500, retry)  # would fail whatever is asked
+        again, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+    assert again.column("loglik").tolist() == exact.column("loglik").tolist()
+
+
+def test_a_request_that_fails_for_good_is_one_error_and_keeps_the_rest(loaded: LoadedModel, tmp_path: Any) -> None:
+    requests = requests_()
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded, max_retries=0)
+        n_probed = len(server.bodies)
+        server.fault = lambda number, body: (
+            Raw(b'{"error": {"message": "no"}}', 400) if number == n_probed + 3 else None
+        )
+        with pytest.raises(EndpointError, match=r"1 of .* requests to the served model failed.*is kept"):
+            EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+        n_failed = len(server.bodies)
+        scores, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+    assert np.isfinite(scores.column("loglik")).all()
+    asked = [str(body) for body in server.bodies[n_probed:]]
+    assert len(asked) == len(set(asked)) + 1  # the one that failed
+    assert len(server.bodies) > n_failed
+
+
+def test_asking_again_asks_the_server_again(loaded: LoadedModel, tmp_path: Any) -> None:
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded)
+        EndpointScorer(served, progress=False).score(requests_(), resume=tmp_path)
+        n_first = len(server.bodies)
+        EndpointScorer(served, repeat=1, progress=False).score(requests_(), resume=tmp_path)
+        assert len(server.bodies) > n_first
+
+
+def test_a_corpus_has_the_log_probabilities_of_the_model_in_this_process(loaded: LoadedModel) -> None:
+    text = " ".join(f"The {n} boats went down the river to the town." for n in range(60))
+    exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score_corpus("text", text, window=64)
+    with served_demo(loaded) as server:
+        scores = EndpointScorer(open_demo(server, loaded), progress=False).score_corpus("text", text, window=64)
+    assert np.abs(scores.column("nll") - exact.column("nll")).max() < NAT_PER_TOKEN
+    assert scores.column("argmax").tolist() == exact.column("argmax").tolist()
+    assert scores.table.column("entropy").null_count == len(scores)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "text"])
+def test_greedy_answers_are_those_of_the_model_in_this_process(kind: str, loaded: LoadedModel, tmp_path: Any) -> None:
+    prompts = ["The king went", "Question: what is 2 + 2?\nAnswer:", "The river"]
+    exact = generate_until(loaded, prompts, until=("\n",), max_new_tokens=8)
+    with served_demo(loaded, kind=kind) as server:
+        served = open_demo(server, loaded)
+        n_probed = len(server.bodies)
+        answers = generate_until(served, prompts, until=("\n",), max_new_tokens=8, resume=tmp_path)
+        assert generate_until(served, prompts, until=("\n",), max_new_tokens=8, resume=tmp_path) == answers
+        assert len(server.bodies) - n_probed == len(prompts)  # the second time nothing is asked
+    assert answers == exact
+    assert all(answers)
