@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames, OptionalText, OrNone, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalNames, OptionalText, OrNone, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -61,6 +61,7 @@ class SpeedConfig(Command):
 
     source: SourceConfig = SourceConfig()
     timing: TimingConfig = TimingConfig()
+    vllm_python: OptionalText = like(EngineConfig, "vllm_python")
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
 
 
@@ -216,4 +217,6 @@ class MainConfig(Command):
 
     def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
         """Return the parameters of the last stage, for the checkpoint that the first one has written."""
-        return SpeedConfig(source=self.source, timing=self.timing, checkpoint=checkpoint)
+        return SpeedConfig(
+            source=self.source, timing=self.timing, vllm_python=self.running.vllm_python, checkpoint=checkpoint
+        )

@@ -134,7 +134,7 @@ class EngineConfig(Group):
     )
     vllm_python: OptionalText = option(
         None,
-        "engine=vllm: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
+        "engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
         path="program",
     )
     vllm_args: Pairs = option({}, "engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32")
@@ -218,8 +218,3 @@ class TimingConfig(Group):
         7, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
     )
     speed_threads: AutoOrCount = option("auto", "threads on a CPU; 'auto' is one per core that this process may use")
-    vllm_python: OptionalText = option(
-        None,
-        "Python of an environment with vLLM; none: MLFLOW_COMPRESS_VLLM_PYTHON, and without it vLLM is not used",
-        path="file",
-    )
