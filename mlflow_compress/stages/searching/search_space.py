@@ -121,9 +121,8 @@ def recipe_variant(
     path = folder / digest / f"{'-'.join(sorted({one.method for one in used}))}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe.write(path)
-    samples = max((one.calibration_samples for one in used), default=0)
-    more = {"calibration_samples": samples} if samples else {}
-    variant = config.main_config(method=MIXED, method_args={"recipe": str(path)}, **more)
+    samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
+    variant = config.main_config(method=MIXED, method_args={"recipe": str(path)}, calibration_samples=samples)
     settings = method_settings(variant.quantize_config)
     return Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
 
