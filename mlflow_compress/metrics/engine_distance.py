@@ -14,6 +14,12 @@ def _name(key: MetricKey) -> str:
     return str(key.floor).replace("noise/", "engine/")
 
 
+def _distances() -> list[MetricKey]:
+    """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
+    bounds = {key.name for _, found in METRICS.items() if "option_bounds" in found.requires for key in found.keys}
+    return [key for key in floors() if key.name not in bounds]
+
+
 def _keys() -> tuple[MetricKey, ...]:
     return tuple(
         MetricKey(
@@ -25,7 +31,7 @@ def _keys() -> tuple[MetricKey, ...]:
             meaning=f"{key.name} of transformers from another engine (vLLM), with the baseline's checkpoint in both.",
             on_request=True,
         )
-        for key in floors()
+        for key in _distances()
     )
 
 
@@ -39,4 +45,4 @@ def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
     if inputs.engine is None:
         return []
     found = {result.name: result for result in own_distances(inputs, inputs.engine)}
-    return [replace(found[key.name], name=_name(key)) for key in floors() if key.name in found]
+    return [replace(found[key.name], name=_name(key)) for key in _distances() if key.name in found]

@@ -7,6 +7,7 @@ weights, whatever the method is called.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -233,7 +234,7 @@ class _MovedScales:
 
 def _moved_below(n: int) -> float:
     """Return the correlation of n channels below which scales count as moved: 4 standard errors, but -0.3 to -0.8."""
-    return float(-max(0.3, min(0.8, 4 / n**0.5)))
+    return -max(0.3, min(0.8, 4 / math.sqrt(n)))
 
 
 def _least_squares(new: Tensor, old: Tensor, axis: int) -> Tensor:

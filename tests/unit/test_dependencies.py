@@ -20,6 +20,8 @@ EXTRAS = {extra: [Requirement(line) for line in lines] for extra, lines in PROJE
 OPTIONAL = [requirement for requirements in EXTRAS.values() for requirement in requirements]
 # An import whose distribution has another name, for extras that may not be installed.
 DISTRIBUTION = {"llama_cpp": "llama-cpp-python"}
+# Imported by scripts that run in an environment of their own, whose lock is beside the project that makes it.
+ELSEWHERE = {"vllm": "projects/serve-vllm/requirements.txt"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -54,7 +56,9 @@ def imported() -> set[str]:
 def test_every_import_is_declared() -> None:
     declared = {canonicalize_name(requirement.name) for requirement in [*DIRECT, *OPTIONAL]}
     known = packages_distributions()
-    for name in imported():
+    for name, lock in ELSEWHERE.items():
+        assert f"\n{name}-cpu==" in (ROOT / lock).read_text()
+    for name in imported() - ELSEWHERE.keys():
         candidates = {canonicalize_name(d) for d in known.get(name, [DISTRIBUTION.get(name, name)])}
         assert candidates & declared, f"{name} is imported and not in pyproject.toml"
 

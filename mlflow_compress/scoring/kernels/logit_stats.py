@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +84,7 @@ def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
     found = kl_kernel.compute_kl_rows(logits, baseline)
     _require_finite(found.log_normaliser, found.base_log_normaliser)
     kl = found.kl
-    for row in torch.split(_unsure(kl[None]), max(1, _STABLE_ELEMENTS // logits.shape[1])):
+    for row in _unsure(kl[None], logits.shape[1]):
         kl[row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))[0]
     return kl.double(), found.top
 
@@ -105,9 +106,12 @@ def _require_finite(*log_normalisers: Tensor | None) -> None:
             )
 
 
-def _unsure(distances: Tensor) -> Tensor:
-    """Return the rows for which the fast formulas are not exact, of distances of shape (k, n)."""
-    return torch.nonzero(distances.isnan().any(dim=0))[:, 0]
+def _unsure(distances: Tensor, width: int) -> Iterator[Tensor]:
+    """Iterate over the rows for which the fast formulas are not exact, some at a time; distances have shape (k, n)."""
+    unsure = torch.nonzero(distances.isnan().any(dim=0))[:, 0]
+    n_rows = max(1, _STABLE_ELEMENTS // width)
+    for start in range(0, len(unsure), n_rows):
+        yield unsure[start : start + n_rows]
 
 
 def _entropies(logits: Tensor, sums: RowStats) -> Tensor:
@@ -123,6 +127,6 @@ def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Te
     """Return the distances by name; rows for which the fast formulas are not exact take the stable ones."""
     assert sums.distances is not None
     distances = sums.distances
-    for row in torch.split(_unsure(distances), max(1, _STABLE_ELEMENTS // logits.shape[1])):
+    for row in _unsure(distances, logits.shape[1]):
         distances[:, row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
     return dict(zip(DIVERGENCES, distances.double().cpu(), strict=True))

@@ -131,6 +131,7 @@ class SwapMeter:
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
         kept = KeptOutputs(self._body, longest, self._state_bytes)
         self.whole_model_reason = kept.whole_model_reason
+        from_borders = self._suffix_only and kept.whole_model_reason is None
         starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
         about = {
             "weights": self.baseline.weights if resume is not None else "",
@@ -152,7 +153,7 @@ class SwapMeter:
         )
         with bar:
             for number in missing:
-                no_swap = Border(number % (kept.n_layers + 1)) if self._suffix_only else Border(0)
+                no_swap = Border(number % (kept.n_layers + 1) if from_borders else 0)
                 found = self._batch(units[number], kept, [no_swap, *starts], [Swap(NO_SWAP, {}), *swaps], whole)
                 parts.add(number, number + 1, found, None)
                 bar.update()
