@@ -37,15 +37,22 @@ from mlflow_compress.stages.task_inputs import suite_of
 
 RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
 TOKENS, WINDOW = 2048, 512
-FIRST = ("none", "rtn", "gptq", "awq", "w8a8", "smoothquant", "fp8", "wanda", "sparsegpt", "layer-drop")
+FIRST: tuple[tuple[str, int | None], ...] = (
+    ("none", None),
+    *((name, 4) for name in ("awq", "gptq", "rtn")),
+    *((name, 8) for name in ("w8a8", "fp8", "smoothquant")),
+    *((name, None) for name in ("wanda", "sparsegpt", "layer-drop")),
+    ("rtn", 8),
+    ("bnb-nf4", 4),
+)
 FEWER = {"calibration_samples": 16, "calibration_length": 128}
 DTYPE = "bfloat16"  # vLLM's CPU kernels for quantized weights take no other
 
 
 def variants() -> list[tuple[str, int | None]]:
     """Return every method with every number of bits; those that vLLM is known to take come first."""
-    names = [*FIRST, *(name for name, _ in METHODS.items() if name not in (*FIRST, "checkpoint"))]
-    return [(name, bits) for name in names for bits in METHODS.get(name).supported_bits or (None,)]
+    every = [(name, bits) for name, method in METHODS.items() for bits in method.supported_bits or (None,)]
+    return [*FIRST, *(one for one in every if one not in FIRST and one[0] != "checkpoint")]
 
 
 def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) -> dict[str, Any]:
