@@ -24,6 +24,7 @@ from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig, EvaluateConfig
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
+from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import TokenDistances, TokenScores
@@ -36,15 +37,22 @@ from mlflow_compress.stages.task_inputs import suite_of
 
 RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
 TOKENS, WINDOW = 2048, 512
-FIRST = ("none", "rtn", "gptq", "awq", "w8a8", "smoothquant", "fp8", "wanda", "sparsegpt", "layer-drop")
+FIRST: tuple[tuple[str, int | None], ...] = (
+    ("none", None),
+    *((name, 4) for name in ("awq", "gptq", "rtn")),
+    *((name, 8) for name in ("w8a8", "fp8", "smoothquant")),
+    *((name, None) for name in ("wanda", "sparsegpt", "layer-drop")),
+    ("rtn", 8),
+    ("bnb-nf4", 4),
+)
 FEWER = {"calibration_samples": 16, "calibration_length": 128}
 DTYPE = "bfloat16"  # vLLM's CPU kernels for quantized weights take no other
 
 
 def variants() -> list[tuple[str, int | None]]:
     """Return every method with every number of bits; those that vLLM is known to take come first."""
-    names = [*FIRST, *(name for name, _ in METHODS.items() if name not in (*FIRST, "checkpoint"))]
-    return [(name, bits) for name in names for bits in METHODS.get(name).supported_bits or (None,)]
+    every = [(name, bits) for name, method in METHODS.items() for bits in method.supported_bits or (None,)]
+    return [*FIRST, *(one for one in every if one not in FIRST and one[0] != "checkpoint")]
 
 
 def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) -> dict[str, Any]:
@@ -60,22 +68,8 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
         )
     except MissingDependencyError as error:
         return {"not_run": str(error)}
-    corpus = suite_of(EvaluateConfig(tasks="demo")).corpora[0]
+    reference, store, found = with_transformers(variant.folder, work / "transformers" / variant.name)
     path = str(variant.folder)
-    states = work / "states" / variant.name
-
-    def score(model: Any, **how: Any) -> tuple[TokenScores, TokenDistances | None]:
-        scorer = Scorer(model, ScoringConfig(progress=False))
-        return scorer.score_corpus("demo", corpus.text, window=WINDOW, max_tokens=TOKENS, **how)
-
-    exact = load_model(LoadConfig(path=path, dtype="float32", device="cpu"))
-    if not (states / "manifest.json").is_file():
-        with StateWriter(states, exact) as writer:
-            score(exact, capture=writer)
-    store = StateStore.open(states, baseline=exact)
-    reference, _ = score(exact)
-    rounded = score(load_model(LoadConfig(path=path, dtype=DTYPE, device="cpu")), baseline=store)
-    found: dict[str, Any] = {"tokens": len(reference), **distances("transformers", reference, *rounded)}
     with started(settings) as vllm:
         try:
             model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
@@ -84,6 +78,32 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
             reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]
             found["refused"] = reason.replace(path, "FOLDER")
     return found
+
+
+def with_transformers(checkpoint: Path, kept: Path) -> tuple[TokenScores, StateStore, dict[str, Any]]:
+    """Return what transformers computes in float32, its states, and how far it is from that in vLLM's dtype.
+
+    They are kept in a folder, because a checkpoint may be measured again with another vLLM.
+    """
+    done = kept / "distances.json"
+    if not done.is_file():
+        exact = load_model(LoadConfig(path=str(checkpoint), dtype="float32", device="cpu"))
+        with StateWriter(kept / "states", exact) as writer:
+            reference, _ = score(exact, capture=writer)
+        reference.write(kept)
+        rounded = load_model(LoadConfig(path=str(checkpoint), dtype=DTYPE, device="cpu"))
+        moved = score(rounded, baseline=StateStore.open(kept / "states"))
+        done.write_text(json.dumps({"tokens": len(reference), **distances("transformers", reference, *moved)}))
+    return TokenScores.read(kept), StateStore.open(kept / "states"), json.loads(done.read_text())
+
+
+def score(model: Any, **how: Any) -> tuple[TokenScores, TokenDistances | None]:
+    """Score the beginning of the demo's corpus."""
+    corpus = suite_of(EvaluateConfig(tasks="demo")).corpora[0]
+    assert isinstance(corpus, Corpus)
+    return Scorer(model, ScoringConfig(progress=False)).score_corpus(
+        "demo", corpus.text, window=WINDOW, max_tokens=TOKENS, **how
+    )
 
 
 def distances(who: str, reference: TokenScores, scores: TokenScores, moved: TokenDistances | None) -> dict[str, float]:

@@ -47,7 +47,7 @@ def _engines(method: Method) -> list[str]:
         some = len(taken) < len(lines)
         found.append(f"vLLM ({' and '.join(map(str, taken))} bit)" if some else "vLLM")
     elif any(engine.startswith("vLLM") for engine in method.runs_in):
-        found.append("vLLM on CUDA (not run)")
+        found.append("vLLM on CUDA (not run)" if lines else "vLLM (not run)")
     return found + [engine for engine in method.runs_in if not engine.startswith("vLLM")]
 
 

@@ -53,6 +53,7 @@ def test_vllm_is_named_where_it_was_seen_to_run_the_checkpoint(monkeypatch: pyte
     shown = {row[0]: row[COLUMNS.index("runs in")] for row in method_table.rows()}
     assert shown["rtn"] == "vLLM (4 bit)" and shown["none"] == "vLLM, llama.cpp" and shown["gguf"] == "llama.cpp"
     assert shown["w8a8"] == "vLLM on CUDA (not run)" and shown["hqq"] == ""
+    assert shown["fp8"] == "vLLM (not run)"  # no line yet
 
 
 def test_every_line_of_the_record_says_what_happened_with_which_versions() -> None:
