@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.config import Command, is_endpoint, parameters
+from mlflow_compress.config import ENDPOINT, Command, is_endpoint, parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.transport.addresses import check_served_address
 
 C = TypeVar("C", bound=Command)
 
@@ -44,6 +45,7 @@ def absolute_paths(config: C) -> C:
 
 def _absolute(name: str, value: str, kind: str) -> str:
     if kind != "file" and is_endpoint(value):
+        check_served_address(name, value.removeprefix(ENDPOINT))
         return value
     path = Path(value).expanduser()
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.

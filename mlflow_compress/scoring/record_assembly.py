@@ -24,14 +24,13 @@ def option_scores(
 ) -> OptionScores:
     """Return one row per request: its targets' summed log-probability, and whether all are the most probable token.
 
-    `place` holds the indices of the targets, request by request. Where a log-probability is missing (NaN), the row has
-    none, and `result` may say by itself, in `is_argmax`, which targets are the most probable token.
+    `place` holds the indices of the targets, request by request. The results of a served model say themselves, in
+    `is_argmax`, which targets are the most probable token. Of them alone NaN is a missing log-probability.
     """
+    elsewhere = "is_argmax" in result
     logprob = result["logprob"][place]
     is_argmax = (
-        result["is_argmax"][place]
-        if "is_argmax" in result
-        else result["argmax"][targets.row[place]] == targets.token[place]
+        result["is_argmax"][place] if elsewhere else result["argmax"][targets.row[place]] == targets.token[place]
     )
     starts = _starts(encoded)
     fits = np.asarray([e.fits for e in encoded], dtype=bool)
@@ -40,7 +39,7 @@ def option_scores(
     if len(starts):
         sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(is_argmax, starts)
         for i, total, every in zip(np.flatnonzero(fits).tolist(), sums.tolist(), hits.tolist(), strict=True):
-            if not np.isnan(total):
+            if not (elsewhere and np.isnan(total)):
                 loglik[i], greedy[i] = total, every
     return OptionScores.from_columns(
         {

@@ -27,8 +27,9 @@ def model_label(model: str) -> str:
 
 def baseline_label(config: EvaluateConfig | JudgeConfig) -> str:
     """Return the short name of a stage's baseline: a served one has that of its server."""
-    served = is_endpoint(config.source.model)
-    return str(config.served.baseline_served_model) if served else model_label(config.source.model)
+    if not is_endpoint(config.source.model):
+        return model_label(config.source.model)
+    return _given("baseline_served_model", config.served.baseline_served_model)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,7 @@ def described(config: EvaluateConfig | JudgeConfig) -> CheckpointManifest | Serv
     """
     if not is_endpoint(config.checkpoint):
         return read_manifest(config.checkpoint)
-    if not config.served.served_model:
-        raise ConfigError("Parameter 'served_model' must be given", allowed="the model's name at that server")
-    return ServedVariant(f"endpoint-{config.served.served_model}")
+    return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
 
 
 def read_manifest(checkpoint: str | None) -> CheckpointManifest:
@@ -93,6 +92,13 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
             f"Parameter '{parameter}': {str(error).rstrip('.')}",
             fix=f"A relative folder was looked for in {started_in()}",
         ) from error
+
+
+def _given(parameter: str, name: str | None) -> str:
+    """Return the name of a served model, which must be given."""
+    if not name:
+        raise ConfigError(f"Parameter {parameter!r} must be given", allowed="the model's name at that server")
+    return name
 
 
 def _not_served(parameter: str, value: str) -> ConfigError:

@@ -10,6 +10,9 @@ from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.transport.endpoint import shown_url
 
+SERVED_VARIABLE = "ENDPOINT_BASE_URL"
+"""Environment variable with the whole address of a server of models, whose user and password no run may show."""
+
 VARIABLES = {"judge_base_url": "OPENAI_BASE_URL", "encoder_base_url": "ENCODER_BASE_URL"}
 """Parameters that hold an address, and the environment variable of each."""
 
@@ -18,6 +21,18 @@ def whole_address(parameter: str, given: str) -> str:
     """Return an address with the user and password that its environment variable may add to it."""
     there = os.environ.get(VARIABLES[parameter], "").strip()
     return there if there and given == shown_url(there) else given
+
+
+def check_served_address(parameter: str, address: str) -> None:
+    """Refuse the address of a server of models with user, password or query, before it is noted anywhere."""
+    if address != shown_url(address):
+        recorded = ", and delete this run, which `mlflow run` has made with it" if "MLFLOW_RUN_ID" in os.environ else ""
+        raise ConfigError(
+            f"Parameter {parameter!r} holds a user, a password or a query, which runs would show",
+            got=shown_url(address),
+            fix=f"Give the address without them, and the whole one in the environment variable {SERVED_VARIABLE}; or a "
+            f"key in ENDPOINT_API_KEY{recorded}",
+        )
 
 
 def check_address(settings: JudgeConfig) -> None:

@@ -116,12 +116,24 @@ def test_another_model_under_the_same_name_is_refused(loaded: LoadedModel, tmp_p
         ("endpoint:http://127.0.0.1:1/v1?key=secret", {"served_model": "x"}, "holds a user, a password or a query"),
         ("endpoint:127.0.0.1", {"served_model": "x"}, "is not an address"),
         ("endpoint:http://127.0.0.1:1/v1", {}, "'served_model' must be given"),
+        (
+            "endpoint:http://127.0.0.1:1/v1",
+            {"served_model": "x", "model": "endpoint:http://127.0.0.1:1/v1"},
+            "'baseline_served_model' must be given",
+        ),
+        (
+            "endpoint:http://127.0.0.1:1/v1",
+            {"served_model": "x", "model": "endpoint:http://127.0.0.1:1/v1", "baseline_served_model": "y"},
+            "'tokenizer' must be given",
+        ),
     ],
 )
 def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said) as error:
         mc.evaluate(address, **settings(tmp_path, store=tmp_path / "runs"), **more)
     assert "secret" not in str(error.value)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
+    assert not any(b"secret" in path.read_bytes() for path in kept)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.vllm import engines
 from mlflow_compress.scoring.vllm.vllm_model import VllmModel
 from mlflow_compress.stages.evaluation.served import open_served
-from mlflow_compress.stages.model_names import folder_or_hub, model_path
+from mlflow_compress.stages.model_names import baseline_label, folder_or_hub, model_path
 
 HERE = EngineConfig()
 RunningModel = LoadedModel | RemoteModel | VllmModel
@@ -81,7 +81,7 @@ def open_baseline(config: EvaluateConfig | JudgeConfig) -> OpenModel:
     """Return a stage's baseline without its weights; of a served one, what its server can is found out."""
     if is_endpoint(config.source.model):
         names = {"parameter": "model", "model_parameter": "baseline_served_model"}
-        return open_served(config.source.model, config.served, _reader(config), **names)
+        return open_served(config.source.model, baseline_label(config), config.served, _reader(config), **names)
     with folder_or_hub("model", model_path(config.source.model)):
         return light(model_path(config.source.model), config.source, config.inference, config.running)
 
@@ -92,7 +92,7 @@ def open_variant(config: EvaluateConfig | JudgeConfig, base: OpenModel) -> OpenM
         return light(str(config.checkpoint), config.source, config.inference, config.running)
     reader = base if config.served.tokenizer is None else _reader(config)
     names = {"parameter": "checkpoint", "model_parameter": "served_model"}
-    return open_served(str(config.checkpoint), config.served, reader, **names)
+    return open_served(str(config.checkpoint), str(config.served.served_model), config.served, reader, **names)
 
 
 def _reader(config: EvaluateConfig | JudgeConfig) -> LightModel:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from mlflow_compress import atomic
 from mlflow_compress.config import ENDPOINT, ServedConfig
-from mlflow_compress.errors import AlignmentError, ConfigError, EndpointError
+from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.files.json_text import read_json_object
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.endpoint.opening import open_served_model
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.endpoint.server_probe import SAME
+from mlflow_compress.transport.addresses import SERVED_VARIABLE, check_served_address
 from mlflow_compress.transport.endpoint import EndpointConfig, shown_url
 
-KEY_VARIABLE, URL_VARIABLE = "ENDPOINT_API_KEY", "ENDPOINT_BASE_URL"
+KEY_VARIABLE = "ENDPOINT_API_KEY"
 FACTS = "endpoint.json"
 _NO_KEY = "none"  # what a server that asks for no key is sent
 
@@ -31,14 +32,8 @@ def endpoint_of(address: str, served: ServedConfig, *, parameter: str, model_par
         The address is none, or holds a user, a password or a query, which would be recorded.
     """
     given = address.removeprefix(ENDPOINT)
-    if given != shown_url(given):
-        raise ConfigError(
-            f"Parameter {parameter!r} holds a user, a password or a query, which runs would show",
-            got=ENDPOINT + shown_url(given),
-            fix=f"Give the address without them, and the whole one in the environment variable {URL_VARIABLE}; or a "
-            f"key in {KEY_VARIABLE}",
-        )
-    whole = os.environ.get(URL_VARIABLE, "").strip()
+    check_served_address(parameter, given)
+    whole = os.environ.get(SERVED_VARIABLE, "").strip()
     return EndpointConfig(
         base_url=whole if whole and shown_url(whole) == given else given,
         key=os.environ.get(KEY_VARIABLE, "").strip() or _NO_KEY,
@@ -53,19 +48,10 @@ def endpoint_of(address: str, served: ServedConfig, *, parameter: str, model_par
     )
 
 
-def served_name(served: ServedConfig, parameter: str) -> str:
-    """Return the name of a served model, which must be given."""
-    name = served.served_model if parameter == "served_model" else served.baseline_served_model
-    if not name:
-        raise ConfigError(f"Parameter {parameter!r} must be given", allowed="the model's name at that server")
-    return name
-
-
 def open_served(
-    address: str, served: ServedConfig, reader: IdentifiedModel, *, parameter: str, model_parameter: str
+    address: str, name: str, served: ServedConfig, reader: IdentifiedModel, *, parameter: str, model_parameter: str
 ) -> ServedModel:
     """Return a served model, after its server was asked what it can. `reader` is the model whose tokenizer it has."""
-    name = served_name(served, model_parameter)
     endpoint = endpoint_of(address, served, parameter=parameter, model_parameter=model_parameter)
     return open_served_model(endpoint, name, reader)
 
