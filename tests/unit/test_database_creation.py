@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +37,20 @@ def test_processes_that_start_together_make_one_database(tmp_path: Path) -> None
     assert [process.returncode for process in started] == [0] * 4
     assert set(said) == {f"{tmp_path}/new/mlruns/0"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.slow  # eight processes that import MLflow
+def test_several_mlflow_runs_start_together_on_a_store_that_resume_has_made(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+    make = [sys.executable, "-m", "mlflow_compress", "resume", "--dry_run", "true"]
+    subprocess.run(make, cwd=tmp_path, env=environment, check=True)  # as docs/how-to/tracking-server.md says
+    command = [sys.executable, "-m", "mlflow", "run", str(Path(__file__).parents[2]), "--env-manager", "local"]
+    options = ["-e", "resume", "-P", "dry_run=true"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen([*command, *options], cwd=tmp_path, env=environment, **pipes) for _ in range(3)]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 3, said
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -81,6 +82,13 @@ def test_a_living_holder_is_not_replaced(client: PatientClient) -> None:
         confirm()
     assert got.wait(30)
     thread.join(30)
+
+
+def test_a_clock_that_is_set_back_changes_no_lease(client: PatientClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(time.time(), -3600)  # an hour back at every look
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    test_a_living_holder_is_not_replaced(client)
+    test_a_dead_holder_is_replaced(client)
 
 
 def test_a_holder_that_was_cut_off_does_not_go_on(client: PatientClient) -> None:

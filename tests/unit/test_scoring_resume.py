@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,18 @@ def test_a_journal_of_another_pass_is_refused(tmp_path: Path) -> None:
     other = load_random("llama", seed=2, path=tmp_path / "other")
     with pytest.raises(StoreError, match="with other weights"):
         Scorer(other, CONFIG).score(mixed_requests(), resume=tmp_path / "resume")
+
+
+def test_a_clock_that_is_set_back_loses_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_random("llama", path=tmp_path / "model")
+    whole, _ = Scorer(loaded, CONFIG).score(mixed_requests(), resume=tmp_path / "whole")
+    now = itertools.count(time.time(), -3600)  # an hour back at every look
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    found, _ = Scorer(loaded, CONFIG).score(mixed_requests(), resume=tmp_path / "back")
+    again, _ = Scorer(loaded, CONFIG).score(mixed_requests(), resume=tmp_path / "back")
+    assert found.table.equals(whole.table) and again.table.equals(whole.table)
+    parts = [sorted(path.name for path in (tmp_path / name / "options").iterdir()) for name in ("whole", "back")]
+    assert parts[0] == parts[1] and len(parts[0]) > 3
 
 
 @pytest.mark.parametrize("damage", ["truncate", "tamper", "label"])
