@@ -1,6 +1,6 @@
 """Eight variants of the demo in the three runtimes that they are meant for, each timed in turn with its baseline.
 
-It makes the checkpoints, and runs the stage `speed` on each. Of a runtime that is not on the machine the reason is printed.
+It makes the checkpoints, and runs the stage `speed` on each. For a runtime that is not here the reason is printed.
 
 Example
 -------
