@@ -68,6 +68,9 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
                 else ""
             )
             return f"{words} {interval_text(pooled[key], NATS, difference=False)}{one}"
+    bound = next((found for name, found in pooled.items() if name.startswith("distance/kl_top")), None)
+    if bound is not None:  # of a served model
+        return f"KL at least {interval_text(bound, NATS, difference=False)}"
     return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
 
 

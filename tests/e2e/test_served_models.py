@@ -65,7 +65,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert found["distance/flips_pct"].value == 0.0
     assert 0.0 <= found["distance/kl_top20"].value < 1e-5
     assert found["distance/top_kept_mass"].value > 0.5
-    assert "distance/kl_mean" not in found.metrics
+    assert "distance/kl_mean" not in found.metrics and "KL at least" in found.verdict
     assert "no option_distances records" in found.not_computed["divergence"]
     assert found.name == f"endpoint-{NAME}" and found.manifest is None
     assert "echo          yes" in said[0] and "top list      20" in said[0]
@@ -109,6 +109,26 @@ def test_another_model_under_the_same_name_is_refused(loaded: LoadedModel, tmp_p
         mc.evaluate(f"endpoint:{server.base_url}", **asked)
 
 
+@pytest.mark.slow
+def test_a_served_variant_answers_the_judge_stage(loaded: LoadedModel, tmp_path: Path) -> None:
+    with served_demo(loaded) as server:
+        answers = mc.judge(
+            f"endpoint:{server.base_url}",
+            served_model=NAME,
+            judges="similarity,divergent_tokens",
+            instruction_limit=1,
+            num_samples=2,
+            max_new_tokens=4,
+            judge_max_tokens=4,
+            dtype="float32",
+            store=tmp_path / "runs",
+        )
+    assert -1 <= answers["judge/similarity"].value <= 1
+    written = answers.records().generations
+    assert len(written) and any(written.column("text").tolist())
+    assert "divergent_tokens: a server shows no whole distributions" in answers.skipped
+
+
 @pytest.mark.parametrize(
     ("address", "more", "said"),
     [
@@ -137,7 +157,6 @@ def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], 
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
     tasks = task(tmp_path, 12)
     beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
