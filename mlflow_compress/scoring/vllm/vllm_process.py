@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import weakref
@@ -98,8 +100,9 @@ class VllmProcess:
         self._ask({"do": "forget"})
 
     def end(self) -> None:
-        """End the process, whatever it is doing."""
-        self._process.kill()
+        """End the process, whatever it is doing, and those that vLLM has started for tensor parallelism."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own, see `start_new_session`
         _end(self._process)
 
     def _ask(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
