@@ -33,6 +33,7 @@ ORDER = (
     "compare",
     "load",
     "judge",
+    "speed",
     "blind",
     "ratings",
     "gate",

@@ -19,7 +19,7 @@ from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "mlflow_compress" / "report" / "templates"
-STAGES = ("quantize", "evaluate", "judge")
+STAGES = ("quantize", "evaluate", "judge", "speed")
 FEW = {"method": "none", "judge": "false", "shuffles": "0"}
 
 

@@ -84,7 +84,7 @@ def test_the_parent_run_carries_what_people_compare(world: World) -> None:
 def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
     parent = world.variant("rtn-4bit-g128").info.run_id
     children = world.tracker.children(parent)
-    assert set(children) == {"quantize", "evaluate", "judge"}
+    assert set(children) == {"quantize", "evaluate", "judge", "speed"}
     every = world.tracker.client.search_runs([world.tracker.experiment_id])
     assert {run.info.status for run in every} == {"FINISHED"}
 

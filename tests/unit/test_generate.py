@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.generation import sampling
+from mlflow_compress.scoring.generation import drawing
 from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, draw, uniforms
+from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()
@@ -246,7 +247,7 @@ def test_draws_from_a_large_vocabulary_need_no_complete_sort(
     temperature[::7] = 0.0
     found = []
     for head in (8, 16, 300):
-        monkeypatch.setattr(sampling, "_HEAD", head)
+        monkeypatch.setattr(drawing, "_HEAD", head)
         found.append(draw(logits, u, temperature, top_k=top_k, top_p=top_p))
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
     ranks = (logits > logits.gather(1, found[0][:, None])).sum(dim=1)

@@ -148,10 +148,13 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
     similarity = [r for r in full[1] if r.name == "judge/similarity"]
     rest = [r for r in full[1] if not r.name.startswith("judge/")]
     assert "similarity" in unmet(evaluated) and "accuracy" in unmet(judged)
-    listed = not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged))
+    timed = {"speed": "the format is only simulated"}
+    listed = not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged), timed=timed)
     assert not {"similarity", "accuracy"} & listed.keys()
     # Without the judge stage its metrics are missing for that reason, whatever the evaluation says of them.
-    alone = not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run")
+    alone = not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run", timed=timed)
+    without = [r for r in rest if not r.name.startswith("speed/")]
+    assert not_computed(without, evaluated={}, judged={}, timed=timed) == timed
     assert alone["similarity"] == "the judge stage was not run"
     assert "accuracy" not in alone
 
