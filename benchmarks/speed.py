@@ -52,7 +52,7 @@ def main() -> None:
     """Print the table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM (default: the environment variable)")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds of each (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each (default: %(default)s)")
     parser.add_argument("--threads", default="auto", help="threads of each runtime (default: one per core)")
     given = parser.parse_args()
     print(f"load average {[round(load, 1) for load in os.getloadavg()]}\n\n{HEAD}", flush=True)

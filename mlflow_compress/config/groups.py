@@ -212,9 +212,9 @@ class TimingConfig(Group):
         "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context"
     )
     speed_new_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] = option(
-        "auto", "tokens that are written after each prompt; 'auto' is 64, or a quarter of a shorter context"
+        "auto", "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context"
     )
     speed_repeats: int = option(
-        7, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
+        5, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
     )
     speed_threads: AutoOrCount = option("auto", "threads on a CPU; 'auto' is one per core that this process may use")

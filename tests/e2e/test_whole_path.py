@@ -21,6 +21,7 @@ from mlflow_compress.tracking.tracker import Tracker
 ROOT = Path(__file__).parents[2]
 WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]
 FEW = {"limit": "12", "max_new_tokens": "16", "instruction_limit": "1", "num_samples": "2", "judge_max_tokens": "16"}
+FEW |= {"speed_repeats": "2", "speed_prompt_tokens": "16", "speed_new_tokens": "4", "speed_threads": "1"}
 
 
 def mlflow_run(folder: Path, **parameters: str) -> subprocess.CompletedProcess[str]:

@@ -70,7 +70,9 @@ def stored_bits(folder: Path, bits: int, per_layer: int) -> float:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("architecture", MAKERS)
-@pytest.mark.parametrize("method", QUANTIZING)
+@pytest.mark.parametrize(
+    "method", [*QUANTIZING[:-1], pytest.param("autoround", marks=[pytest.mark.slow, pytest.mark.ci])]
+)
 def test_every_expert_is_quantized(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
     base, out = bases(architecture), tmp_path / "out"
     manifest = compress_model(str(base), method, settings(method), TEXT, out)

@@ -38,7 +38,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
-_PROMPT, _NEW = 256, 64
+_PROMPT, _NEW = 256, 32
 
 
 def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoice, str]:
