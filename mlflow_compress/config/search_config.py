@@ -83,13 +83,13 @@ class SearchConfig(Command):
     log_weights: LogWeights = like(MainConfig, "log_weights")
 
     def main_config(self, **variant: Any) -> MainConfig:
-        """Return the parameters of one variant's main job, given those of its compression. There is no judge."""
-        return MainConfig(**{**self._shared, "judge": False, **variant})
+        """Return the parameters of one variant's main job, given its compression: neither judge nor speed."""
+        return MainConfig(**{**self._shared, "judge": False, "speed": False, **variant})
 
     @property
     def sweep_config(self) -> SweepConfig:
         """The parameters that a sweep of the same variants has."""
-        return SweepConfig(**self._shared, judge=False)
+        return SweepConfig(**{**self._shared, "judge": False, "speed": False})
 
     @property
     def _shared(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from mlflow_compress.stages.evaluation.served import FACTS, facts, recognise, re
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
-from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS

@@ -34,7 +34,7 @@ from mlflow_compress.stages.judging.answers_artifact import log_answers
 from mlflow_compress.stages.judging.greedy_comparison import baseline_greedy, variant_greedy
 from mlflow_compress.stages.judging.traced_answers import judged_answers
 from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described, folder_or_hub
-from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import instructions_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS

@@ -26,7 +26,7 @@ from mlflow_compress.stages.main_run.resume import resumed as resumed_config
 from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
-from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
+from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
 from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
@@ -127,9 +127,8 @@ class Stages:
             return self.config.quantize_config
         if stage == "evaluate":
             return self.config.evaluate_config(self.checkpoint)
-        if stage == "judge":
-            return self.config.judge_config(self.checkpoint)
-        return self.config.speed_config(self.checkpoint)
+        config = self.config
+        return (config.judge_config if stage == "judge" else config.speed_config)(self.checkpoint)
 
     @property
     def checkpoint(self) -> str:
@@ -160,7 +159,8 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     from mlflow_compress.decide.gate_values import gate_values
     from mlflow_compress.metrics.core.compute import headline
     from mlflow_compress.stages.evaluation.result_files import stored_results
-    from mlflow_compress.stages.main_run.summary import StageOutputs, publish
+    from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
+    from mlflow_compress.stages.main_run.summary import publish
 
     tracker, children, config = stages.tracker, stages.children, stages.config
     results = stored_results(tracker, *(children[stage] for stage in _WITH_RESULTS if stage in children))

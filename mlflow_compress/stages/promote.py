@@ -20,7 +20,7 @@ from mlflow_compress.stages.promotion.decision_files import (
     remarks_of,
     verdict_of,
 )
-from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
+from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_models.aliases import check_alias, holder, move_alias, note_decision
 from mlflow_compress.tracking.logged_models.model_registry import (

@@ -26,7 +26,7 @@ from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.results import CompressedModel
 from mlflow_compress.stages.model_names import model_label, model_path
-from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import calibration_set
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store

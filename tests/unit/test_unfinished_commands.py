@@ -16,7 +16,8 @@ from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayEr
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
 from mlflow_compress.stages.resuming import unfinished
-from mlflow_compress.stages.resuming.unfinished import run_resume, unfinished_until_ended
+from mlflow_compress.stages.resuming.noted_commands import CONFIGS, unfinished_until_ended
+from mlflow_compress.stages.resuming.unfinished import run_resume
 from mlflow_compress.tracking.shared_store.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.shared_store.unfinished_commands import noted, unfinished_commands
 from mlflow_compress.tracking.shared_store.waiting import WAIT_VARIABLE
@@ -192,3 +193,22 @@ def test_a_command_that_finds_the_server_away_is_noted(
         getattr(mc, {"quantize": "compress", "main": "run"}.get(command, command))(**settings)
     [left] = unfinished_commands(uri)
     assert left.command == command
+
+
+RUNNERS = {
+    "quantize": "quantize.run_quantize",
+    "evaluate": "evaluate.run_evaluate",
+    "judge": "judge.run_judge",
+    "speed": "speed.run_speed.run_speed",
+    "main": "main.run_main",
+    "sweep": "sweep.run_sweep.run_sweep",
+    "search": "searching.run_search.run_search",
+    "diagnose": "diagnosing.run_diagnose.run_diagnose",
+    "promote": "promote.run_promote",
+}
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_every_noted_command_is_done_again_by_its_own_stage(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"mlflow_compress.stages.{RUNNERS[verb]}", lambda *_, **__: verb)
+    assert unfinished._run(CONFIGS[verb](), lambda line: None) == verb

@@ -44,7 +44,7 @@ from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path
 from mlflow_compress.stages.quantize import method_settings, quantize
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
-from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import calibration_set, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import QuantizeConfig, parameters
@@ -11,6 +10,7 @@ from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import logged
+from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
 from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_models.logged_model import (
@@ -25,9 +25,6 @@ from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from mlflow_compress.stages.main_run.summary import StageOutputs
 
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
 

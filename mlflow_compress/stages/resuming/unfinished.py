@@ -1,9 +1,8 @@
-"""Commands that were killed, or cut off from the tracking server: noted while they run, and done again."""
+"""Commands that were killed, or cut off from the tracking server, are done again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from mlflow_compress.config import (
@@ -23,50 +22,12 @@ from mlflow_compress.config import (
 )
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.results import Resumed, ResumedCommand
+from mlflow_compress.stages.resuming.noted_commands import CONFIGS
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shared_store.unfinished_commands import UnfinishedCommand, noted, unfinished_commands
-from mlflow_compress.tracking.store import Store
-from mlflow_compress.tracking.tracker import Tracker, tracking_uri
-from mlflow_compress.transport.addresses import VARIABLES
-from mlflow_compress.transport.endpoint import shown_url
+from mlflow_compress.tracking.shared_store.unfinished_commands import UnfinishedCommand, unfinished_commands
+from mlflow_compress.tracking.tracker import Tracker
 
 Say = Callable[[str], None]
-
-_CONFIGS: dict[str, type[Command]] = {
-    "quantize": QuantizeConfig,
-    "evaluate": EvaluateConfig,
-    "judge": JudgeConfig,
-    "speed": SpeedConfig,
-    "main": MainConfig,
-    "sweep": SweepConfig,
-    "search": SearchConfig,
-    "diagnose": DiagnoseConfig,
-    "promote": PromoteConfig,
-}
-
-
-@contextmanager
-def store_of_command(config: Command, given: Store | None) -> Iterator[Store]:
-    """Give a command its store: the given one; or MLflow's, with a note on disk until the command ends by itself.
-
-    A stage asks for it after it has checked its parameters, so that a refused command leaves nothing.
-    """
-    if given is not None:
-        yield given
-        return
-    with unfinished_until_ended(config):
-        yield Tracker(config.experiment)
-
-
-@contextmanager
-def unfinished_until_ended(config: Command) -> Iterator[None]:
-    """Keep a note of a command on disk, until it ends by itself, so that `run_resume` can do it again."""
-    verb = next(verb for verb, cls in _CONFIGS.items() if cls is type(config))
-    values = as_text(config)
-    for address in VARIABLES.keys() & values.keys():  # may hold a password
-        values[address] = shown_url(values[address])
-    with noted(tracking_uri(), verb, values):
-        yield
 
 
 def run_resume(config: ResumeConfig, say: Say = lambda line: None) -> Resumed:
@@ -101,13 +62,13 @@ def run_resume(config: ResumeConfig, say: Say = lambda line: None) -> Resumed:
 
 def _shown(note: UnfinishedCommand) -> str:
     """Return a command as a user types it, without the parameters at their defaults."""
-    defaults = as_text(_CONFIGS[note.command]())
+    defaults = as_text(CONFIGS[note.command]())
     given = [f"--{name} {value}" for name, value in note.parameters.items() if value != defaults.get(name)]
     return " ".join([note.command, *given])
 
 
 def _again(note: UnfinishedCommand, tracker: Tracker, say: Say) -> Any:
-    config = parse(_CONFIGS[note.command], note.parameters)
+    config = parse(CONFIGS[note.command], note.parameters)
     if isinstance(config, MainConfig) and (run_id := _resumable(note, tracker)):
         config = MainConfig(resume=run_id)
     return _run(config, say)
@@ -156,6 +117,10 @@ def _run(config: Command, say: Say) -> Any:
         from mlflow_compress.stages.diagnosing.run_diagnose import run_diagnose
 
         return run_diagnose(config, say=say)
+    if isinstance(config, SpeedConfig):
+        from mlflow_compress.stages.speed.run_speed import run_speed
+
+        return run_speed(config)
     from mlflow_compress.stages.promote import run_promote
 
     assert isinstance(config, PromoteConfig)

@@ -26,7 +26,7 @@ from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
-from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
+from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
 from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
 from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table, measured
 from mlflow_compress.stages.searching.publish_search import Made, publish_search

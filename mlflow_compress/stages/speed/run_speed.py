@@ -32,7 +32,7 @@ from mlflow_compress.scoring.speed.runtimes import LLAMA_CPP, VLLM, RuntimeChoic
 from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.stages.resuming.unfinished import store_of_command
+from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder

@@ -18,7 +18,7 @@ from mlflow_compress.stages.evaluate import evaluate_baseline
 from mlflow_compress.stages.evaluation.open_models import engine_started
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.judging.answered_baseline import answer_baseline
-from mlflow_compress.stages.resuming.unfinished import unfinished_until_ended
+from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
 from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.stages.sweep.make_variant import MadeVariant, make_variant
 from mlflow_compress.stages.sweep.on_workers import make_on_workers
