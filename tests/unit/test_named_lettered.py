@@ -123,6 +123,12 @@ def test_openbookqa_calls_its_question_a_stem(tmp_path: Path) -> None:
     assert len(six.items) == 3
 
 
+def test_auto_round_in_the_same_process_changes_no_path(tmp_path: Path) -> None:
+    """Its import puts a function in place of `datasets.load_dataset` that rewrites paths which hold "openbookqa"."""
+    pytest.importorskip("auto_round")
+    test_openbookqa_calls_its_question_a_stem(tmp_path)
+
+
 def test_hellaswag_shows_the_beginning_without_marks(tmp_path: Path) -> None:
     row = {
         "ind": 4,

@@ -106,6 +106,7 @@ def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
 
 def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: str | None = None, **what: Any) -> Any:
     import datasets
+    from datasets.load import load_dataset  # not `datasets.load_dataset`: auto-round puts another function there
 
     local = folder_of(dataset, data_dir)
     if local is not None:
@@ -113,8 +114,8 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
     try:
         with quiet_bars():
             if local is None:
-                return datasets.load_dataset(dataset, revision=revision, **what)
-            return datasets.load_dataset(str(local), cache_dir=cache_of(local), **what)
+                return load_dataset(dataset, revision=revision, **what)
+            return load_dataset(str(local), cache_dir=cache_of(local), **what)
     except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:
         # What a missing network, data set, configuration or split raises, and a broken file.
         raise missing(dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision) from error
