@@ -63,7 +63,9 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
     # Nothing but the folder was written, each kind of work once.
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     store = FolderStore(tmp_path / "results")
-    assert [len(store.find(stage)) for stage in ("quantize", "baseline", "evaluate", "judge")] == [1, 1, 1, 1]
+    # Nothing is done twice. The example of `speed` has a variant of its own, which transformers can time.
+    stages = {"quantize": 2, "baseline": 1, "evaluate": 1, "judge": 1, "speed": 1}
+    assert {stage: len(store.find(stage)) for stage in stages} == stages
 
     # Every result is a table.
     for result in (found, compressed, session["answers"], session["same"], mc.methods(), mc.tasks()):
