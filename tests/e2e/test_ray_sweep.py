@@ -20,7 +20,7 @@ from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("option_scores", "option_distances", "token_scores", "token_distances")
-FEW = ["--methods=rtn", "--bits=8,4", "--limit=1", "--noise_items=2"]
+FEW = ["--methods=rtn", "--bits=8,4", "--limit=1", "--noise_items=2", "--speed=false"]
 ANSWERS = ["--instruction_limit=1", "--num_samples=2", "--max_new_tokens=8", "--judge_max_tokens=8"]
 SCORED = [*FEW, "--judge=false"]
 RAY = ["--engine=ray", "--workers=2"]
@@ -99,7 +99,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return tables(folder)
 
 
-@pytest.mark.ci
 def test_a_worker_that_is_killed_costs_its_variant_a_retry(alone: dict[str, Any], tmp_path: Path) -> None:
     process = start(tmp_path, *SCORED, *RAY)
     try:

@@ -88,7 +88,7 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     mains = tracker.find_finished("main")
     assert {run.data.tags[run_names.VARIANT] for run in mains} == {"hqq-4bit-g64"}
     assert {run.data.tags[run_names.PARENT] for run in mains} == {parent.info.run_id}
-    assert set(tracker.children(mains[0].info.run_id)) == {"quantize", "evaluate"}
+    assert set(tracker.children(mains[0].info.run_id)) == {"quantize", "evaluate", "speed"}
     first = board_of(tracker, parent.info.run_id)
     every = tracker.client.search_runs([tracker.experiment_id])
     assert {run.info.status for run in every} == {"FINISHED", "FAILED"}
