@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-STAGES = ("quantize", "evaluate", "judge")
+STAGES = ("quantize", "evaluate", "judge", "speed")
 FILES = (
     "MLproject",
     "python_env.yaml",
