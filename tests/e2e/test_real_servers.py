@@ -133,12 +133,15 @@ def assert_native(scores: OptionScores, exact: np.ndarray) -> None:
     """Assert the same numbers, up to what llama.cpp's attention in 16 bits does to a prompt that is read in parts."""
     found = difference(scores, exact)
     assert found.mean() < NAT_PER_TOKEN / 2
-    assert found.max() < 2 * NAT_PER_TOKEN
+    assert found.max() < NAT_PER_TOKEN
 
 
 @needs_shared
 @pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
-@pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0"])
+@pytest.mark.parametrize(
+    "quantization",
+    [pytest.param("Q4_K_M", marks=pytest.mark.xfail(reason="one token was seen to differ by 1.18e-3 nat")), "Q8_0"],
+)
 def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str, tmp_path: Path) -> None:
     file, port = with_our_words(ORACLE / f"{quantization}.gguf", tmp_path), free_port()
     reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))

@@ -36,6 +36,11 @@ print(json.dumps({"device": "cpu", **found}))
 """
 
 
+def named_python(given: str | None) -> str | None:
+    """Return the Python that is given, or that the environment variable names; None where there is neither."""
+    return given or os.environ.get(VARIABLE) or None
+
+
 def find_python(given: str | None) -> str:
     """Return the path of the Python that has vLLM: the one that is given, or that of the environment variable.
 
@@ -44,7 +49,7 @@ def find_python(given: str | None) -> str:
     MissingDependencyError
         None is named, or it cannot be run; the message says how to make one.
     """
-    named = given or os.environ.get(VARIABLE) or None
+    named = named_python(given)
     if named is None:
         raise MissingDependencyError("engine=vllm needs vLLM, in an environment of its own", fix=HOW_TO)
     found = shutil.which(named)

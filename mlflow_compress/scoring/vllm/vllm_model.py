@@ -74,9 +74,9 @@ class VllmModel(LightModel):
         return self.head.model
 
     @property
-    def execution(self) -> ServedExecution:
+    def execution(self) -> VllmExecution:
         """Runs passes with it."""
-        return ServedExecution(self)
+        return VllmExecution(self)
 
     def process(self) -> VllmProcess:
         """Return the process in which vLLM holds it, checked when it is new.
@@ -170,7 +170,7 @@ class VllmModel(LightModel):
         return Settings.from_model_config(self.model_config)
 
 
-class ServedExecution:
+class VllmExecution:
     """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
 
     def __init__(self, model: VllmModel) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlflow_compress.config import MainConfig, as_text
+from mlflow_compress.scoring.vllm.vllm_environment import named_python
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.task_inputs import instructions_of
 
@@ -54,5 +55,6 @@ def variant_key(config: MainConfig, checkpoint: str | Path, evaluation: str) -> 
         deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
         deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
     if config.speed:
-        deciding["speed"] = as_text(config)["speed_repeats"]  # timed at all; what else is asked changes no other result
+        # With vLLM at hand, a variant may have a speed that it could not have before.
+        deciding["speed"] = {**config.timing.model_dump(), "vllm": named_python(config.running.vllm_python) is not None}
     return digest(deciding)

@@ -29,7 +29,7 @@ from mlflow_compress.results import SpeedMeasurement
 from mlflow_compress.scoring.speed.measured_model import RuntimeCall
 from mlflow_compress.scoring.speed.paired_timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
 from mlflow_compress.scoring.speed.runtimes import LLAMA_CPP, VLLM, RuntimeChoice, runtime_of
-from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE
+from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE, find_python, named_python
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
@@ -46,11 +46,10 @@ def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoic
     choice = runtime_of(folder, device)
     if choice.runtime != VLLM:
         return choice, sys.executable
-    python = config.vllm_python or os.environ.get(VARIABLE)
-    if python is None:
+    if named_python(config.vllm_python) is None:
         reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VARIABLE})"
         return RuntimeChoice(None, reason), sys.executable
-    return choice, python
+    return choice, find_python(config.vllm_python)
 
 
 def _plan(config: SpeedConfig, model: LightModel) -> TimingPlan:
