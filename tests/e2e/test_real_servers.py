@@ -136,6 +136,12 @@ def assert_native(scores: OptionScores, exact: np.ndarray) -> None:
     assert found.max() < NAT_PER_TOKEN
 
 
+def llama_cpp_python(file: Path, alias: str, port: int) -> list[str]:
+    """Return the command of llama-cpp-python's server, with what an echo of log-probabilities needs."""
+    command = [str(LLAMA), "-m", "llama_cpp.server", "--model", str(file), "--model_alias", alias]
+    return [*command, *f"--host 127.0.0.1 --port {port} --n_ctx 512 --logits_all true --flash_attn true".split()]
+
+
 @needs_shared
 @pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
 @pytest.mark.parametrize(
@@ -146,19 +152,7 @@ def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str
     file, port = with_our_words(ORACLE / f"{quantization}.gguf", tmp_path), free_port()
     reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))
     asked = oracle_requests()
-    command = [LLAMA, "-m", "llama_cpp.server", "--model", str(file), "--model_alias", quantization]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--n_ctx",
-        "512",
-        "--logits_all",
-        "true",
-        "--flash_attn",
-        "true",
-    ]
+    command = llama_cpp_python(file, quantization, port)
     with running(command, port, tmp_path) as url:
         served = opened(url, quantization, reader)
         scores, _ = EndpointScorer(served, progress=False).score(asked)
@@ -171,19 +165,7 @@ def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str
 @pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
 def test_a_file_whose_words_are_split_otherwise_is_refused(tmp_path: Path) -> None:
     port = free_port()
-    command = [LLAMA, "-m", "llama_cpp.server", "--model", str(ORACLE / "Q8_0.gguf"), "--model_alias", "q8"]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--n_ctx",
-        "512",
-        "--logits_all",
-        "true",
-        "--flash_attn",
-        "true",
-    ]
+    command = llama_cpp_python(ORACLE / "Q8_0.gguf", "q8", port)
     reader = open_light(LoadConfig(path=str(ORACLE / "model"), dtype="float32"))
     with running(command, port, tmp_path) as url, pytest.raises(AlignmentError, match=r"token 15 of .* differs"):
         opened(url, "q8", reader)

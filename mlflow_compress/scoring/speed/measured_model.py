@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mlflow_compress.errors import WorkerError
+from mlflow_compress.scoring.child_process import exit_reason
 
 _PROCESS = Path(__file__).with_name("model_process.py")
 _RUNTIMES = Path(__file__).with_name("in_runtimes")
@@ -139,16 +140,10 @@ class MeasuredModel:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
         if "error" in answer:
             raise WorkerError(f"{self._call.runtime} failed with {self._call.folder}: {answer['error']}")
         return answer
-
-    def _last_words(self) -> str:
-        self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with code {self._process.returncode}: {lines[-1] if lines else 'no message'}"
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ import torch
 
 from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.scoring.baseline_store.sent_states import from_bytes
+from mlflow_compress.scoring.child_process import exit_reason
 from mlflow_compress.scoring.vllm.vllm_environment import for_worker
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -113,21 +114,15 @@ class VllmProcess:
                 self._process.stdin.flush()
             try:
                 line = self._process.stdout.readline()
-                said: dict[str, Any] = json.loads(line) if line else {"error": self._exit_reason()}
+                said: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
                 raw = self._process.stdout.read(said.get("n_bytes", 0))
             except ValueError:  # the process was ended while it answered
-                said, raw = {"error": self._exit_reason()}, b""
+                said, raw = {"error": exit_reason(self._process, self._errors)}, b""
         if len(raw) != said.get("n_bytes", 0):
-            said = {"error": self._exit_reason()}
+            said = {"error": exit_reason(self._process, self._errors)}
         if "error" in said:
             raise WorkerError(_shortened(said["error"]))
         return said, raw
-
-    def _exit_reason(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with code {code}: {lines[-1] if lines else 'no reason given'}"
 
 
 def _shortened(reason: str) -> str:
