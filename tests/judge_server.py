@@ -49,6 +49,40 @@ class _Server(ThreadingHTTPServer):
         """Keep the output clean when a client has gone."""
 
 
+class RawHandler(BaseHTTPRequestHandler):
+    """Sends raw answers, faults included."""
+
+    def send_raw(self, raw: Raw) -> None:
+        time.sleep(raw.wait)
+        if raw.status == 0:  # the connection breaks before an answer
+            self.close_connection = True
+            return
+        self.send_response(raw.status)
+        self.send_header("Content-Type", raw.kind)
+        self.send_header("Content-Length", str(len(raw.body)))
+        for name, value in raw.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(raw.body[: len(raw.body) - raw.cut])
+
+    def log_message(self, *_: Any) -> None:
+        """Keep the test's output clean."""
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """Serve until the block ends, which gets the address of the API."""
+    server = _Server(("127.0.0.1", port), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextmanager
 def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) -> Iterator[JudgeServer]:
     """Serve until the block ends. Errors ask for a retry after one millisecond, so that tests need not wait."""
@@ -56,7 +90,7 @@ def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) ->
     state = JudgeServer("")
     running = 0
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(RawHandler):
         def do_POST(self) -> None:
             nonlocal running
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -67,7 +101,7 @@ def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) ->
                 running += 1
                 state.most_at_once = max(state.most_at_once, running)
             try:
-                self._send(self._raw(script(number, body)))
+                self.send_raw(self._raw(script(number, body)))
             finally:
                 with lock:
                     running -= 1
@@ -80,32 +114,8 @@ def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) ->
             status, payload = answer
             return Raw(json.dumps(payload).encode(), status, {} if status == 200 else {"retry-after-ms": "1"})
 
-        def _send(self, raw: Raw) -> None:
-            time.sleep(raw.wait)
-            if raw.status == 0:  # the connection breaks before an answer
-                self.close_connection = True
-                return
-            self.send_response(raw.status)
-            self.send_header("Content-Type", raw.kind)
-            self.send_header("Content-Length", str(len(raw.body)))
-            for name, value in raw.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(raw.body[: len(raw.body) - raw.cut])
-
-        def log_message(self, *_: Any) -> None:
-            """Keep the test's output clean."""
-
-    server = _Server(("127.0.0.1", port), Handler)
-    state.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(Handler, port) as state.base_url:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def completion(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import torch
 
 from mlflow_compress.models.loading import LoadedModel
-from tests.judge_server import Raw, _Server
+from tests.judge_server import Raw, RawHandler, listening
 
 NAME = "demo-served"
 Fault = Callable[[int, dict[str, Any]], Raw | None]
@@ -156,10 +154,10 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
     lock, computing = threading.Lock(), threading.Lock()
     running = 0
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(RawHandler):
         def do_GET(self) -> None:
             found = state.page(self.path)
-            self._send(Raw(json.dumps(found or {}).encode(), 200 if found is not None else 404))
+            self.send_raw(Raw(json.dumps(found or {}).encode(), 200 if found is not None else 404))
 
         def do_POST(self) -> None:
             nonlocal running
@@ -172,43 +170,19 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
             try:
                 faulty = state.fault(number, body)
                 if faulty is not None:
-                    self._send(faulty)
+                    self.send_raw(faulty)
                     return
                 with computing:
                     found = state.answer(self.path, body)
                 if isinstance(found, tuple):
-                    self._send(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
+                    self.send_raw(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
                     return
-                self._send(Raw(json.dumps(found).encode()))
+                self.send_raw(Raw(json.dumps(found).encode()))
                 with lock:
                     state.answered[json.dumps(body, sort_keys=True)] += 1
             finally:
                 with lock:
                     running -= 1
 
-        def _send(self, raw: Raw) -> None:
-            time.sleep(raw.wait)
-            if raw.status == 0:
-                self.close_connection = True
-                return
-            self.send_response(raw.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw.body)))
-            for name, value in raw.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(raw.body[: len(raw.body) - raw.cut])
-
-        def log_message(self, *_: Any) -> None:
-            """Keep the test's output clean."""
-
-    server = _Server(("127.0.0.1", 0), Handler)
-    state.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(Handler) as state.base_url:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
