@@ -51,7 +51,9 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 TASKS = ("--tasks", "choice.jsonl,text.txt")
 STORE = ("resume",)  # it makes the database: otherwise most kills would fall on its migrations
 QUANTIZE = ("quantize", "--method", "rtn", "--bits", "4")
-SWEEP = ("sweep", "--methods", "rtn,fp16", "--bits", "4", *TASKS, "--judge", "false")
+# two rounds of short prompts are enough to be killed in
+SPEED = ("--speed_repeats", "2", "--speed_prompt_tokens", "16", "--speed_new_tokens", "4")
+SWEEP = ("sweep", "--methods", "rtn,fp16", "--bits", "4", *TASKS, "--judge", "false", *SPEED)
 CHECKPOINT = ("--checkpoint", "CHECKPOINT")  # replaced by the folder that `quantize` has written
 CONCURRENCY = 2  # calls to the judge at the same time: so many may be lost at a kill
 ANSWERS = ("--instructions", "say.jsonl", "--num_samples", "2", "--max_new_tokens", "8", "--judge_max_tokens", "8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,23 +28,24 @@ def reload_helper() -> Iterator[None]:
         yield
         return
     started, environment = command(["--serve"])
-    with subprocess.Popen(
+    _process = subprocess.Popen(
         started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
-        _process = process
-        try:
-            yield
-        finally:
-            _process = None
-            process.kill()
+    )
+    try:
+        yield
+    finally:
+        process, _process = _process, None
+        process.kill()
+        process.communicate()  # unlike Popen's own block, it closes the pipe of a helper that has ended before
 
 
 def ask(folder: Path, options: list[str]) -> str | None:
     """Return what the check of a checkpoint has written; None where no helper runs."""
     if _process is None or _process.stdin is None or _process.stdout is None:
         return None
-    _process.stdin.write(json.dumps([str(folder), *options]) + "\n")
-    _process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # the helper has ended: the answer says so
+        _process.stdin.write(json.dumps([str(folder), *options]) + "\n")
+        _process.stdin.flush()
     answer: dict[str, Any] = json.loads(_process.stdout.readline() or '{"error": "the helper process has ended"}')
     return json.dumps(answer)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mlflow_compress import cli_live
 from mlflow_compress.compression import compress_model
+from mlflow_compress.compression import reload_helper as reload_helper_module
 from mlflow_compress.compression.pipeline import reload_in_fresh_process
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
@@ -197,3 +198,13 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
         with pytest.raises(CheckpointError, match="does not load in a new process"):
             reload_in_fresh_process(bad)
         assert reload_in_fresh_process(good) == alone  # a check that failed does not end the helper
+
+
+def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp_path: Path) -> None:
+    with reload_helper():
+        helper = reload_helper_module._process
+        assert helper is not None
+        helper.kill()
+        helper.wait()
+        with pytest.raises(CheckpointError, match="the helper process has ended"):
+            reload_in_fresh_process(tmp_path)
