@@ -135,10 +135,13 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
 
+SLOW = [pytest.mark.slow, pytest.mark.ci]  # of a method that takes 10 seconds and more, whatever the model
+
+
 @pytest.mark.parametrize(
     ("architecture", "model"), [("neox", "GPTNeoXForCausalLM"), ("gemma2", "Gemma2ForCausalLM")], ids=["neox", "gemma2"]
 )
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW if n == "autoround" else ()) for n in METHODS.names()])
 def test_another_architecture_works_or_is_refused_with_a_reason(
     name: str,
     architecture: str,

@@ -18,6 +18,8 @@ from mlflow_compress import cli
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]  # two whole jobs; the README's first command is one more
+
 ROOT = Path(__file__).parents[2]
 WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]
 FEW = {"limit": "12", "max_new_tokens": "16", "instruction_limit": "1", "num_samples": "2", "judge_max_tokens": "16"}

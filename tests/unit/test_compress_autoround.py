@@ -27,6 +27,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("here")
 def test_a_float32_model_is_never_rounded_to_bfloat16(tmp_path: Path) -> None:
     base, out = make_llama(tmp_path / "base", dtype=torch.float32), tmp_path / "out"

@@ -135,7 +135,9 @@ def _kl(rng, truth):
     return np.minimum(rng.gamma(0.3, truth / 0.3, size=ITEMS), 1.0)
 
 
-@pytest.mark.parametrize("truth", [0.01, 0.03, 0.05, 0.07, 0.12])
+@pytest.mark.parametrize(
+    "truth", [*(pytest.param(t, marks=[pytest.mark.slow]) for t in (0.01, 0.03, 0.07, 0.12)), 0.05]
+)
 @pytest.mark.parametrize(("name", "draw"), [("flips", _flips), ("KL", _kl)])
 def test_error_rate_and_saving_are_what_the_readme_says(name, draw, truth):
     rng = np.random.default_rng(round(1000 * truth))
@@ -159,6 +161,8 @@ def _assert_on_the_page(what, passed, failed, saved):
     assert row in (Path(__file__).parents[2] / "docs" / "how-to" / "decide-early.md").read_text(encoding="utf-8"), row
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("what", "first", "rest", "truth"),
     [

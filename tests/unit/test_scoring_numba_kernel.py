@@ -46,12 +46,15 @@ def test_importing_scoring_changes_neither_the_environment_nor_numbas_settings()
     assert int(output_of(IMPORTS)) > 20
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_compiled_code_from_the_cache_gives_the_bits_of_newly_compiled_code(tmp_path: Path) -> None:
     digests = [output_of(DIGEST, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert list(tmp_path.rglob("*.nbc"))
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbc", "nbi"])  # code, and the index of it
 def test_a_damaged_cache_is_compiled_again(kind: str, tmp_path: Path) -> None:
     whole = output_of(DIGEST, NUMBA_CACHE_DIR=str(tmp_path))

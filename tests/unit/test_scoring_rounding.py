@@ -32,11 +32,9 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 HERE = list(LEVELS)[: list(LEVELS).index(CAPABILITY) + 1] if CAPABILITY in LEVELS else ["DEFAULT"]
 
 
-# The processor's own level in every run, those below it with the slow tests of CI.
-OWN, LOWER = HERE[-1], [pytest.param(level, marks=[pytest.mark.slow, pytest.mark.ci]) for level in HERE[:-1]]
-
-
-@pytest.mark.parametrize("level", [*LOWER, OWN])
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("level", HERE)
 def test_bits_do_not_depend_on_where_numbers_lie(level: str) -> None:
     mkl, aten = LEVELS[level]
     done = subprocess.run(

@@ -89,6 +89,8 @@ def test_it_is_asked_for_the_budget_without_scales(monkeypatch: pytest.MonkeyPat
     assert found[limits[1]].choice == (1, 0) and found[limits[1]].n_bytes == 1200 and found[limits[1]].cost == 2.0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(not INSTALLED, reason="needs the package auto_round")
 def test_a_failure_of_its_process_is_one_error() -> None:
     with pytest.raises(UnsupportedError, match=r"AutoScheme cannot choose formats for this model: .*nowhere"):

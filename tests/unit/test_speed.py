@@ -99,6 +99,8 @@ def test_a_format_has_the_runtime_that_computes_with_it(
     assert choice.runtime == runtime and reason in choice.reason
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     shorter = mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=tmp_path)
     measured = mc.speed(
@@ -117,6 +119,8 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
         assert seconds == sorted(seconds) and seconds[0] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
     packed = mc.compress("demo", "hqq", bits=4, store=tmp_path)
     measured = mc.speed(packed, store=tmp_path)
@@ -125,6 +129,7 @@ def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
         measured["speed/decode_ratio_batch_1"]
 
 
+@pytest.mark.slow
 def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
     halved = mc.compress("demo", "fp16", store=tmp_path)
     with pytest.raises(ConfigError, match="at most 1024"):

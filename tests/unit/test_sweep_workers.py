@@ -88,6 +88,8 @@ def test_runs_that_a_killed_worker_left_open_are_closed(tracker: Tracker) -> Non
         assert status(tracker, parent.run_id) == "RUNNING"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_variant_that_takes_its_workers_with_it_is_failed(tracker: Tracker) -> None:
     error = WorkerError("4 workers were lost")
     with tracker.run("sweep", "sweep", {}) as parent:

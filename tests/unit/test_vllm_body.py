@@ -100,7 +100,8 @@ def test_a_pass_over_the_bodys_states_from_elsewhere_gives_the_same_results(make
     plan = make_plan([e.inputs for e in encoded], [len(e.targets) for e in encoded], batch_tokens=96)
     rows = np.concatenate(plan.sequence_rows)
     targets, _ = Targets.of(rows, np.concatenate([e.targets for e in encoded]).astype(np.int64))
-    engine, head = Engine(loaded), Head(loaded.model)
+    # A model of its own: it runs in another thread, and the head takes the body out of its model while it works.
+    engine, head = Engine(load_random("llama")), Head(loaded.model)
     here = dict(ScoringPass(ModelRunner(Body(loaded.model), head), 16, entropy=True).run(plan, targets))
     body = VllmBody(plan, 16, engine)
     there = dict(ScoringPass(ModelRunner(body, head), 16, entropy=True).run(plan, targets))
