@@ -60,8 +60,8 @@ class MetricKey:
     low, high : float
         Bounds that the value cannot leave.
     unit : str
-        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "probability", "cosine", "items",
-        "tokens" or "correlation".
+        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "times", "probability", "cosine",
+        "items", "tokens", "correlation", or what is written behind the value.
     meaning : str
         One sentence for a reader of the table.
     label : str
