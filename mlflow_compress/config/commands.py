@@ -101,6 +101,16 @@ class PromoteConfig(Command):
     max_accuracy_drop_pct: Bound = option(
         None, "largest accuracy drop in points: upper end of its interval; none: the policy's (2)"
     )
+    min_decode_speedup: Bound = option(
+        None,
+        "smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower end "
+        "of its 95 % interval; none: the policy's (no such gate)",
+    )
+    max_memory_ratio: Bound = option(
+        None,
+        "largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without "
+        "interval; none: the policy's (no such gate)",
+    )
     alias: Alias = option("champion", _ALIAS)
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 

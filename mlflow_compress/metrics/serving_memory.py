@@ -5,16 +5,11 @@ from __future__ import annotations
 import pyarrow.compute as pc
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, Pooled, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.timings import ServingMemory
 
 _MB = 2**20
-
-
-def _measured(result: MetricResult, pooled: Pooled) -> float:
-    """Return the value itself: a process is measured once, and has no interval."""
-    return result.value
 
 
 RATIO = MetricKey(
@@ -29,7 +24,7 @@ RATIO = MetricKey(
     by_category=False,
     unchanged=1.0,
     counted="processes",
-    gate=GateValue("gate/memory_peak_ratio", _measured),
+    measured_once=True,
     on_request=True,
 )
 PEAK = MetricKey(

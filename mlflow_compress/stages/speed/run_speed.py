@@ -33,6 +33,7 @@ from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE, find_python,
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
+from mlflow_compress.stages.speed.speed_runs import skipped_tag
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
@@ -153,13 +154,13 @@ def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store:
 def _without_speed(
     manifest: CheckpointManifest, label: str, reason: str, store: Store, run: OpenRun
 ) -> SpeedMeasurement:
-    run.set_tags({run_names.SKIPPED: f"speed: {reason}"})
+    run.set_tags(skipped_tag(reason))
     run.set_note(f"**{manifest.label}** was not timed: {reason}.")
     run.log_json([], "metrics.json")
     missing = {"speed": reason, "serving_memory": reason}
     run.log_json(missing, "not_computed.json")
     nothing = RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
-    records = _log_records({who: nothing for who in ("baseline", "variant")}, store, run)
+    records = _log_records(dict.fromkeys(("baseline", "variant"), nothing), store, run)
     return SpeedMeasurement(
         name=manifest.label,
         results=(),
