@@ -137,10 +137,14 @@ class GateConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    timing: TimingConfig = TimingConfig()
+    vllm_python: OptionalText = like(EngineConfig, "vllm_python")
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
+    min_decode_speedup: Bound = like(PromoteConfig, "min_decode_speedup")
+    max_memory_ratio: Bound = like(PromoteConfig, "max_memory_ratio")
     error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
     block: int = option(20, "items per block: the gate looks after each", ge=1)
     output: OptionalText = option(
@@ -156,6 +160,13 @@ class GateConfig(Command):
             traces=self.traces,
             inference=self.inference,
             checkpoint=self.checkpoint,
+        )
+
+    @property
+    def speed_config(self) -> SpeedConfig:
+        """How the checkpoint is timed, where the policy asks for speed or memory."""
+        return SpeedConfig(
+            source=self.source, timing=self.timing, vllm_python=self.vllm_python, checkpoint=self.checkpoint
         )
 
 

@@ -40,6 +40,12 @@ class Check:
     missing: str = ""
 
 
+def in_words(check: Check, absent: Mapping[str, str]) -> str:
+    """Return a check's reason, with why its metric is missing where `absent` says so, by the beginning of its name."""
+    why = next((reason for start, reason in absent.items() if check.missing.startswith(start)), "")
+    return f"{check.reason} ({why})" if why else check.reason
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gate:
     """A metric that must not exceed a bound, or not fall below it.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from mlflow_compress.decide.gates import FLIPS, GATE_KL_ITEMS, KL, RATIO, SIZE, Check, DivergenceGate, Gate
+from mlflow_compress.decide.gates import FLIPS, GATE_KL_ITEMS, KL, RATIO, SIZE, Check, DivergenceGate, Gate, in_words
 
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
@@ -115,12 +115,6 @@ def _rankable(metrics: Mapping[str, float], ranked_by: Sequence[str]) -> list[Ch
     return [Check(passed=False, reason=f"rank: {metric} is missing", missing=metric) for metric in missing]
 
 
-def _in_words(check: Check, absent: Mapping[str, str]) -> str:
-    """Return a check's reason, with why its metric is missing where that is known."""
-    why = next((reason for start, reason in absent.items() if check.missing.startswith(start)), "")
-    return f"{check.reason} ({why})" if why else check.reason
-
-
 Score = Callable[[Candidate, Sequence[Candidate]], float]
 """What ranks candidates, smaller first: from one of them, and all that pass."""
 
@@ -165,7 +159,7 @@ def decide(
         for rule in rules:
             checks += rule.checks(candidate)
         checks += _rankable(candidate.metrics, ranked_by)
-        reasons = tuple(_in_words(check, candidate.absent) for check in checks)
+        reasons = tuple(in_words(check, candidate.absent) for check in checks)
         return CandidateOutcome(candidate=candidate, passed=all(c.passed for c in checks), reasons=reasons)
 
     outcomes = [outcome(candidate) for candidate in candidates]
