@@ -107,10 +107,10 @@ def legend(board: Scoreboard) -> list[str]:
 
 def _serving_fronts(board: Scoreboard) -> list[str]:
     """Return who is on the Pareto fronts of speed and of memory; of one timed variant there is no front to tell."""
-    words = {DECODE_SPEEDUP: "as fast", MEMORY_RATIO: "as small in memory"}
+    words = {DECODE_SPEEDUP: "decode speed", MEMORY_RATIO: "peak memory"}
     timed = sum(1 for row in board.rows if row.runtime)
     return [
-        f"no other variant is both {words[cost]} and as close to the baseline: {', '.join(names)}"
+        f"Pareto front of {words[cost]} and KL: {', '.join(names)}"
         for cost, names in board.serving_fronts.items()
         if timed > 1
     ]
@@ -124,7 +124,7 @@ def _not_timed(board: Scoreboard) -> list[str]:
             by_reason.setdefault(row.not_timed, []).append(row.name)
     if not _is_timed(board) and len(by_reason) == 1 and NO_SPEED_STAGE in by_reason:
         return []
-    return [f"not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
+    return [f"Not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
 
 
 def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:

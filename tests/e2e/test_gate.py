@@ -180,7 +180,6 @@ def test_what_is_wrong_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: Path) -> None:
     """One layer less is timed, and its bounds decide; a format that is only simulated fails with that reason."""
     shorter = Path(mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=store).folder)

@@ -131,7 +131,7 @@ def test_the_finding_on_speed_and_on_memory_by_hand():
     )
     assert "faster is further right" in speed.caption and "1 without decode speed or KL is left out" in speed.caption
     assert alone is None
-    assert front.title == "1 of 2 variants are on the Pareto front of decode speed and KL"
+    assert front.title == "1 of 2 variants is on the Pareto front of decode speed and KL"
 
 
 def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_path):

@@ -63,8 +63,8 @@ def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
     )
     for text in (scoreboard_text(found), scoreboard_markdown(found)):
         assert "1.50x [1.40, 1.60]" in text and "0.60x" in text and VLLM in text
-        assert f"not timed: hqq-4bit ({SIMULATED})" in text
-        assert "as fast" not in text  # one timed variant is no choice
+        assert f"Not timed: hqq-4bit ({SIMULATED})" in text
+        assert "front of decode" not in text  # one timed variant is no choice
     table = scoreboard_columns(found)
     assert table["timed in"] == [None, VLLM] and table["not timed"] == [SIMULATED, None]
     rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(scoreboard_csv(found)))}
@@ -74,8 +74,8 @@ def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
 
 def test_two_timed_variants_have_their_fronts_told() -> None:
     text = scoreboard_text(board(FAST, CLOSE))
-    assert "no other variant is both as fast and as close to the baseline: awq-4bit, w8a8" in text
-    assert "no other variant is both as small in memory and as close to the baseline: awq-4bit, w8a8" in text
+    assert "Pareto front of decode speed and KL: awq-4bit, w8a8" in text
+    assert "Pareto front of peak memory and KL: awq-4bit, w8a8" in text
 
 
 def test_a_scoreboard_without_speed_is_as_it_was() -> None:
@@ -83,7 +83,7 @@ def test_a_scoreboard_without_speed_is_as_it_was() -> None:
     plain = board(variant("a", kl=0.1, size=1, not_timed=NO_SPEED_STAGE))
     assert "timed" not in scoreboard_text(plain) and "timed in" not in scoreboard_columns(plain)
     assert plain.serving_fronts == {}
-    assert "not timed: hqq-4bit" in scoreboard_text(board(NOT_TIMED))
+    assert "Not timed: hqq-4bit" in scoreboard_text(board(NOT_TIMED))
 
 
 def test_the_page_shows_speed_where_it_says_what_to_ship() -> None:

@@ -12,6 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from mlflow_compress.reporting.plots.labels import label_points
 from mlflow_compress.reporting.plots.style import BASELINE, GRID, MUTED, VARIANT, Drawing, new_canvas, state
 
+_WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostAxis:
@@ -129,7 +131,8 @@ def _finding(points: Sequence[_Point], current: str, axis: CostAxis) -> str:
 
 
 def _front(points: Sequence[_Point], front: Sequence[str], axis: CostAxis) -> str:
-    return f"{len(front)} of {len(points)} variants are on the Pareto front of {axis.what} and KL"
+    verb = "is" if len(front) == 1 else "are"
+    return f"{len(front)} of {len(points)} variants {verb} on the Pareto front of {axis.what} and KL"
 
 
 def draw_variants(
@@ -240,12 +243,19 @@ def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) ->
 
 
 def _cost_axis(axes: Any, axis: CostAxis, points: Sequence[_Point]) -> None:
-    own = [] if axis.baseline is None else [axis.baseline]
-    costs = np.array([*own, *(value for p in points for value in (p.cost, *(p.cost_ends or ())))])
+    # A tenth around the baseline: so a difference of one percent does not fill the axis.
+    near = [] if axis.baseline is None else [0.9 * axis.baseline, 1.1 * axis.baseline]
+    costs = np.array([*near, *(value for p in points for value in (p.cost, *(p.cost_ends or ())))])
+    axes.set_xlabel(axis.label)
+    if axis.baseline is not None and costs.max() > _WIDE * costs.min():  # of ratios, half and twice are alike
+        axes.set_xscale("log")
+        axes.set_xlim(0.8 * costs.min(), 1.5 * costs.max())
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        return
     spread = float(np.ptp(costs)) or 0.5 * float(costs.max())
     axes.set_xlim(max(0.0, costs.min() - 0.2 * spread), costs.max() + 0.3 * spread)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 5, 10], min_n_ticks=3))
-    axes.set_xlabel(axis.label)
 
 
 def _log_axis(axes: Any, points: Sequence[_Point]) -> None:
