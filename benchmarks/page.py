@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from page_records import run_records
 
 from mlflow_compress.decide.gate_values import gate_values
-from mlflow_compress.decide.promotion import RATIO, SIZE, Candidate, decide, standard_gates
+from mlflow_compress.decide.gates import RATIO, SIZE, standard_gates
+from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreboard
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings

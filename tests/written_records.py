@@ -18,7 +18,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
-from mlflow_compress.records.timings import Timings
+from mlflow_compress.records.timings import ServingMemory, Timings
 from tests import metric_records
 
 N_PROMPT = 3
@@ -109,13 +109,21 @@ def timings(seconds: float) -> Timings:
     return Timings.from_rows(rows)
 
 
+def memory(peak_mib: int) -> ServingMemory:
+    """One process with this peak."""
+    peak = peak_mib * 2**20
+    return ServingMemory.from_rows([{"process": 0, "resident_bytes": peak // 2, "peak_bytes": peak}])
+
+
 def with_timings(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
-    """The inputs with the times of both models."""
+    """The inputs with the times of both models, and the memory that they took."""
     assert found.variant is not None
+    mine = {"timings": timings(0.01), "serving_memory": memory(50)}
+    theirs = {"timings": timings(0.02), "serving_memory": memory(200)}
     return replace(
         found,
-        baseline=replace(found.baseline, timings=timings(0.02)),
-        variant=replace(found.variant, timings=timings(0.01 if moved else 0.02)),
+        baseline=replace(found.baseline, **theirs),
+        variant=replace(found.variant, **(mine if moved else theirs)),
     )
 
 

@@ -101,6 +101,16 @@ class PromoteConfig(Command):
     max_accuracy_drop_pct: Bound = option(
         None, "largest accuracy drop in points: upper end of its interval; none: the policy's (2)"
     )
+    min_decode_speedup: Bound = option(
+        None,
+        "smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower end "
+        "of its 95 % interval; none: the policy's (no such gate)",
+    )
+    max_memory_ratio: Bound = option(
+        None,
+        "largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without "
+        "interval; none: the policy's (no such gate)",
+    )
     alias: Alias = option("champion", _ALIAS)
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 
@@ -127,10 +137,14 @@ class GateConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    timing: TimingConfig = TimingConfig()
+    vllm_python: OptionalText = like(EngineConfig, "vllm_python")
     checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
+    min_decode_speedup: Bound = like(PromoteConfig, "min_decode_speedup")
+    max_memory_ratio: Bound = like(PromoteConfig, "max_memory_ratio")
     error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
     block: int = option(20, "items per block: the gate looks after each", ge=1)
     output: OptionalText = option(
@@ -146,6 +160,13 @@ class GateConfig(Command):
             traces=self.traces,
             inference=self.inference,
             checkpoint=self.checkpoint,
+        )
+
+    @property
+    def speed_config(self) -> SpeedConfig:
+        """How the checkpoint is timed, where the policy asks for speed or memory."""
+        return SpeedConfig(
+            source=self.source, timing=self.timing, vllm_python=self.vllm_python, checkpoint=self.checkpoint
         )
 
 

@@ -171,8 +171,10 @@ class Policy(Group):
         max_kl_outliers_pct: float | None = None,
         max_flips_pct: float | None = None,
         max_accuracy_drop_pct: float | None = None,
+        min_decode_speedup: float | None = None,
+        max_memory_ratio: float | None = None,
     ) -> Policy:
-        """Return the policy with other bounds of the standard gates; None keeps a bound.
+        """Return the policy with other bounds of the standard gates, and on speed and memory; None keeps a bound.
 
         A gate that the policy does not have is added. Accuracy is given in points here, as the parameter is.
         """
@@ -180,10 +182,16 @@ class Policy(Group):
         kl = {"max_kl": max_kl, "max_outliers_pct": max_kl_outliers_pct}
         if given := {name: value for name, value in kl.items() if value is not None}:
             changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **given})
+        gates = []
         if max_flips_pct is not None:
-            flips = MetricGate(metric="distance/flips_pct", at_most=max_flips_pct)
-            others = [gate for gate in self.gates if not _same_place(gate, flips)]
-            changes["gates"] = (flips, *others)
+            gates.append(MetricGate(metric="distance/flips_pct", at_most=max_flips_pct))
+        if min_decode_speedup is not None:
+            gates.append(MetricGate(metric="speed/decode_ratio_batch_1", at_least=min_decode_speedup))
+        if max_memory_ratio is not None:
+            gates.append(MetricGate(metric="speed/memory_peak_ratio", at_most=max_memory_ratio))
+        if gates:
+            kept = [gate for gate in self.gates if not any(_same_place(gate, new) for new in gates)]
+            changes["gates"] = (*gates, *kept)
         if max_accuracy_drop_pct is not None:
             drop = MarginGate(metric="quality/accuracy_delta", margin=max_accuracy_drop_pct / 100.0)
             changes["margins"] = (

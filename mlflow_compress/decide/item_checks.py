@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
+from mlflow_compress.decide.gates import DivergenceGate, Gate
 from mlflow_compress.decide.policy_gates import DELTA, gates_of
-from mlflow_compress.decide.promotion import DivergenceGate, Gate
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -93,6 +93,7 @@ VALUES: Mapping[str, ItemValue] = {
 }
 """The metrics that can be decided item by item."""
 
+_WITHOUT_ITEMS = ("size/", "speed/")
 _REASONS = {
     "distance/kl_mean": "KL has no upper bound: one item may hold any part of the mean. Use the policy's part 'kl'",
     "distance/kl_reverse_mean": "KL has no upper bound: one item may hold any part of the mean",
@@ -139,7 +140,7 @@ class ItemPolicy:
     checks : tuple of ItemCheck
         What is decided item by item. A gate passes when all of its checks do.
     at_once : frozenset of int
-        Gates that need no item: those on the checkpoint's size.
+        Gates that need no item: those on the checkpoint's size, its speed and its memory.
     """
 
     gates: tuple[Gate | DivergenceGate, ...]
@@ -173,13 +174,16 @@ def item_policy(policy: Policy) -> ItemPolicy:
         checks += [_check(metric, limit, False, number) for metric, limit in limits.items()]
         number += 1
     for gate in policy.gates:
-        if gate.metric.startswith("size/"):
+        if gate.metric.startswith(_WITHOUT_ITEMS):
             at_once.add(number)
         else:
             checks.append(_of_gate(gate, number))
         number += 1
     for margin in policy.margins:
-        checks.append(_of_margin(margin, number))
+        if margin.metric.startswith(_WITHOUT_ITEMS):
+            at_once.add(number)
+        else:
+            checks.append(_of_margin(margin, number))
         number += 1
     return ItemPolicy(gates=found.gates, checks=tuple(checks), at_once=frozenset(at_once))
 

@@ -6,25 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
-from mlflow_compress.decide.promotion import (
-    FLIPS,
-    GATE_DROP,
-    KL,
-    LABELS,
-    SIZE,
-    Candidate,
-    Check,
-    DivergenceGate,
-    Gate,
-    Rule,
-    Score,
-)
+from mlflow_compress.decide.gates import FLIPS, GATE_DROP, KL, LABELS, SIZE, Check, DivergenceGate, Gate
+from mlflow_compress.decide.promotion import Candidate, Rule, Score
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.records import MetricResult
 
 DELTA = "quality/accuracy_delta"
-_OWN = ("size/", "speed/", "gate/")  # metrics of the main run that no metric declares
+_OWN = ("size/", "speed/", "gate/")  # of some of these runs show values that no metric declares
+_SPEED = "speed/"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -85,31 +75,39 @@ class PolicyGates:
     rules: tuple[Rule, ...]
     readings: frozenset[GateReading]
 
+    @property
+    def asks_speed(self) -> bool:
+        """Whether a gate reads what the speed stage measures."""
+        return any(reading.metric.startswith(_SPEED) for reading in self.readings)
+
 
 def _declared(metric: str) -> MetricKey | None:
     """Return a metric's declaration; None for what runs log beside metrics. An unknown name is a `ConfigError`."""
-    return None if metric.startswith(_OWN) else key(metric)
+    return all_keys().get(metric) if metric.startswith(_OWN) else key(metric)
 
 
 def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
     """Return one bound as a gate, and what it reads where the main run does not show it."""
     at_least = entry.at_least is not None
     declared = _declared(entry.metric)
-    if declared is None:
+    if declared is None or declared.measured_once:
         if entry.task is not None or entry.bound in ("upper", "lower"):
             raise ConfigError(
                 f"The gate on {entry.metric} reads what this number does not have",
                 allowed="a value, without task, category and interval",
                 got=entry.task or entry.bound,
             )
-        return Gate(metric=entry.metric, bound=entry.limit, label=entry.metric, at_least=at_least), None
+        label = LABELS.get(entry.metric, entry.metric)
+        found = None if declared is None else GateReading(metric=entry.metric, end="value")
+        return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), found
     published = declared.gate
     # Of KL this is the upper end only where it can be trusted; of the accuracy change it is another number.
     if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
         label = LABELS.get(published.name, f"{entry.metric} (upper end)")
         return Gate(metric=published.name, bound=entry.limit, label=label, at_least=at_least), None
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
-    return Gate(metric=reading.name, bound=entry.limit, label=reading.name, at_least=at_least), reading
+    label = LABELS.get(reading.name, reading.name)
+    return Gate(metric=reading.name, bound=entry.limit, label=label, at_least=at_least), reading
 
 
 def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
@@ -205,6 +203,8 @@ def gates_of(policy: Policy) -> PolicyGates:
         if policy.anomalies.zero_kl:
             readings.add(GateReading(metric=KL, end="value"))
     ranking_of(policy.objective)
+    if policy.objective.by == "speed" and _declared(policy.objective.speed_metric) is not None:
+        readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
     return PolicyGates(gates=tuple(gates), rules=tuple(rules), readings=frozenset(readings))
 
 

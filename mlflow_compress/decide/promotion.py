@@ -4,129 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-SIZE = "size/bytes"
-RATIO = "size/ratio"
-KL = "distance/kl_mean"
-FLIPS = "distance/flips_pct"
-
-# Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
-GATE_KL_ITEMS = "gate/kl_items"
-GATE_KL = "gate/kl_upper"
-GATE_KL_CLIPPED = "gate/kl_clipped_upper"
-GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
-GATE_FLIPS = "gate/flips_pct_upper"
-GATE_DROP = "gate/accuracy_drop_pct_upper"
-
-LABELS = {GATE_FLIPS: "flips in % (upper end)", GATE_DROP: "accuracy drop in points (upper end)"}
-"""The values of the standard gates in words."""
+from mlflow_compress.decide.gates import FLIPS, GATE_KL_ITEMS, KL, RATIO, SIZE, Check, DivergenceGate, Gate, in_words
 
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """The result of one condition, with its reason in words."""
-
-    passed: bool
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """A metric that must not exceed a bound, or not fall below it.
-
-    Attributes
-    ----------
-    metric : str
-        Key of the value, which is an end of a 95 % interval wherever there is one.
-    bound : float
-        Largest accepted value, or smallest with `at_least`.
-    label : str
-        The metric in words.
-    at_least : bool
-        Whether the bound is the smallest accepted value.
-    """
-
-    metric: str
-    bound: float
-    label: str
-    at_least: bool = False
-
-    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
-        """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
-        value = metrics.get(self.metric)
-        if value is None:
-            return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing"),)
-        passed = value >= self.bound if self.at_least else value <= self.bound
-        signs = (">=", "<") if self.at_least else ("<=", ">")
-        sign = signs[0] if passed else signs[1]
-        return (Check(passed=passed, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DivergenceGate:
-    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
-
-    Attributes
-    ----------
-    max_kl : float
-        Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item.
-    max_outliers_pct : float
-        Largest accepted share of items above the clip limit, in percent; used only with the clipped mean.
-    """
-
-    max_kl: float
-    max_outliers_pct: float
-
-    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
-        """Return the results of the gate, from the values that the evaluation has."""
-        n_items = metrics.get(GATE_KL_ITEMS)
-        if n_items is None:
-            return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
-        if n_items == 0:
-            return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
-        if GATE_KL in metrics:
-            return Gate(metric=GATE_KL, bound=self.max_kl, label="KL (upper end)").checks(metrics)
-        clipped = Gate(
-            metric=GATE_KL_CLIPPED,
-            bound=self.max_kl,
-            label="KL clipped per item (upper end; the interval of the mean cannot be trusted)",
-        )
-        outliers = Gate(
-            metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
-        )
-        return (*clipped.checks(metrics), *outliers.checks(metrics))
-
-
-def standard_gates(
-    *,
-    max_kl: float = 0.05,
-    max_kl_outliers_pct: float = 1.0,
-    max_flips_pct: float = 5.0,
-    max_accuracy_drop_pct: float = 2.0,
-) -> list[Gate | DivergenceGate]:
-    """Return the gates of a promotion, each on the upper end of a 95 % interval.
-
-    Parameters
-    ----------
-    max_kl : float
-        Largest accepted mean KL, in nats.
-    max_kl_outliers_pct : float
-        Largest accepted share of items above the clip limit, in percent; read where the mean KL has no valid interval.
-    max_flips_pct : float
-        Largest accepted share of flipped answers, in percent.
-    max_accuracy_drop_pct : float
-        Largest accepted drop of accuracy, in points.
-    """
-    return [
-        DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=LABELS[GATE_FLIPS]),
-        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=LABELS[GATE_DROP]),
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +33,8 @@ class Candidate:
         False for a control, whose method leaves the weights unchanged.
     stages : frozenset of str or None
         The stages that have finished; None where the policy does not ask.
+    absent : mapping of str to str
+        Why metrics are missing, by the beginning of their names: "speed/".
     """
 
     name: str
@@ -159,6 +45,7 @@ class Candidate:
     items: int | None = None
     compresses: bool = True
     stages: frozenset[str] | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rule(Protocol):
@@ -225,7 +112,7 @@ def _rankable(metrics: Mapping[str, float], ranked_by: Sequence[str]) -> list[Ch
     """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
     needed = [FLIPS if metric == KL and metrics.get(GATE_KL_ITEMS) == 0 else metric for metric in ranked_by]
     missing = [metric for metric in dict.fromkeys(needed) if metric not in metrics]
-    return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in missing]
+    return [Check(passed=False, reason=f"rank: {metric} is missing", missing=metric) for metric in missing]
 
 
 Score = Callable[[Candidate, Sequence[Candidate]], float]
@@ -272,9 +159,8 @@ def decide(
         for rule in rules:
             checks += rule.checks(candidate)
         checks += _rankable(candidate.metrics, ranked_by)
-        return CandidateOutcome(
-            candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
-        )
+        reasons = tuple(in_words(check, candidate.absent) for check in checks)
+        return CandidateOutcome(candidate=candidate, passed=all(c.passed for c in checks), reasons=reasons)
 
     outcomes = [outcome(candidate) for candidate in candidates]
     through = [o.candidate for o in outcomes if o.passed]

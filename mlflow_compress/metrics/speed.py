@@ -38,19 +38,28 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
     for what, doing in (("prefill", "prompt tokens read"), ("decode", "tokens written after the first")):
         name, many = f"{what}_tokens_per_second_batch_{batch}", "sequence" if batch == 1 else "sequences"
         meaning = f"The variant's {doing} a second, {batch} {many} at a time."
-        label = {"prefill": "Reading", "decode": "Writing"}[what]
+        ratio, title = f"{what}_ratio_batch_{batch}", what.capitalize()
+        # Two rows: a run shows few numbers. The others are on the run of the stage.
+        shown = batch == 1
         found[what] = (
-            _key(name, "tokens a second", "higher", meaning),
+            _key(
+                name,
+                "tokens a second",
+                "higher",
+                meaning,
+                label=f"{title}, tokens/s (batch {batch})",
+                headline={"decode": 170, "prefill": 171}[what] if shown else None,
+                difference=f"speed/{ratio}",
+            ),
             _key(f"{name}_baseline", "tokens a second", "neither", "The baseline's."),
             _key(
-                f"{what}_ratio_batch_{batch}",
-                "ratio",
+                ratio,
+                "times",
                 "higher",
-                f"{label} speed over the baseline's in the same runtime, in turn with it, {batch} {many} at a time.",
+                f"{title} speed over the baseline's in the same runtime, in turn with it, {batch} {many} at a time.",
                 unchanged=1.0,
-                label=f"{label} speed ({batch} at a time)",
-                # One row: a run shows few numbers. The others are on the run of the stage.
-                headline=170 if (what, batch) == ("decode", 1) else None,
+                label=f"{title} speedup (batch {batch})",
+                leaderboard=shown,
             ),
         )
     return found

@@ -12,7 +12,7 @@ import pyarrow as pa
 from mlflow_compress.errors import DataError
 from mlflow_compress.records.option_bounds import OptionBounds
 from mlflow_compress.records.table import Records
-from mlflow_compress.records.timings import Timings
+from mlflow_compress.records.timings import ServingMemory, Timings
 
 _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 
@@ -257,6 +257,7 @@ class RunRecords:
     greedy_scores: GreedyScores | None = None
     greedy_distances: GreedyDistances | None = None
     timings: Timings | None = None
+    serving_memory: ServingMemory | None = None
 
     def write(self, folder: Path) -> list[Path]:
         """Write every table that exists as Parquet, and return the paths."""
@@ -290,6 +291,7 @@ _KINDS: tuple[type[Records], ...] = (
     GreedyScores,
     GreedyDistances,
     Timings,
+    ServingMemory,
 )
 
 

@@ -1,4 +1,4 @@
-"""When each generated token was there: what the speed of a model is computed from."""
+"""When each generated token was there, and the memory that this took: what the cost of serving is computed from."""
 
 from __future__ import annotations
 
@@ -24,5 +24,23 @@ class Timings(Records):
             pa.field("step", pa.int32()),
             pa.field("prompt_tokens", pa.int32()),
             pa.field("seconds", pa.float64()),
+        ]
+    )
+
+
+class ServingMemory(Records):
+    """One row per process that served the model; `process` numbers them.
+
+    Bytes are what the model takes above the imported libraries, on the accelerator too: `resident_bytes` after it has
+    worked, `peak_bytes` at most, from loading to the last token.
+    """
+
+    NAME = "serving_memory"
+    KEY = ("process",)
+    SCHEMA = pa.schema(
+        [
+            pa.field("process", pa.int16()),
+            pa.field("resident_bytes", pa.int64()),
+            pa.field("peak_bytes", pa.int64()),
         ]
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-from mlflow_compress.decide.promotion import KL, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.greedy_tokens import forks
@@ -30,7 +30,7 @@ from mlflow_compress.reporting.plots.moved_parts import draw_moved_parts
 from mlflow_compress.reporting.plots.pairs import draw_pairs
 from mlflow_compress.reporting.plots.positions import draw_positions
 from mlflow_compress.reporting.plots.style import RC, Drawing
-from mlflow_compress.reporting.plots.variants import draw_variants
+from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
 from mlflow_compress.reporting.record_tables import (
     change_by_margin,
     flips_by_category,
@@ -38,6 +38,9 @@ from mlflow_compress.reporting.record_tables import (
     kl_values,
     token_kl_values,
 )
+
+_A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
+_DRAWN = {"bytes": SIZE, "kl": KL, SPEED.field: DECODE_SPEEDUP, MEMORY.field: MEMORY_RATIO}
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,7 @@ def draw_all(
     results : sequence of MetricResult
         `metrics.compute_all(inputs)`.
     variants : sequence of mapping
-        All variants of the evaluation so far, including this one: `name`, `bits_per_weight` or `bytes`, `kl`,
-        optionally `kl_low`, `kl_high`.
+        All variants of the evaluation so far, including this one: see `draw_variants`.
     current : str
         Name of this variant in `variants`.
     folder : Path
@@ -145,12 +147,14 @@ def draw_all(
     Returns
     -------
     list of Figure
-        In reading order: size against KL, KL of items, flips by margin, flips by category, baseline and variant, where
-        answers part, KL by position. A figure without data is left out.
+        In reading order: size, speed and memory against KL, KL of items, flips by margin, flips by category, baseline
+        and variant, where answers part, KL by position. A figure without data is left out.
     """
     with matplotlib.rc_context(RC):
         drawings = {
             "size_against_kl": draw_variants(variants, current),
+            "speed_against_kl": draw_variants(variants, current, axes=(SPEED,), fewest=_A_CHOICE),
+            "memory_against_kl": draw_variants(variants, current, axes=(MEMORY,), fewest=_A_CHOICE),
             "kl_by_item": _divergence(inputs),
             "change_by_margin": _margin(inputs),
             "flips_by_category": _categories(inputs, results),
@@ -162,15 +166,25 @@ def draw_all(
 
 
 def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
-    """Draw the figures of a scoreboard that have data: the Pareto front, and the correlations between metrics."""
-    points: list[dict[str, Any]] = []
-    for row in board.finished:
-        kl, size = row.cells.get(KL), row.cells.get(SIZE)
-        if kl is not None and size is not None:
-            points.append({"name": row.name, "bytes": size.value, "kl": kl.value, "kl_low": kl.low, "kl_high": kl.high})
+    """Draw the figures of a scoreboard that have data: the Pareto fronts, and the correlations between metrics."""
+    points = [
+        {
+            "name": row.name,
+            **{
+                f"{field}{end}": getattr(row.cells[key], part)
+                for field, key in _DRAWN.items()
+                if key in row.cells
+                for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
+            },
+        }
+        for row in board.finished
+    ]
+    speed, memory = (board.serving_fronts.get(cost, ()) for cost in (DECODE_SPEEDUP, MEMORY_RATIO))
     with matplotlib.rc_context(RC):
         drawings = {
             "pareto_front": draw_variants(points, None, front=board.pareto),
+            "pareto_front_speed": draw_variants(points, None, front=speed, axes=(SPEED,), fewest=_A_CHOICE),
+            "pareto_front_memory": draw_variants(points, None, front=memory, axes=(MEMORY,), fewest=_A_CHOICE),
             "correlations": draw_correlations(board),
         }
         return _saved(drawings, folder)

@@ -32,6 +32,7 @@ SHARE = Scale(factor=100.0, suffix=" %", difference_suffix=" pt", decimals=1)
 PERCENT = Scale(suffix=" %", difference_suffix=" pt", decimals=1)
 PLAIN = Scale()
 NATS = Scale(decimals=0)
+TIMES = Scale(suffix="x", difference_suffix="x")
 
 COUNT = Scale(decimals=0)
 
@@ -45,7 +46,7 @@ _SPARSE = (
 
 def scale_of(unit: str) -> Scale:
     """Return the scale of a unit of `MetricKey`."""
-    return {"share": SHARE, "percent": PERCENT, "nats": NATS, "tokens": COUNT}.get(unit, PLAIN)
+    return {"share": SHARE, "percent": PERCENT, "nats": NATS, "tokens": COUNT, "times": TIMES}.get(unit, PLAIN)
 
 
 def _decimals_of(value: float, half_width: float | None) -> int:

@@ -7,9 +7,10 @@ import io
 import textwrap
 from collections.abc import Sequence
 
-from mlflow_compress.decide.promotion import FLIPS, KL
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
 from mlflow_compress.decide.scoreboard.score_columns import DELTA, JUDGE, SIMILARITY
+from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline_text import escape_markdown
@@ -17,7 +18,7 @@ from mlflow_compress.reporting.numbers import bytes_text, interval_text, plain, 
 
 MISSING = "-"
 _NARROWEST = 9  # characters of a column's label on one line
-_WITH_INTERVAL = (DELTA, KL)  # in the narrow tables; the others show their value alone
+_WITH_INTERVAL = (DELTA, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
 _FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet computes a text that begins with one of these
 
@@ -28,10 +29,11 @@ def cell_text(cell: Cell | None, column: ScoreColumn, *, interval: bool) -> str:
         return MISSING
     own = {
         "bytes": lambda: bytes_text(int(cell.value)),
-        "times": lambda: f"{cell.value:.2f}x",
         "bits": lambda: f"{cell.value:.2f}",
         "seconds": lambda: f"{cell.value:.1f} s",
     }
+    if column.unit == "times" and cell.low is None:
+        return f"{cell.value:.2f}x"
     if column.unit in own:
         return own[column.unit]()
     low, high = (cell.low, cell.high) if interval else (None, None)
@@ -48,7 +50,8 @@ def _cells(board: Scoreboard, row: ScoreRow) -> list[str]:
     for column in _narrow(board):
         text = cell_text(row.cells.get(column.key), column, interval=column.key in _WITH_INTERVAL)
         found.append(text + (" !" if column.key == DELTA and row.accuracy_moved else ""))
-    return [*found, "" if row.status == "finished" else row.status]
+    timed = [row.runtime or MISSING] if _is_timed(board) else []
+    return [*found, *timed, "" if row.status == "finished" else row.status]
 
 
 def _narrow(board: Scoreboard) -> list[ScoreColumn]:
@@ -60,7 +63,12 @@ def _header(board: Scoreboard) -> list[str]:
         f"{column.label} [{100 * board.level:g}\u00a0%]" if column.key in _WITH_INTERVAL else column.label
         for column in _narrow(board)
     ]
-    return ["variant", *labels, "status"]
+    return ["variant", *labels, *(["timed in"] if _is_timed(board) else []), "status"]
+
+
+def _is_timed(board: Scoreboard) -> bool:
+    """Return whether any variant has a speed."""
+    return any(row.runtime for row in board.rows)
 
 
 def _table(board: Scoreboard) -> list[list[str]]:
@@ -94,7 +102,29 @@ def legend(board: Scoreboard) -> list[str]:
     lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's exact test, Holm's correction over variants)")
-    return lines
+    return [*lines, *_serving_fronts(board), *_not_timed(board)]
+
+
+def _serving_fronts(board: Scoreboard) -> list[str]:
+    """Return who is on the Pareto fronts of speed and of memory; of one timed variant there is no front to tell."""
+    words = {DECODE_SPEEDUP: "decode speed", MEMORY_RATIO: "peak memory"}
+    timed = sum(1 for row in board.rows if row.runtime)
+    return [
+        f"Pareto front of {words[cost]} and KL: {', '.join(names)}"
+        for cost, names in board.serving_fronts.items()
+        if timed > 1
+    ]
+
+
+def _not_timed(board: Scoreboard) -> list[str]:
+    """Return which variants have no speed and no memory, by the reason; nothing where no speed was asked for."""
+    by_reason: dict[str, list[str]] = {}
+    for row in board.finished:
+        if row.not_timed:
+            by_reason.setdefault(row.not_timed, []).append(row.name)
+    if not _is_timed(board) and len(by_reason) == 1 and NO_SPEED_STAGE in by_reason:
+        return []
+    return [f"Not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
 
 
 def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:
@@ -164,10 +194,11 @@ def scoreboard_csv(board: Scoreboard) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     parts = ("", ":low", ":high", ":n")
-    own = ("variant", "method", "bits", "status", "reason", "run_id", "on_front", "accuracy_p", "accuracy_p_holm")
+    texts = ("variant", "method", "bits", "status", "reason", "run_id", "timed_in", "not_timed")
+    own = (*texts, "on_front", "accuracy_p", "accuracy_p_holm")
     writer.writerow([*own, *(f"{column.key}{part}" for column in board.columns for part in parts)])
     for row in board.rows:
-        told = [row.name, row.method, row.bits, row.status, row.reason, row.run_id]
+        told = [row.name, row.method, row.bits, row.status, row.reason, row.run_id, row.runtime, row.not_timed]
         values = [*map(_not_a_formula, told), row.on_front, row.accuracy_p, row.accuracy_p_holm]
         for column in board.columns:
             cell = row.cells.get(column.key)
@@ -201,6 +232,9 @@ def scoreboard_columns(board: Scoreboard) -> dict[str, list[object]]:
             found[f"{column.label}, high"] = [None if cell is None else cell.high for cell in cells]
     found["accuracy p (Holm)"] = [row.accuracy_p_holm for row in board.rows]
     found["Pareto front"] = [row.on_front for row in board.rows]
+    if _is_timed(board):
+        found["timed in"] = [row.runtime or None for row in board.rows]
+        found["not timed"] = [row.not_timed or None for row in board.rows]
     found["status"] = [row.status if not row.reason else f"{row.status}: {row.reason}" for row in board.rows]
     found["run_id"] = [row.run_id for row in board.rows]
     return found

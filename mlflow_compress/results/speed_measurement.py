@@ -18,7 +18,7 @@ class SpeedMeasurement(Measurement):
     baseline : str
         The baseline's short name.
     values : mapping of str to float
-        What was measured once per model: seconds to load it, and memory.
+        What was measured once per model: seconds to load it, and resident memory.
     described : mapping of str to str
         Runtime with version, device and dtype.
     """
@@ -31,12 +31,13 @@ class SpeedMeasurement(Measurement):
     def summary(self) -> str:
         """What was found, in one sentence."""
         if not self.results:
-            return f"{self.name} was not timed: {'; '.join(self.not_computed.values())}"
+            return f"{self.name} was not timed: {'; '.join(dict.fromkeys(self.not_computed.values()))}"
         parts = []
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
             doing = {"decode": "writing", "prefill": "reading"}[what]
             parts.append(f"{doing} {batch} at a time {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+        parts.append(f"peak memory {self.pooled['speed/memory_peak_ratio'].value:.2f}x")
         return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from mlflow_compress.stages.evaluation.open_models import light, load
 from mlflow_compress.stages.gating.final_verdict import at_once, is_sure, verdict_of_gate
 from mlflow_compress.stages.gating.item_blocks import BlockScorer, Keys, blocks, joined, joined_records, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar, needed_items
+from mlflow_compress.stages.gating.timing import TimedForGate, timed_for_gate
 from mlflow_compress.stages.gating.verdict_files import verdict_markdown, write_verdict
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
@@ -53,7 +54,9 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
     MlflowCompressError
         A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
-    policy = read_policy(config.policy)
+    policy = read_policy(config.policy).overridden(
+        min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
+    )
     wanted = item_policy(policy)
     evaluation = config.evaluate_config
     manifest, suite = read_manifest(config.checkpoint), suite_of(evaluation)
@@ -77,6 +80,7 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         keys = needed_items(wanted.checks, inputs, families)
         order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
         _check_counts(policy, order)
+        timed = timed_for_gate(config.speed_config, policy, store)
         states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
         # Other sizes of blocks are other work; another policy may be about other items.
         fingerprint = digest(
@@ -84,10 +88,12 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         )
         with resumable_workdir(store.uri, fingerprint) as folder:
             scorer = BlockScorer(suite=suite, scorer=_loaded_once(variant), states=states, folder=folder)
-            so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, manifest, progress)
+            so_far, records = _look(
+                config, policy, wanted, families, baseline, scorer, order, manifest, timed, progress
+            )
             link = store.link(run.run_id)
             found = verdict_of_gate(
-                config, policy, wanted, so_far, records, baseline, manifest, len(order), label, link
+                config, policy, wanted, so_far, records, baseline, manifest, timed, len(order), label, link
             )
             with scratch_folder(store.uri) as scratch:
                 records.write(scratch)
@@ -131,12 +137,13 @@ def _look(
     scorer: BlockScorer,
     order: Keys,
     manifest: CheckpointManifest,
+    timed: TimedForGate,
     progress: Progress,
 ) -> tuple[ChecksSoFar, RunRecords]:
     """Look at block after block until the verdict is sure; return what is known, and the variant's records."""
     so_far = ChecksSoFar(policy=wanted, headline=families, error=config.error)
     parts: list[RunRecords] = []
-    if at_once(wanted, manifest, "fail"):
+    if at_once(wanted, manifest, timed, "fail"):
         return so_far, RunRecords()
     for number, keys in blocks(order, config.block):
         records, _ = scorer.records(number, keys)

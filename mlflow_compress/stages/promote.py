@@ -9,8 +9,9 @@ from mlflow_compress.config import PromoteConfig, as_text
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
-from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of
-from mlflow_compress.decide.promotion import GATE_DROP, GATE_FLIPS, Candidate, Gate, Score, decide
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
+from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, gates_of, ranking_of
+from mlflow_compress.decide.promotion import Candidate, Score, decide
 from mlflow_compress.results import Promotion
 from mlflow_compress.stages.promotion.candidate_values import candidates_of, records_of
 from mlflow_compress.stages.promotion.competition import Competition, check_evaluation, choose
@@ -40,17 +41,22 @@ def policy_of(config: PromoteConfig) -> Policy:
         max_kl_outliers_pct=config.max_kl_outliers_pct,
         max_flips_pct=config.max_flips_pct,
         max_accuracy_drop_pct=config.max_accuracy_drop_pct,
+        min_decode_speedup=config.min_decode_speedup,
+        max_memory_ratio=config.max_memory_ratio,
     )
 
 
 def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
     """Return the bounds of the standard gates by the names of their parameters, "none" for a gate that is not there."""
     pooled = {gate.metric: gate.bound for gate in gates.gates if isinstance(gate, Gate)}
+    speedup = GateReading(metric=DECODE_SPEEDUP, end="lower").name
     return {
         "max_kl": policy.kl.max_kl if policy.kl else NONE,
         "max_kl_outliers_pct": policy.kl.max_outliers_pct if policy.kl else NONE,
         "max_flips_pct": pooled.get(GATE_FLIPS, NONE),
         "max_accuracy_drop_pct": pooled.get(GATE_DROP, NONE),
+        "min_decode_speedup": pooled.get(speedup, NONE),
+        "max_memory_ratio": pooled.get(MEMORY_RATIO, NONE),
     }
 
 

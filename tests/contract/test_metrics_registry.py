@@ -82,6 +82,7 @@ IDENTITY = {
     "speed/prefill_ratio_batch_8": 1.0,
     "speed/decode_ratio_batch_1": 1.0,
     "speed/decode_ratio_batch_8": 1.0,
+    "speed/memory_peak_ratio": 1.0,
     "noise/flips_pct": 0.0,
     "noise/all_flips_pct": 0.0,
     "noise/kl_mean": 0.0,
@@ -120,6 +121,7 @@ SINGLE = {
     "speed/token_gap_ms_p50",
     "speed/token_gap_ms_p95",
     "speed/token_gap_ms_p99",
+    "speed/memory_peak_mb",
 }
 ALONE = {
     "distance/kl_items",

@@ -177,3 +177,22 @@ def test_what_is_wrong_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             mc.gate(store=tmp_path / "none", **settings)  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").iterdir())
+
+
+@pytest.mark.slow
+def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: Path) -> None:
+    """One layer less is timed, and its bounds decide; a format that is only simulated fails with that reason."""
+    shorter = Path(mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=store).folder)
+    short = {"speed_repeats": 2, "speed_prompt_tokens": 8, "speed_new_tokens": 3, "speed_threads": 1}
+    rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 99}]\n")
+    passed = gate(shorter, store, policy=rules, min_decode_speedup=0.001, max_memory_ratio=50, **short)
+    rows = {row.reason.partition(":")[0]: row for row in passed.rows if row.by == "timing"}
+    assert set(rows) == {"decode speedup (lower end)", "peak memory to the baseline's"} and passed.passed
+    assert any("in transformers" in remark for remark in passed.remarks) and passed.items_used > 0
+
+    slow = gate(shorter, store, policy=rules, min_decode_speedup=1000, **short)
+    assert not slow.passed and slow.items_used == 0 and "decode speedup (lower end): " in slow.verdict
+
+    packed = Path(mc.compress("demo", "hqq", bits=8, store=store).folder)
+    simulated = gate(packed, store, policy=rules, max_memory_ratio=1000)
+    assert not simulated.passed and simulated.items_used == 0 and "only simulated" in simulated.verdict

@@ -40,11 +40,11 @@ def tracker_of(folder: Path) -> Tracker:
 
 
 def measured(board: dict[str, Any]) -> dict[str, Any]:
-    """Return what a scoreboard says of the variants: everything but run ids and durations."""
+    """Return what a scoreboard says of the variants: everything but run ids, durations and speed."""
     rows = [
         {
             **{name: value for name, value in row.items() if name not in ("run_id", "cells")},
-            "cells": {name: cell for name, cell in row["cells"].items() if not name.startswith("seconds/")},
+            "cells": {name: cell for name, cell in row["cells"].items() if not name.startswith(("seconds/", "speed/"))},
         }
         for row in board["rows"]
     ]

@@ -74,6 +74,17 @@ def test_what_items_cannot_decide_is_refused_with_the_reason(policy: Policy, mes
         item_policy(policy)
 
 
+def test_size_speed_and_memory_need_no_item() -> None:
+    gates = tuple(
+        MetricGate(metric=metric, at_most=50)
+        for metric in ("size/bytes", "speed/memory_peak_ratio", "distance/flips_pct", "speed/token_gap_ms_p50")
+    )
+    margins = (MarginGate(metric="speed/decode_ratio_batch_1", margin=0.1),)
+    found = item_policy(Policy(kl=None, gates=gates, margins=margins))
+    assert found.at_once == {0, 1, 3, 4} and [check.gate for check in found.checks] == [2]
+    assert found.gates[4].bound == pytest.approx(0.9)  # type: ignore[union-attr]
+
+
 def test_a_gate_about_no_item_is_refused() -> None:
     policy = Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, task="mmmlu"),))
     with pytest.raises(ConfigError, match="is about no item"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
+from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read
-from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
 
@@ -232,6 +234,61 @@ def test_implausible_gains_are_anomalous(low: float | None, kl: float, said: str
     passed, found = reasons(policy, candidate(**values))
     assert passed == (said is None) and (said or "") in found
     assert reasons(Policy(), candidate(**values))[0]  # the default policy does not ask
+
+
+SPEEDUP, MEMORY = "speed/decode_ratio_batch_1", "speed/memory_peak_ratio"
+
+
+def served(speedup: float, low: float, memory: float) -> Candidate:
+    """Return a candidate with what its speed stage found, read as `promote` reads it."""
+    results = [
+        MetricResult(SPEEDUP, speedup, low, 2 * speedup - low, n=5),
+        MetricResult(MEMORY, memory, n=1),
+    ]
+    policy = Policy().overridden(min_decode_speedup=1.0, max_memory_ratio=1.0)
+    return candidate(**read(results, gates_of(policy).readings))
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "memory", "passes", "why"),
+    [
+        (1.4, 1.25, 0.6, True, "decode speedup (lower end): 1.25 >= 1.2; peak memory to the baseline's: 0.6 <= 0.7"),
+        # Faster by the value, but the interval does not show it.
+        (1.4, 1.1, 0.6, False, "decode speedup (lower end): 1.1 < 1.2"),
+        (1.4, 1.25, 0.8, False, "peak memory to the baseline's: 0.8 > 0.7"),
+    ],
+)
+def test_the_lower_end_of_the_speedup_and_the_memory_that_was_measured_decide(
+    speedup: float, low: float, memory: float, passes: bool, why: str
+) -> None:
+    policy = Policy().overridden(min_decode_speedup=1.2, max_memory_ratio=0.7)
+    passed, said = reasons(policy, served(speedup, low, memory))
+    assert passed == passes and why in said
+
+
+def test_without_a_timing_nothing_passes_and_the_reason_is_told() -> None:
+    policy = Policy().overridden(min_decode_speedup=0.1, max_memory_ratio=9)
+    simulated = replace(candidate(), absent={"speed/": "the format hqq is only simulated"})
+    passed, said = reasons(policy, simulated)
+    assert not passed and said.count("is missing (the format hqq is only simulated)") == 2
+    assert reasons(Policy(), simulated)[0]  # the default policy does not ask
+    ranked = Policy(objective=Objective(by="speed"))
+    passed, said = reasons(ranked, simulated)
+    assert not passed and f"rank: {SPEEDUP} is missing (the format hqq is only simulated)" in said
+    assert gates_of(policy).asks_speed and gates_of(ranked).asks_speed and not gates_of(Policy()).asks_speed
+
+
+def test_parameters_replace_a_file_s_bounds_on_speed_and_memory() -> None:
+    given = Policy(gates=(MetricGate(metric=SPEEDUP, at_least=2), MetricGate(metric=MEMORY, at_most=0.1)))
+    changed = given.overridden(min_decode_speedup=1.5, max_memory_ratio=0.5)
+    assert [(gate.metric, gate.limit) for gate in changed.gates] == [(SPEEDUP, 1.5), (MEMORY, 0.5)]
+    assert given.overridden(max_flips_pct=3).gates[1:] == given.gates
+
+
+@pytest.mark.parametrize("bound", ["upper", "lower"])
+def test_an_end_of_what_is_measured_once_is_refused(bound: str) -> None:
+    with pytest.raises(ConfigError, match="reads what this number does not have"):
+        gates_of(Policy(gates=(MetricGate(metric=MEMORY, at_most=1, bound=bound),)))  # type: ignore[arg-type]
 
 
 def champion(objective: Objective, *candidates: Candidate) -> str | None:

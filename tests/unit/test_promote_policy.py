@@ -16,8 +16,9 @@ from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.records import RunRecords
+from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_json
+from mlflow_compress.stages.speed.speed_runs import skipped_tag
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
@@ -88,6 +89,34 @@ def test_a_dry_run_inside_of_mlflow_run_says_which_run_mlflow_has_made(
     assert any(given in remark for remark in found.remarks)
     run = tracker.client.get_run(given)
     assert run.info.run_name == "promote llama (dry run)" and run_names.STAGE not in run.data.tags
+
+
+def speed_run(tracker: Tracker, main_run: str, *, low: float | None, memory: float = 0.5) -> None:
+    """Give a main run a finished speed run: what it found, or, without `low`, that the format is only simulated."""
+    tags = {run_names.PARENT: main_run, run_names.BASE_MODEL: "llama"}
+    found = [] if low is None else [MetricResult("speed/decode_ratio_batch_1", low + 0.1, low, low + 0.2, n=5)]
+    found += [MetricResult("speed/memory_peak_ratio", memory, n=1)] if found else []
+    with tracker.run("speed", "speed", tags, own=False) as run:
+        run.set_tags(skipped_tag("only simulated") if low is None else {})
+        run.log_params({"speed_runtime": "vLLM"} if found else {})
+        run.log_json(results_json(found), "metrics.json")
+
+
+def test_speed_and_memory_decide_and_what_was_not_timed_does_not_pass(tracker: Tracker) -> None:
+    for name, low, memory in (("fast", 1.3, 0.5), ("slow", 0.9, 0.5), ("large", 1.3, 0.9), ("simulated", None, 0.0)):
+        speed_run(tracker, finished(tracker, name), low=low, memory=memory)
+    finished(tracker, "unasked")
+    found = mc.promote(model="llama", min_decode_speedup=1.2, max_memory_ratio=0.6)
+    outcomes = {o.candidate.name: (o.passed, "; ".join(o.reasons)) for o in found.decision.outcomes}
+    assert [name for name, (passed, _) in outcomes.items() if passed] == ["fast"] and found.champion == "fast"
+    assert "decode speedup (lower end): 0.9 < 1.2" in outcomes["slow"][1]
+    assert "peak memory to the baseline's: 0.9 > 0.6" in outcomes["large"][1]
+    assert outcomes["simulated"][1].count("is missing (only simulated)") == 2
+    assert outcomes["unasked"][1].count("is missing (the speed stage was not run)") == 2
+    params = tracker.find_finished("promote")[0].data.params
+    assert params["min_decode_speedup"] == "1.2" and params["max_memory_ratio"] == "0.6"
+    # Without these parameters nobody is asked.
+    assert [o.passed for o in mc.promote(model="llama").decision.outcomes] == [True] * 5
 
 
 def test_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.decide import promotion
-from mlflow_compress.decide.promotion import Candidate, DivergenceGate, Gate, decide
+from mlflow_compress.decide import gates as declared
+from mlflow_compress.decide.gates import DivergenceGate, Gate
+from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.metrics import all_keys
 
 GATES = [Gate(metric="gate/kl_upper", bound=0.05, label="KL"), Gate(metric="gate/flips", bound=5.0, label="flips")]
@@ -141,7 +142,8 @@ def test_generated_answers_have_no_kl_and_are_ranked_by_size_then_flips() -> Non
 
 
 def test_every_value_that_the_policy_reads_is_declared_by_a_metric() -> None:
-    gates = {value for name, value in vars(promotion).items() if name.startswith("GATE_")}
+    gates = {value for name, value in vars(declared).items() if name.startswith("GATE_")}
     keys = all_keys().values()
     assert gates == {key.gate.name for key in keys if key.gate is not None}
-    assert {promotion.KL, promotion.FLIPS} <= {key.name for key in keys}
+    others = {declared.KL, declared.FLIPS, declared.DECODE_SPEEDUP, declared.PREFILL_SPEEDUP, declared.MEMORY_RATIO}
+    assert others <= {key.name for key in keys}

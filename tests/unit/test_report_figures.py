@@ -9,19 +9,21 @@ import matplotlib
 import numpy as np
 import pytest
 
+from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.core.greedy_tokens import Forks
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items, MetricResult
-from mlflow_compress.reporting.figures import draw_all
+from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
 from mlflow_compress.reporting.plots.answers_part import draw_answers_part
 from mlflow_compress.reporting.plots.categories import MOST, CategoryFlips, draw_categories
 from mlflow_compress.reporting.plots.divergence import draw_divergence
 from mlflow_compress.reporting.plots.margin import draw_margin
 from mlflow_compress.reporting.plots.positions import draw_positions
 from mlflow_compress.reporting.plots.style import RC
-from mlflow_compress.reporting.plots.variants import draw_variants
+from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
 from tests import written_records
+from tests.scored_variants import variant
 
 ITEMS = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]
 ALL = [*ITEMS, "kl_by_position"]
@@ -106,8 +108,40 @@ def test_the_variants_finding_by_hand():
     assert title == "mine: KL 0.1 at 4.10 bits per weight; b is both as small and as close"
     assert alone.title.endswith("no other of 2 variants is both as small and as close")
     assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
-    assert "1 without a size or a KL is left out" in single.caption
+    assert "1 without size or KL is left out" in single.caption
     assert draw_variants([{"name": "x", "kl": None, "bytes": 3}], "x") is None
+
+
+def test_the_finding_on_speed_and_on_memory_by_hand():
+    # "mine" decodes at 1.2x with KL 0.1: "fast" is faster and closer. It takes 0.8 of the memory: "fast" takes more.
+    rows = [
+        {"name": "mine", "kl": 0.1, "decode_speedup": 1.2, "memory_ratio": 0.8},
+        {"name": "fast", "kl": 0.05, "decode_speedup": 1.3, "memory_ratio": 0.9},
+        {"name": "not timed", "kl": 0.01, "bytes": 4},
+    ]
+    with matplotlib.rc_context(RC):
+        speed = draw_variants(rows, "mine", axes=(SPEED,), fewest=2)
+        memory = draw_variants(rows, "mine", axes=(MEMORY,), fewest=2)
+        alone = draw_variants(rows[::2], "mine", axes=(SPEED,), fewest=2)
+        front = draw_variants(rows, None, axes=(SPEED,), front=["fast"])
+    start = "mine: KL 0.1 at 1.20x the baseline's decode speed"
+    assert speed.title == f"{start}; fast is both as fast and as close"
+    assert memory.title.endswith(
+        "0.80x the baseline's peak memory; no other of 2 variants is both as small in memory and as close"
+    )
+    assert "faster is further right" in speed.caption and "1 without decode speed or KL is left out" in speed.caption
+    assert alone is None
+    assert front.title == "1 of 2 variants is on the Pareto front of decode speed and KL"
+
+
+def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_path):
+    timed = {"speed/decode_ratio_batch_1": 1.5, "speed/memory_peak_ratio": 0.7}
+    two = [variant("a", kl=0.1, size=3e6, more=timed), variant("b", kl=0.2, size=2e6, more=timed)]
+    size, speed, memory = "pareto_front", "pareto_front_speed", "pareto_front_memory"
+    for rows, names in ((two, [size, speed, memory]), ([two[0], variant("c", kl=0.2, size=2e6)], [size])):
+        board = scoreboard(rows, baseline="base", evaluation="e")
+        found = [figure.path.stem for figure in draw_scoreboard(board, tmp_path) if figure.path.stem != "correlations"]
+        assert found == names
 
 
 def test_where_answers_part_by_hand():

@@ -148,7 +148,7 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
     similarity = [r for r in full[1] if r.name == "judge/similarity"]
     rest = [r for r in full[1] if not r.name.startswith("judge/")]
     assert "similarity" in unmet(evaluated) and "accuracy" in unmet(judged)
-    timed = {"speed": "the format is only simulated"}
+    timed = dict.fromkeys(("serving_memory", "speed"), "the format is only simulated")
     listed = not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged), timed=timed)
     assert not {"similarity", "accuracy"} & listed.keys()
     # Without the judge stage its metrics are missing for that reason, whatever the evaluation says of them.

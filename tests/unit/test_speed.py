@@ -16,7 +16,7 @@ from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.records.timings import Timings
+from mlflow_compress.records.timings import ServingMemory, Timings
 from mlflow_compress.scoring.speed.measured_model import MeasuredModel, RuntimeCall
 from mlflow_compress.scoring.speed.runtimes import runtime_of
 
@@ -49,6 +49,19 @@ def test_speed_by_hand() -> None:
     ratio = result["speed/decode_ratio_batch_1"]
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     assert "speed/decode_ratio_batch_8" not in result  # not timed: missing, not zero
+
+
+def test_memory_by_hand() -> None:
+    """The larger of two processes counts: 300 MiB over 400 MiB is 0.75; a peak is measured once, without interval."""
+
+    def records(*peaks: int) -> RunRecords:
+        rows = [{"process": i, "resident_bytes": 1, "peak_bytes": peak * 2**20} for i, peak in enumerate(peaks)]
+        return RunRecords(serving_memory=ServingMemory.from_rows(rows))
+
+    result = {r.name: r for r in compute_all(MetricInputs(baseline=records(400, 10), variant=records(300, 200)))}
+    assert (result["speed/memory_peak_mb"].value, result["speed/memory_peak_mb_baseline"].value) == (300.0, 400.0)
+    ratio = result["speed/memory_peak_ratio"]
+    assert (ratio.value, ratio.low, ratio.n) == (0.75, None, 2)
 
 
 def test_a_batch_counts_the_tokens_of_all_sequences() -> None:
@@ -110,7 +123,11 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     assert measured["speed/token_gap_ms_p50"].n == 2 * 2  # two rounds, two waits each
     assert measured.described["dtype"] == "bfloat16" and measured.described["runtime"].startswith("transformers")
     assert measured.values["speed/load_seconds"] > 0
-    assert measured.values["speed/memory_peak_mb"] >= measured.values["speed/memory_resident_mb"] > 0
+    assert measured["speed/memory_peak_mb"].value >= measured.values["speed/memory_resident_mb"] - 0.1 > 0
+    ours, theirs = (measured[f"speed/memory_peak_mb{suffix}"].value for suffix in ("", "_baseline"))
+    assert measured["speed/memory_peak_ratio"].value == pytest.approx(ours / theirs)
+    memory = measured.records().serving_memory
+    assert memory is not None and memory.table.column("peak_bytes").to_pylist() == [pytest.approx(ours * 2**20)]
     table = measured.records().timings
     assert table is not None and len(table) == 2 * 2 * 3  # batches, rounds, steps
     every = table.table.to_pylist()
@@ -124,7 +141,8 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
 def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
     packed = mc.compress("demo", "hqq", bits=4, store=tmp_path)
     measured = mc.speed(packed, store=tmp_path)
-    assert not measured.results and "only simulated" in measured.not_computed["speed"]
+    assert not measured.results and set(measured.not_computed) == {"speed", "serving_memory"}
+    assert "only simulated" in measured.not_computed["speed"] and measured.summary.count("only simulated") == 1
     with pytest.raises(ConfigError, match="only simulated"):
         measured["speed/decode_ratio_batch_1"]
 

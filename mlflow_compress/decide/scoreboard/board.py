@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlflow_compress.decide.promotion import KL, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard.pareto import pareto_front
 from mlflow_compress.decide.scoreboard.score_columns import DELTA, Cell, ScoreColumn, cells, columns
 from mlflow_compress.decide.scoreboard.score_warnings import ScoreWarning, score_warnings
@@ -18,6 +18,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.significance import holm
 
 _P = "quality/mcnemar_p"
+_SERVING_COSTS = {DECODE_SPEEDUP: -1.0, MEMORY_RATIO: 1.0}  # 1 where lower is better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class ScoreRow:
 
     Attributes
     ----------
-    name, method, run_id, bits, status, reason
+    name, method, run_id, bits, status, reason, runtime, not_timed
         As in `ScoredVariant`.
     cells : mapping of str to Cell
         Values by column. What was not measured is not there.
@@ -46,6 +47,8 @@ class ScoreRow:
     accuracy_p: float | None
     accuracy_p_holm: float | None
     on_front: bool
+    runtime: str = ""
+    not_timed: str = ""
 
     @property
     def accuracy_moved(self) -> bool | None:
@@ -73,6 +76,9 @@ class Scoreboard:
         Finished variants first, the closest to the baseline on top.
     pareto : tuple of str
         The variants on the front of size against KL, the smallest first.
+    serving_fronts : mapping of str to tuple of str
+        By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
+        Only where a variant has both.
     correlations : tuple of VariantCorrelation
         Of every pair of main metrics.
     separations : tuple of Separation
@@ -90,6 +96,7 @@ class Scoreboard:
     columns: tuple[ScoreColumn, ...]
     rows: tuple[ScoreRow, ...]
     pareto: tuple[str, ...]
+    serving_fronts: Mapping[str, tuple[str, ...]]
     correlations: tuple[VariantCorrelation, ...]
     separations: tuple[Separation, ...]
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
@@ -137,8 +144,7 @@ def scoreboard(
         raise DataError("Two variants have one name", got=twice[0])
     found = {variant.name: cells(variant) for variant in variants}
     ordered = sorted(variants, key=lambda v: _place(v, found[v.name]))
-    points = {name: (row[SIZE].value, row[KL].value) for name, row in found.items() if SIZE in row and KL in row}
-    front = pareto_front(points)
+    front = _front(found, SIZE)
     raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
     corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
     rows = tuple(
@@ -153,6 +159,8 @@ def scoreboard(
             accuracy_p=raw.get(v.name),
             accuracy_p_holm=corrected.get(v.name),
             on_front=v.name in front,
+            runtime=v.runtime,
+            not_timed=v.not_timed,
         )
         for v in ordered
     )
@@ -166,10 +174,19 @@ def scoreboard(
         columns=tuple(column for column in columns() if any(column.key in row for row in found.values())),
         rows=rows,
         pareto=front,
+        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(found, cost))},
         correlations=correlate_metrics([found[v.name] for v in ordered]),
         separations=separations,
         groups=groups,
         warnings=score_warnings(ordered, separations, groups),
+    )
+
+
+def _front(found: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:
+    """Return the variants that no other one beats in both a cost and KL."""
+    sign = _SERVING_COSTS.get(cost, 1.0)
+    return pareto_front(
+        {name: (sign * row[cost].value, row[KL].value) for name, row in found.items() if cost in row and KL in row}
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
 from mlflow_compress.decide.scoreboard.scored_variant import ScoredVariant
 from mlflow_compress.metrics.core.metric_registry import Direction, headline_keys, key
 from mlflow_compress.metrics.core.metric_registry import MetricKey as Declared
@@ -27,6 +27,9 @@ MAIN_METRICS = (
     JUDGE,
 )
 """The metrics of the narrow tables, in their order."""
+
+SERVING = (DECODE_SPEEDUP, PREFILL_SPEEDUP, MEMORY_RATIO)
+"""What serving a variant costs beside its baseline: in narrow tables where a variant was timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +93,15 @@ def _of_metric(declared: Declared) -> ScoreColumn:
         unit=declared.unit,
         direction=declared.direction,
         meaning=declared.meaning,
-        main=declared.name in MAIN_METRICS,
+        main=declared.name in (*MAIN_METRICS, *SERVING),
     )
 
 
 def columns() -> tuple[ScoreColumn, ...]:
-    """Return all columns: sizes, the main metrics, the other metrics of the headline table, and the cost."""
-    others = [found for found in headline_keys() if found.name not in MAIN_METRICS]
-    return (*_SIZES, *(_of_metric(found) for found in (*map(key, MAIN_METRICS), *others)), *_COST)
+    """Return all columns: sizes, the main metrics, serving, the other metrics of the headline table, and the cost."""
+    main = (*MAIN_METRICS, *SERVING)
+    others = [found for found in headline_keys() if found.name not in main]
+    return (*_SIZES, *(_of_metric(found) for found in (*map(key, main), *others)), *_COST)
 
 
 def cells(variant: ScoredVariant) -> dict[str, Cell]:

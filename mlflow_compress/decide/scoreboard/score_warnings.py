@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mlflow_compress.decide.promotion import KL
+from mlflow_compress.decide.gates import KL
 from mlflow_compress.decide.scoreboard.scored_variant import ScoredVariant
 from mlflow_compress.decide.scoreboard.separation import Separation
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT

@@ -14,6 +14,8 @@ from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
 from mlflow_compress.records import MetricResult
 
 Status = Literal["finished", "failed", "unsupported"]
+NO_SPEED_STAGE = "the speed stage was not run"
+"""Why a variant has no speed where none was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,8 @@ class ScoredVariant:
         What it scored on each item; None where it has no results.
     left_out : str
         Which of its results are not compared, and why.
+    runtime, not_timed : str
+        What it was timed in, with the version, or why it has no speed; the other of the two is empty.
     """
 
     name: str
@@ -123,3 +127,5 @@ class ScoredVariant:
     seconds: Mapping[str, float] = field(default_factory=dict)
     items: ItemScores | None = None
     left_out: str = ""
+    runtime: str = ""
+    not_timed: str = ""

@@ -60,8 +60,8 @@ class MetricKey:
     low, high : float
         Bounds that the value cannot leave.
     unit : str
-        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "probability", "cosine", "items",
-        "tokens" or "correlation".
+        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "times", "probability", "cosine",
+        "items", "tokens", "correlation", or what is written behind the value.
     meaning : str
         One sentence for a reader of the table.
     label : str
@@ -88,6 +88,8 @@ class MetricKey:
         Why something may have no value; without it no footnote counts what has none.
     gate : GateValue, optional
         What a promotion gate reads of it.
+    measured_once : bool
+        Whether it never has an interval. A gate reads the value then.
     on_request : bool
         Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     """
@@ -109,6 +111,7 @@ class MetricKey:
     counted: str = "items"
     unscored: str = ""
     gate: GateValue | None = None
+    measured_once: bool = False
     on_request: bool = False
 
     def __post_init__(self) -> None:

@@ -152,6 +152,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "greedy_scores": _has("greedy_scores"),
     "greedy_distances": _distance("variant", "greedy_distances"),
     "timings": _has("timings"),
+    "serving_memory": _has("serving_memory"),
     "traces": lambda e: (
         None if len(e.baseline.traces or ()) else "the baseline wrote no text of its own (tasks=traces)"
     ),

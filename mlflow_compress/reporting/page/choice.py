@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlflow_compress.decide.promotion import FLIPS, KL, RATIO, CandidateOutcome, DivergenceGate, Gate
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
+from mlflow_compress.decide.promotion import CandidateOutcome
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.reporting.page.page_content import PageContent
 from mlflow_compress.reporting.scoreboard_text import cell_text
 
-_TOLD = (RATIO, KL, FLIPS)
+_TOLD = (RATIO, KL, FLIPS, DECODE_SPEEDUP, MEMORY_RATIO)
 _FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}
 _PASSED = (" <= ", " >= ", "does not apply")  # in the reason of a gate that is passed
 
@@ -43,6 +44,7 @@ def _values(board: Scoreboard, name: str) -> str:
     row = next(row for row in board.rows if row.name == name)
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
     labels = {RATIO: "{} smaller", KL: "KL {}", FLIPS: "{} of answers flipped"}
+    labels |= {DECODE_SPEEDUP: "decodes at {} the baseline's speed", MEMORY_RATIO: "{} its peak memory"}
     return ", ".join(
         labels[key].format(cell_text(row.cells[key], columns[key], interval=True))
         for key in _TOLD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_compress.decide.promotion import FLIPS
+from mlflow_compress.decide.gates import FLIPS
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult

@@ -133,6 +133,7 @@ def _score_rows(content: PageContent) -> list[dict[str, Any]]:
                 "chosen": champion is not None and champion.name == row.name,
                 "status": row.status,
                 "reason": row.reason,
+                "runtime": row.runtime,
                 "cells": cells,
             }
         )

@@ -1,4 +1,4 @@
-"""Size against distance of every variant of the evaluation, with this one highlighted."""
+"""What every variant costs (size, speed, memory) against its distance, with one or the front highlighted."""
 
 from __future__ import annotations
 
@@ -12,78 +12,160 @@ from matplotlib.ticker import MaxNLocator
 from mlflow_compress.reporting.plots.labels import label_points
 from mlflow_compress.reporting.plots.style import BASELINE, GRID, MUTED, VARIANT, Drawing, new_canvas, state
 
-_SIZES = (("bits_per_weight", "Stored bits per weight of the linear layers", 1.0), ("bytes", "Size, MB", 1e-6))
+_WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostAxis:
+    """What stands on the axis from left to right.
+
+    Attributes
+    ----------
+    field : str
+        Of the variants' rows; `<field>_low` and `<field>_high` are the ends of its interval, where it has one.
+    label : str
+        Of the axis.
+    factor : float
+        What the value is multiplied by.
+    shown : str
+        Format of a value in words.
+    what, word, side : str
+        What it is called, what the better one is ("small"), and in which words it is drawn.
+    higher : bool
+        Whether more is better.
+    baseline : float or None
+        The baseline's own value, where a line shows it.
+    """
+
+    field: str
+    label: str
+    factor: float = 1.0
+    shown: str
+    what: str
+    word: str
+    side: str
+    higher: bool = False
+    baseline: float | None = None
+
+
+SIZES = tuple(
+    CostAxis(
+        field=field,
+        label=label,
+        factor=factor,
+        shown=shown,
+        what="size",
+        word="small",
+        side="smaller is further left",
+    )
+    for field, label, factor, shown in (
+        ("bits_per_weight", "Stored bits per weight of the linear layers", 1.0, "{:.2f} bits per weight"),
+        ("bytes", "Size, MB", 1e-6, "{:.3g} MB"),
+    )
+)
+SPEED = CostAxis(
+    field="decode_speedup",
+    label="Decode speed, one sequence at a time, over the baseline's",
+    shown="{:.2f}x the baseline's decode speed",
+    what="decode speed",
+    word="fast",
+    side="faster is further right",
+    higher=True,
+    baseline=1.0,
+)
+MEMORY = CostAxis(
+    field="memory_ratio",
+    label="Peak memory while serving, over the baseline's",
+    shown="{:.2f}x the baseline's peak memory",
+    what="memory",
+    word="small in memory",
+    side="less memory is further left",
+    baseline=1.0,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Point:
     name: str
-    size: float
+    cost: float
+    cost_ends: tuple[float, float] | None
     kl: float
     low: float | None
     high: float | None
 
 
-def _points(variants: Sequence[Mapping[str, Any]], field: str, factor: float) -> list[_Point]:
+def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis) -> list[_Point]:
     return [
         _Point(
             name=str(v["name"]),
-            size=factor * v[field],
+            cost=axis.factor * v[axis.field],
+            cost_ends=None if low is None or high is None else (axis.factor * low, axis.factor * high),
             kl=max(v["kl"], 0.0),
             low=v.get("kl_low"),
             high=v.get("kl_high"),
         )
         for v in variants
-        if v.get(field) is not None and v.get("kl") is not None
+        if v.get(axis.field) is not None and v.get("kl") is not None
+        for low, high in [(v.get(f"{axis.field}_low"), v.get(f"{axis.field}_high"))]
     ]
 
 
-def _finding(points: Sequence[_Point], current: str, field: str) -> str:
+def _finding(points: Sequence[_Point], current: str, axis: CostAxis) -> str:
     mine = next((p for p in points if p.name == current), None)
     if mine is None:
-        return f"KL and size of {len(points)} variants"
-    at = f"{mine.size:.2f} bits per weight" if field == "bits_per_weight" else f"{mine.size:.3g} MB"
-    start = f"{current}: KL {mine.kl:.2g} at {at}"
+        return f"KL and {axis.what} of {len(points)} variants"
+    start = f"{current}: KL {mine.kl:.2g} at {axis.shown.format(mine.cost)}"
     others = [p for p in points if p is not mine]
     if not others:
         return start
+    sign = -1 if axis.higher else 1
     better = [
-        p.name for p in others if p.size <= mine.size and p.kl <= mine.kl and (p.size, p.kl) != (mine.size, mine.kl)
+        p.name
+        for p in others
+        if sign * p.cost <= sign * mine.cost and p.kl <= mine.kl and (p.cost, p.kl) != (mine.cost, mine.kl)
     ]
+    words = f"both as {axis.word} and as close"
     if not better:
-        return f"{start}; no other of {len(points)} variants is both as small and as close"
-    return f"{start}; {better[0] if len(better) == 1 else f'{len(better)} variants'} " + (
-        "is both as small and as close" if len(better) == 1 else "are both as small and as close"
-    )
+        return f"{start}; no other of {len(points)} variants is {words}"
+    return f"{start}; {f'{better[0]} is' if len(better) == 1 else f'{len(better)} variants are'} {words}"
 
 
-def _front(points: Sequence[_Point], front: Sequence[str]) -> str:
-    return f"{len(front)} of {len(points)} variants are on the Pareto front of size and KL"
+def _front(points: Sequence[_Point], front: Sequence[str], axis: CostAxis) -> str:
+    verb = "is" if len(front) == 1 else "are"
+    return f"{len(front)} of {len(points)} variants {verb} on the Pareto front of {axis.what} and KL"
 
 
 def draw_variants(
-    variants: Sequence[Mapping[str, Any]], current: str | None, *, front: Sequence[str] = ()
+    variants: Sequence[Mapping[str, Any]],
+    current: str | None,
+    *,
+    front: Sequence[str] = (),
+    axes: Sequence[CostAxis] = SIZES,
+    fewest: int = 1,
 ) -> Drawing | None:
-    """Return the figure of KL (log axis) against size. Variants with a KL of exactly 0 are in a strip below the axis.
+    """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
     Parameters
     ----------
     variants : sequence of mapping
-        `name`, `bits_per_weight` or `bytes`, `kl`, and optionally `kl_low`, `kl_high`. A variant without a size or a
-        KL is counted in the caption.
+        `name`, `kl`, the field of an axis, and optionally the ends of intervals: `kl_low`, `kl_high` and those of the
+        axis. A variant without cost or KL is counted in the caption.
     current : str or None
         Name of the highlighted variant; None highlights the front.
     front : sequence of str
-        Names of the variants on the Pareto front, from small to large; they are joined by a line.
+        Names of the variants on the Pareto front, the best cost first; they are joined by a line.
+    axes : sequence of CostAxis
+        The one that most variants have a value for is drawn.
+    fewest : int
+        Fewest variants that make a figure.
 
     Returns
     -------
     Drawing or None
-        None if no variant has both a size and a KL.
+        None if too few variants have both a cost and a KL.
     """
-    found = [(field, label, _points(variants, field, factor)) for field, label, factor in _SIZES]
-    field, label, points = max(found, key=lambda f: len(f[2]))
-    if not points:
+    axis, points = max(((axis, _points(variants, axis)) for axis in axes), key=lambda found: len(found[1]))
+    if len(points) < fewest or not points:
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
     canvas = new_canvas(4.8 if above else 2.4)
@@ -91,18 +173,19 @@ def draw_variants(
     for axes, members in ((upper, above), (strip, zero)):
         if axes is not None:
             _scatter(axes, members, front if current is None else (current,))
-    if upper is not None and (steps := sorted((p.size, p.kl) for p in above if p.name in front)):
-        sizes_of_steps, kl_of_steps = zip(*steps, strict=True)
-        upper.step(sizes_of_steps, kl_of_steps, where="post", color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
-    sizes = np.array([p.size for p in points])
-    spread = float(np.ptp(sizes)) or 0.5 * float(sizes.max())
+    if upper is not None and (steps := sorted((p.cost, p.kl) for p in above if p.name in front)):
+        costs_of_steps, kl_of_steps = zip(*steps, strict=True)
+        where = "pre" if axis.higher else "post"  # behind a step lies what the front beats
+        upper.step(costs_of_steps, kl_of_steps, where=where, color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
     lowest = strip if strip is not None else upper
-    lowest.set_xlim(max(0.0, sizes.min() - 0.2 * spread), sizes.max() + 0.3 * spread)
-    lowest.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 5, 10], min_n_ticks=3))
-    lowest.set_xlabel(label)
+    _cost_axis(lowest, axis, points)
+    if axis.baseline is not None:
+        for axes_ in (upper, strip):
+            if axes_ is not None:
+                axes_.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
     if upper is not None:
         _log_axis(upper, above)
-    title = _front(points, front) if current is None else _finding(points, current, field)
+    title = _front(points, front, axis) if current is None else _finding(points, current, axis)
     state(canvas, title)
     canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
     for axes, members in ((upper, above), (strip, zero)):
@@ -110,14 +193,15 @@ def draw_variants(
             bold = next((i for i, p in enumerate(members) if p.name == current), None)
             heights = [p.kl if axes is upper else 0.0 for p in members]
             label_points(
-                axes, [(p.size, y) for p, y in zip(members, heights, strict=True)], [p.name for p in members], bold=bold
+                axes, [(p.cost, y) for p, y in zip(members, heights, strict=True)], [p.name for p in members], bold=bold
             )
     left_out = len(variants) - len(points)
     caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
-    caption += "smaller is further left, closer to the baseline is lower"
-    caption += "; no other variant is both as small and as close as one on the front" if front else ""
+    caption += f"{axis.side}, closer to the baseline is lower"
+    caption += f"; no other variant is both as {axis.word} and as close as one on the front" if front else ""
     caption += "; bars are intervals" if any(p.low is not None for p in above) else ""
-    caption += f"; {left_out} without a size or a KL {'is' if left_out == 1 else 'are'} left out" if left_out else ""
+    caption += "; the dotted line is the baseline" if axis.baseline is not None else ""
+    caption += f"; {left_out} without {axis.what} or KL {'is' if left_out == 1 else 'are'} left out" if left_out else ""
     return Drawing(canvas, title, caption + ".")
 
 
@@ -144,9 +228,11 @@ def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) ->
         colour = VARIANT if mine else BASELINE
         if p.kl > 0 and p.low is not None and p.high is not None:
             low = p.low if p.low > 0 else p.kl / 10  # a bound of 0 has no place on a log axis: the bar just runs down
-            axes.plot([p.size, p.size], [low, p.high], color=colour, linewidth=1.5, alpha=0.7, zorder=2)
+            axes.plot([p.cost, p.cost], [low, p.high], color=colour, linewidth=1.5, alpha=0.7, zorder=2)
+        if p.cost_ends is not None:
+            axes.plot(p.cost_ends, [p.kl, p.kl], color=colour, linewidth=1.5, alpha=0.7, zorder=2)
         axes.scatter(
-            [p.size],
+            [p.cost],
             [p.kl],
             s=95 if mine else 46,
             color=colour,
@@ -154,6 +240,22 @@ def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) ->
             linewidth=1,
             zorder=4 if mine else 3,
         )
+
+
+def _cost_axis(axes: Any, axis: CostAxis, points: Sequence[_Point]) -> None:
+    # A tenth around the baseline: so a difference of one percent does not fill the axis.
+    near = [] if axis.baseline is None else [0.9 * axis.baseline, 1.1 * axis.baseline]
+    costs = np.array([*near, *(value for p in points for value in (p.cost, *(p.cost_ends or ())))])
+    axes.set_xlabel(axis.label)
+    if axis.baseline is not None and costs.max() > _WIDE * costs.min():  # of ratios, half and twice are alike
+        axes.set_xscale("log")
+        axes.set_xlim(0.8 * costs.min(), 1.5 * costs.max())
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        return
+    spread = float(np.ptp(costs)) or 0.5 * float(costs.max())
+    axes.set_xlim(max(0.0, costs.min() - 0.2 * spread), costs.max() + 0.3 * spread)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 5, 10], min_n_ticks=3))
 
 
 def _log_axis(axes: Any, points: Sequence[_Point]) -> None:

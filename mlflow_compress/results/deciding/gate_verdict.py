@@ -24,8 +24,8 @@ class GateRow:
     verdict : {"pass", "fail", "undecided"}
     decided_after : int or None
         Items that the gate had looked at; None where items did not decide.
-    by : {"items", "all items", "checkpoint"}
-        What decided: the items so far, the fixed-n rule after all of them, or the checkpoint's size.
+    by : {"items", "all items", "checkpoint", "timing"}
+        What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it.
     value : float or None
         The value so far, in the metric's unit; None where no item has one.
     limit : float or None
@@ -40,7 +40,7 @@ class GateRow:
     name: str
     verdict: Literal["pass", "fail", "undecided"]
     decided_after: int | None
-    by: Literal["items", "all items", "checkpoint"]
+    by: Literal["items", "all items", "checkpoint", "timing"]
     value: float | None
     limit: float | None
     n: int

@@ -7,6 +7,7 @@ from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import GateConfig
 from mlflow_compress.config.policy import Policy, policy_yaml
 from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.gates import Gate, in_words
 from mlflow_compress.decide.item_checks import ItemPolicy
 from mlflow_compress.decide.policy_gates import gates_of, read
 from mlflow_compress.metrics.core.compute import compute_all, headline
@@ -16,19 +17,22 @@ from mlflow_compress.results import GateRow, GateVerdict, RunLink
 from mlflow_compress.stages.evaluation.baseline import Baseline
 from mlflow_compress.stages.gating.item_blocks import Keys, joined, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar
+from mlflow_compress.stages.gating.timing import TimedForGate
 from mlflow_compress.stages.quantize import size_values
 
 
-def at_once(wanted: ItemPolicy, manifest: CheckpointManifest, verdict: str) -> list[GateRow]:
+def at_once(wanted: ItemPolicy, manifest: CheckpointManifest, timed: TimedForGate, verdict: str) -> list[GateRow]:
     """Return the gates that need no item, those of one verdict."""
-    values = {**size_values(manifest), "gate/kl_items": 0.0}
+    values = {**size_values(manifest), **timed.values, "gate/kl_items": 0.0}
+    absent = {"speed/": timed.reason} if timed.reason else {}
     rows = []
     for number in sorted(wanted.at_once):
-        checks = wanted.gates[number].checks(values)
+        gate = wanted.gates[number]
+        checks = gate.checks(values)
         found = "pass" if all(check.passed for check in checks) else "fail"
         if found == verdict:
-            reason = "; ".join(check.reason for check in checks)
-            rows.append(_row(number, reason, found, "checkpoint"))
+            by = "timing" if isinstance(gate, Gate) and gate.metric.startswith("speed/") else "checkpoint"
+            rows.append(_row(number, "; ".join(in_words(check, absent) for check in checks), found, by))
     return rows
 
 
@@ -66,12 +70,14 @@ def verdict_of_gate(
     records: RunRecords,
     baseline: Baseline,
     manifest: CheckpointManifest,
+    timed: TimedForGate,
     available: int,
     label: str,
     run: RunLink,
 ) -> GateVerdict:
     """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
-    rows = [*at_once(wanted, manifest, "pass"), *at_once(wanted, manifest, "fail"), *so_far.rows()]
+    decided_at_once = [row for found in ("pass", "fail") for row in at_once(wanted, manifest, timed, found)]
+    rows = [*decided_at_once, *so_far.rows()]
     by_items = {gate: so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once}
     failed = {row.gate for row in rows if row.verdict == "fail"}
     open_gates = [gate for gate, verdict in by_items.items() if verdict == "undecided"]
@@ -80,10 +86,11 @@ def verdict_of_gate(
         decided = _fixed_n(config, policy, wanted, records, baseline, open_gates)
         rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
         failed = {row.gate for row in rows if row.verdict == "fail"}
-    remarks = []
+    remarks = [timed.remark] if timed.remark else []
+    anomalous = []
     if policy.anomalies.zero_kl and METHODS.get(manifest.method).compresses and _all_zero(so_far):
-        remarks.append(f"Anomalous: every KL is exactly 0, although method '{manifest.method}' changes weights.")
-    passed = not failed and not remarks
+        anomalous.append(f"Anomalous: every KL is exactly 0, although method '{manifest.method}' changes weights.")
+    passed = not failed and not anomalous
     share = f"{so_far.n_items} of {available} items"
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
     after = (
@@ -107,7 +114,11 @@ def verdict_of_gate(
         variant=manifest.label,
         baseline=label,
         baseline_run_id=baseline.run_id,
-        remarks=(f"The baseline was {'evaluated now' if baseline.fresh else 'found in the store'}.", *remarks),
+        remarks=(
+            f"The baseline was {'evaluated now' if baseline.fresh else 'found in the store'}.",
+            *anomalous,
+            *remarks,
+        ),
         run=run,
     )
 

@@ -19,6 +19,8 @@ def _number(value: float | None) -> str:
 def _when(row: GateRow) -> str:
     if row.by == "checkpoint":
         return "from the checkpoint"
+    if row.by == "timing":
+        return "by timing"
     if row.by == "all items":
         return "after all items"
     return "" if row.decided_after is None else f"after {row.decided_after} items"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.decide.gate_values import gate_values
-from mlflow_compress.decide.promotion import KL
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO
 from mlflow_compress.metrics.core.compute import unmet
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.records import RunRecords
@@ -73,7 +73,7 @@ def _read_judged(outputs: StageOutputs, tracker: Tracker) -> MetricInputs | None
 
 
 def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Return size and distance of every variant of the evaluation, and the displayed name of this one."""
+    """Return size, distance, speed and memory of every variant of the evaluation, and the name that shows this one."""
     this = (outputs.variant, outputs.checkpoint_sha256)
     points: dict[tuple[str, str], Mapping[str, float]] = {}
     for group in evaluations(tracker, outputs.label)[0]:
@@ -81,7 +81,13 @@ def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -
             points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
     points[this] = _values(outputs)
     shown = names_of(points)
-    wanted = {"bits_per_weight": "size/bits_per_weight", "bytes": "size/bytes", "kl": KL}
+    wanted = {
+        "bits_per_weight": "size/bits_per_weight",
+        "bytes": "size/bytes",
+        "kl": KL,
+        "decode_speedup": DECODE_SPEEDUP,
+        "memory_ratio": MEMORY_RATIO,
+    }
     rows: list[dict[str, Any]] = [
         {"name": shown[key], **{field: values[metric] for field, metric in wanted.items() if metric in values}}
         for key, values in sorted(points.items())

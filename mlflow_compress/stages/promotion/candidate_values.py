@@ -10,6 +10,7 @@ from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.speed.speed_runs import timed_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.run_names import RECORDS
@@ -53,13 +54,20 @@ def candidates_of(
                 items=variant.items,
                 compresses=METHODS.get(method).compresses,
                 stages=frozenset(below) if asks else None,
+                absent=absent_values(below.get("speed")) if policy.asks_speed else {},
             )
         )
     return found
 
 
+def absent_values(speed: Any | None) -> dict[str, str]:
+    """Return why a variant has no speed and no memory, as candidates take it; nothing where it has both."""
+    reason = timed_in(speed).reason
+    return {"speed/": reason} if reason else {}
+
+
 def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]:
-    """Return the newest finished evaluate and judge run of every main run of a baseline, by main run and stage."""
+    """Return the newest finished run of every measuring stage of a baseline's main runs, by main run and stage."""
     found: dict[str, dict[str, Any]] = {}
     for stage in _MEASURING:
         for run in tracker.find_finished(stage, **{run_names.BASE_MODEL: label}):

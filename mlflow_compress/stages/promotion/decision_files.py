@@ -7,8 +7,9 @@ from typing import Any
 
 from mlflow_compress.config.policy import Policy, policy_yaml
 from mlflow_compress.decide.champion import Incumbent, Settlement
+from mlflow_compress.decide.gates import FLIPS, GATE_FLIPS, Gate
 from mlflow_compress.decide.policy_gates import PolicyGates
-from mlflow_compress.decide.promotion import FLIPS, GATE_FLIPS, Decision, Gate
+from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.metrics.stats.sample_size import items_for_flips_gate
 from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.stages.promotion.competition import Competition

@@ -19,6 +19,7 @@ from mlflow_compress.reporting.page.explorer import changes_of
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import stored_results
+from mlflow_compress.stages.promotion.candidate_values import absent_values
 from mlflow_compress.stages.side_by_side.answer_settings import ANSWERS_RUN, finished_judge
 from mlflow_compress.stages.side_by_side.answer_similarity import answer_similarity
 from mlflow_compress.tracking import run_names
@@ -64,7 +65,9 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         answered = None
         if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run:
             answered = tracker.fetch(judge.info.run_id, RECORDS)
-        measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge) if stage is not None]
+        speed = children[name].get("speed")
+        timed = speed if speed is not None and speed.info.status == "FINISHED" else None
+        measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
         records = _read(
             tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS), OptionScores, OptionDistances, Generations
         )
@@ -135,6 +138,7 @@ def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gate
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
         compresses=METHODS.get(method).compresses,
         stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
+        absent=absent_values(children.get("speed")),
     )
 
 

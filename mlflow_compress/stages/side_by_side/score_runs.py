@@ -19,6 +19,7 @@ from mlflow_compress.stages.side_by_side.answer_settings import (
     similarity_metrics,
     unlike,
 )
+from mlflow_compress.stages.speed.speed_runs import timed_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
 from mlflow_compress.tracking.logged_values import RESOLVED
@@ -146,6 +147,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
     finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
     results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
+    timed = timed_in(children.get("speed"))
     return ScoredVariant(
         name=name,
         method=run.data.tags[run_names.METHOD],
@@ -156,6 +158,8 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         sizes={size: metrics[size] for size in _SIZES if size in metrics},
         seconds=stage_seconds(tracker, children),
         items=_items(tracker, children["evaluate"], baselines),
+        runtime=timed.runtime,
+        not_timed=timed.reason,
     )
 
 

@@ -24,7 +24,7 @@ from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.records import RunRecords
-from mlflow_compress.records.timings import Timings
+from mlflow_compress.records.timings import ServingMemory, Timings
 from mlflow_compress.results import SpeedMeasurement
 from mlflow_compress.scoring.speed.measured_model import RuntimeCall
 from mlflow_compress.scoring.speed.paired_timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
@@ -33,6 +33,7 @@ from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE, find_python,
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
+from mlflow_compress.stages.speed.speed_runs import skipped_tag
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
@@ -68,7 +69,6 @@ def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
         one = times[who]
         found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
         found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
-        found[f"speed/memory_peak_mb{suffix}"] = round(one.memory.peak / 2**20, 1)
     return found
 
 
@@ -154,26 +154,28 @@ def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store:
 def _without_speed(
     manifest: CheckpointManifest, label: str, reason: str, store: Store, run: OpenRun
 ) -> SpeedMeasurement:
-    run.set_tags({run_names.SKIPPED: f"speed: {reason}"})
+    run.set_tags(skipped_tag(reason))
     run.set_note(f"**{manifest.label}** was not timed: {reason}.")
     run.log_json([], "metrics.json")
-    run.log_json({"speed": reason}, "not_computed.json")
-    records = _log_timings({who: Timings.from_rows([]) for who in ("baseline", "variant")}, store, run)
+    missing = {"speed": reason, "serving_memory": reason}
+    run.log_json(missing, "not_computed.json")
+    nothing = RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
+    records = _log_records(dict.fromkeys(("baseline", "variant"), nothing), store, run)
     return SpeedMeasurement(
         name=manifest.label,
         results=(),
-        not_computed={"speed": reason},
+        not_computed=missing,
         records_folder=records,
         run=store.link(run.run_id),
         baseline=label,
     )
 
 
-def _log_timings(timings: Mapping[str, Timings], store: Store, run: OpenRun) -> Path:
-    """Log when each token was there, and return the variant's folder of it."""
+def _log_records(measured: Mapping[str, RunRecords], store: Store, run: OpenRun) -> Path:
+    """Log when each token was there and what memory that took, and return the variant's folder of it."""
     with scratch_folder(store.uri) as folder:
-        for who, table in timings.items():
-            table.write(folder / who)
+        for who, records in measured.items():
+            records.write(folder / who)
         run.log_folder(folder, RECORDS)
     return store.fetch(run.run_id, RECORDS) / "variant"
 
@@ -181,17 +183,16 @@ def _log_timings(timings: Mapping[str, Timings], store: Store, run: OpenRun) -> 
 def _logged(
     manifest: CheckpointManifest, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
 ) -> SpeedMeasurement:
-    inputs = MetricInputs(
-        baseline=RunRecords(timings=times["baseline"].timings), variant=RunRecords(timings=times["variant"].timings)
-    )
+    measured = {who: _records(one) for who, one in times.items()}
+    inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
     results, values, described = compute_all(inputs), _values(times), times["variant"].described
     run.log_params({f"speed_{name}": value for name, value in described.items()})
     run.log_results(logged(results))
     run.log_values(values)
     run.log_json(results_json(results), "metrics.json")
     run.log_json({}, "not_computed.json")
-    records = _log_timings({who: one.timings for who, one in times.items()}, store, run)
-    measured = SpeedMeasurement(
+    records = _log_records(measured, store, run)
+    found = SpeedMeasurement(
         name=manifest.label,
         results=tuple(results),
         records_folder=records,
@@ -200,5 +201,10 @@ def _logged(
         values=values,
         described=described,
     )
-    run.set_note(f"**{measured.summary}**")
-    return measured
+    run.set_note(f"**{found.summary}**")
+    return found
+
+
+def _records(times: ModelTimes) -> RunRecords:
+    memory = {"process": 0, "resident_bytes": times.memory.resident, "peak_bytes": times.memory.peak}
+    return RunRecords(timings=times.timings, serving_memory=ServingMemory.from_rows([memory]))

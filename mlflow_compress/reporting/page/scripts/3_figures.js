@@ -213,6 +213,20 @@ const Figures = (data, alike) => {
   }
   suggest("x");
   suggest("y");
+  const PRESETS = [["size/bytes", "KL by size"], ["speed/decode_ratio_batch_1", "KL by speed"], ["speed/memory_peak_ratio", "KL by memory"]];
+  const offered = columns.has("distance/kl_mean") ? PRESETS.filter(([key]) => columns.has(key)) : [];
+  if (offered.length > 1)
+    for (const [key, text] of offered) {
+      const button = element("button", { type: "button" }, text);
+      button.addEventListener("click", () => {
+        byId("scatter-x").value = key;
+        byId("scatter-y").value = "distance/kl_mean";
+        suggest("x");
+        suggest("y");
+        scatter();
+      });
+      byId("scatter-presets").append(button);
+    }
   const metricChosen = byId("apart-metric").options.length > 0;
   const draw = () => (scatter(), metricChosen && apart(), alike && alikeMap());
   byId("apart-metric").addEventListener("change", apart);

@@ -1,0 +1,140 @@
+"""Gates: bounds on the numbers of a variant, each a check with its reason in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SIZE = "size/bytes"
+RATIO = "size/ratio"
+KL = "distance/kl_mean"
+FLIPS = "distance/flips_pct"
+
+# Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
+GATE_KL_ITEMS = "gate/kl_items"
+GATE_KL = "gate/kl_upper"
+GATE_KL_CLIPPED = "gate/kl_clipped_upper"
+GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
+GATE_FLIPS = "gate/flips_pct_upper"
+GATE_DROP = "gate/accuracy_drop_pct_upper"
+
+DECODE_SPEEDUP = "speed/decode_ratio_batch_1"
+PREFILL_SPEEDUP = "speed/prefill_ratio_batch_1"
+MEMORY_RATIO = "speed/memory_peak_ratio"
+
+LABELS = {
+    GATE_FLIPS: "flips in % (upper end)",
+    GATE_DROP: "accuracy drop in points (upper end)",
+    f"{DECODE_SPEEDUP} (lower end)": "decode speedup (lower end)",
+    MEMORY_RATIO: "peak memory to the baseline's",
+}
+"""What gates read, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The result of one condition, with its reason in words, and the metric that is missing, if one is."""
+
+    passed: bool
+    reason: str
+    missing: str = ""
+
+
+def in_words(check: Check, absent: Mapping[str, str]) -> str:
+    """Return a check's reason, with why its metric is missing where `absent` says so, by the beginning of its name."""
+    why = next((reason for start, reason in absent.items() if check.missing.startswith(start)), "")
+    return f"{check.reason} ({why})" if why else check.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A metric that must not exceed a bound, or not fall below it.
+
+    Attributes
+    ----------
+    metric : str
+        Key of the value, which is an end of a 95 % interval wherever there is one.
+    bound : float
+        Largest accepted value, or smallest with `at_least`.
+    label : str
+        The metric in words.
+    at_least : bool
+        Whether the bound is the smallest accepted value.
+    """
+
+    metric: str
+    bound: float
+    label: str
+    at_least: bool = False
+
+    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
+        """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing", missing=self.metric),)
+        passed = value >= self.bound if self.at_least else value <= self.bound
+        signs = (">=", "<") if self.at_least else ("<=", ">")
+        sign = signs[0] if passed else signs[1]
+        return (Check(passed=passed, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceGate:
+    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
+
+    Attributes
+    ----------
+    max_kl : float
+        Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item.
+    max_outliers_pct : float
+        Largest accepted share of items above the clip limit, in percent; used only with the clipped mean.
+    """
+
+    max_kl: float
+    max_outliers_pct: float
+
+    def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
+        """Return the results of the gate, from the values that the evaluation has."""
+        n_items = metrics.get(GATE_KL_ITEMS)
+        if n_items is None:
+            return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
+        if n_items == 0:
+            return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
+        if GATE_KL in metrics:
+            return Gate(metric=GATE_KL, bound=self.max_kl, label="KL (upper end)").checks(metrics)
+        clipped = Gate(
+            metric=GATE_KL_CLIPPED,
+            bound=self.max_kl,
+            label="KL clipped per item (upper end; the interval of the mean cannot be trusted)",
+        )
+        outliers = Gate(
+            metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
+        )
+        return (*clipped.checks(metrics), *outliers.checks(metrics))
+
+
+def standard_gates(
+    *,
+    max_kl: float = 0.05,
+    max_kl_outliers_pct: float = 1.0,
+    max_flips_pct: float = 5.0,
+    max_accuracy_drop_pct: float = 2.0,
+) -> list[Gate | DivergenceGate]:
+    """Return the gates of a promotion, each on the upper end of a 95 % interval.
+
+    Parameters
+    ----------
+    max_kl : float
+        Largest accepted mean KL, in nats.
+    max_kl_outliers_pct : float
+        Largest accepted share of items above the clip limit, in percent; read where the mean KL has no valid interval.
+    max_flips_pct : float
+        Largest accepted share of flipped answers, in percent.
+    max_accuracy_drop_pct : float
+        Largest accepted drop of accuracy, in points.
+    """
+    return [
+        DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
+        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=LABELS[GATE_FLIPS]),
+        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=LABELS[GATE_DROP]),
+    ]
