@@ -27,8 +27,9 @@ import pyarrow.parquet as pq
 from page_records import run_records
 
 from mlflow_compress.decide.gate_values import gate_values
-from mlflow_compress.decide.promotion import RATIO, SIZE, Candidate, decide, standard_gates
+from mlflow_compress.decide.promotion import RATIO, SIZE, Candidate, decide
 from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreboard
+from mlflow_compress.decide.standard_gates import standard_gates
 from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS

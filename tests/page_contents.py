@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
+from mlflow_compress.decide.standard_gates import standard_gates
 from mlflow_compress.metrics.model_similarity import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
     Generations,

@@ -23,6 +23,12 @@ GATE_DROP = "gate/accuracy_drop_pct_upper"
 LABELS = {GATE_FLIPS: "flips in % (upper end)", GATE_DROP: "accuracy drop in points (upper end)"}
 """The values of the standard gates in words."""
 
+NO_KL_OF_SERVED = (
+    "KL: a server shows its most probable tokens alone, so KL has a lower bound and no upper end: give a policy with "
+    "'kl: none', which bounds flips and accuracy"
+)
+"""Why a served model passes no gate on KL, and what to do."""
+
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
 
@@ -102,33 +108,6 @@ class DivergenceGate:
         return (*clipped.checks(metrics), *outliers.checks(metrics))
 
 
-def standard_gates(
-    *,
-    max_kl: float = 0.05,
-    max_kl_outliers_pct: float = 1.0,
-    max_flips_pct: float = 5.0,
-    max_accuracy_drop_pct: float = 2.0,
-) -> list[Gate | DivergenceGate]:
-    """Return the gates of a promotion, each on the upper end of a 95 % interval.
-
-    Parameters
-    ----------
-    max_kl : float
-        Largest accepted mean KL, in nats.
-    max_kl_outliers_pct : float
-        Largest accepted share of items above the clip limit, in percent; read where the mean KL has no valid interval.
-    max_flips_pct : float
-        Largest accepted share of flipped answers, in percent.
-    max_accuracy_drop_pct : float
-        Largest accepted drop of accuracy, in points.
-    """
-    return [
-        DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=LABELS[GATE_FLIPS]),
-        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=LABELS[GATE_DROP]),
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A variant that may be promoted.
@@ -147,6 +126,8 @@ class Candidate:
         Number of items with a prediction; None if the run does not have it.
     compresses : bool
         False for a control, whose method leaves the weights unchanged.
+    served : bool
+        Whether a server has the variant, so that neither its size nor its KL is known.
     stages : frozenset of str or None
         The stages that have finished; None where the policy does not ask.
     """
@@ -158,6 +139,7 @@ class Candidate:
     metrics: Mapping[str, float]
     items: int | None = None
     compresses: bool = True
+    served: bool = False
     stages: frozenset[str] | None = None
 
 
@@ -212,6 +194,8 @@ def _size_checks(candidate: Candidate) -> list[Check]:
         reason = f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
         return [Check(passed=False, reason=reason)]
     ratio = candidate.metrics.get(RATIO)
+    if ratio is None and candidate.served:
+        return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
     if ratio is None:
         return [Check(passed=False, reason=f"size: {RATIO} is missing")]
     if ratio > SAME_SIZE:
@@ -221,11 +205,26 @@ def _size_checks(candidate: Candidate) -> list[Check]:
     return [Check(passed=False, reason=f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
 
 
-def _rankable(metrics: Mapping[str, float], ranked_by: Sequence[str]) -> list[Check]:
+def _rankable(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
-    needed = [FLIPS if metric == KL and metrics.get(GATE_KL_ITEMS) == 0 else metric for metric in ranked_by]
+    metrics = candidate.metrics
+    without_kl = candidate.served or metrics.get(GATE_KL_ITEMS) == 0
+    needed = [FLIPS if metric == KL and without_kl else metric for metric in ranked_by]
     missing = [metric for metric in dict.fromkeys(needed) if metric not in metrics]
-    return [Check(passed=False, reason=f"rank: {metric} is missing") for metric in missing]
+    return [Check(passed=False, reason=f"rank: {metric} is {_why_missing(candidate, metric)}") for metric in missing]
+
+
+def _why_missing(candidate: Candidate, metric: str) -> str:
+    if candidate.served and metric == SIZE:
+        return "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
+    return "missing"
+
+
+def _gate_checks(candidate: Candidate, gate: Gate | DivergenceGate) -> tuple[Check, ...]:
+    """Return the checks of a gate; one on KL says why a served model cannot pass it."""
+    if candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics:
+        return (Check(passed=False, reason=NO_KL_OF_SERVED),)
+    return gate.checks(candidate.metrics)
 
 
 Score = Callable[[Candidate, Sequence[Candidate]], float]
@@ -252,6 +251,7 @@ def decide(
         Candidates of one evaluation. The decision does not depend on their order.
     gates : sequence of Gate or DivergenceGate
         A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
+        The size of a served model is not known, and not asked for.
     rules : sequence of Rule
         What else a candidate must satisfy.
     score : callable (candidate, passing candidates) -> float
@@ -268,10 +268,10 @@ def decide(
     def outcome(candidate: Candidate) -> CandidateOutcome:
         checks = _size_checks(candidate)
         for gate in gates:
-            checks += gate.checks(candidate.metrics)
+            checks += _gate_checks(candidate, gate)
         for rule in rules:
             checks += rule.checks(candidate)
-        checks += _rankable(candidate.metrics, ranked_by)
+        checks += _rankable(candidate, ranked_by)
         return CandidateOutcome(
             candidate=candidate, passed=all(c.passed for c in checks), reasons=tuple(check.reason for check in checks)
         )

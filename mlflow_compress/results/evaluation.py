@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.decide.promotion import standard_gates
+from mlflow_compress.decide.standard_gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.results.tabular import Tabular

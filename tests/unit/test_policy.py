@@ -13,7 +13,8 @@ from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
 from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read
-from mlflow_compress.decide.promotion import Candidate, decide, standard_gates
+from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.standard_gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
 
