@@ -18,7 +18,7 @@ from mlflow_compress.config.groups import (
     TimingConfig,
     TracesConfig,
 )
-from mlflow_compress.config.served_config import ServedConfig
+from mlflow_compress.config.served_config import ServedConfig, is_endpoint
 
 LogWeights = Literal["auto", "true", "false"]
 CHECKPOINT = "folder of the compressed checkpoint (what quantize wrote)"
@@ -137,9 +137,10 @@ class GateConfig(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
+    served: ServedConfig = ServedConfig()
     timing: TimingConfig = TimingConfig()
     vllm_python: OptionalText = like(EngineConfig, "vllm_python")
-    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
@@ -159,6 +160,7 @@ class GateConfig(Command):
             evaluation=self.evaluation,
             traces=self.traces,
             inference=self.inference,
+            served=self.served,
             checkpoint=self.checkpoint,
         )
 
@@ -190,7 +192,7 @@ class ReportConfig(Command):
 
 
 class MainConfig(Command):
-    """quantize -> evaluate -> judge -> speed for one variant, under one parent run."""
+    """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served one is not quantized."""
 
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()
@@ -198,6 +200,7 @@ class MainConfig(Command):
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
+    served: ServedConfig = ServedConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     timing: TimingConfig = TimingConfig()
@@ -210,34 +213,41 @@ class MainConfig(Command):
     resume: OptionalText = option(None, "id of a main run that failed: run only the stages that it lacks, then publish")
 
     @property
+    def is_served(self) -> bool:
+        """Whether the variant is a model that a server has: nothing is compressed."""
+        return is_endpoint(self.compression.checkpoint)
+
+    @property
     def quantize_config(self) -> QuantizeConfig:
         """The parameters of the first stage."""
         return QuantizeConfig(source=self.source, compression=self.compression)
 
     def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
-        """Return the parameters of the second stage, for the checkpoint that the first one has written."""
+        """Return the parameters of the second stage, for what the first one has written, or a served model."""
         return EvaluateConfig(
             source=self.source,
             evaluation=self.evaluation,
             traces=self.traces,
             inference=self.inference,
             running=self.running,
+            served=self.served,
             checkpoint=checkpoint,
         )
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
-        """Return the parameters of the third stage, for the checkpoint that the first one has written."""
+        """Return the parameters of the third stage, for what the first one has written, or a served model."""
         return JudgeConfig(
             source=self.source,
             answers=self.answers,
             judging=self.judging,
             inference=self.inference,
             running=self.running,
+            served=self.served,
             checkpoint=checkpoint,
         )
 
     def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
-        """Return the parameters of the last stage, for the checkpoint that the first one has written."""
+        """Return the parameters of the last stage, for what the first one has written, or a served model."""
         return SpeedConfig(
             source=self.source, timing=self.timing, vllm_python=self.running.vllm_python, checkpoint=checkpoint
         )

@@ -48,7 +48,10 @@ class CompressionConfig(Group):
     calibration_length: int = option(256, "tokens per calibration sample", ge=8)
     method_args: Pairs = option({}, "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
     checkpoint: OptionalText = option(
-        None, "for method=checkpoint: folder, hub id or GGUF file of what others compressed", path="either"
+        None,
+        "for method=checkpoint: folder, hub id or GGUF file of what others compressed; or endpoint:http://host:port/v1 "
+        "of a served model, which `main` evaluates as it is",
+        path="either",
     )
     target: Literal["any", "vllm", "vllm-cpu"] = option(
         "any", "server that must take the checkpoint; what its kernels do not take is refused before compressing"

@@ -18,6 +18,7 @@ from mlflow_compress.config.groups import (
     TimingConfig,
     TracesConfig,
 )
+from mlflow_compress.config.served_config import ServedConfig
 
 
 class GridConfig(Group):
@@ -31,7 +32,9 @@ class GridConfig(Group):
         "auto", "weights that share one scale, comma-separated; 'auto' takes each method's default"
     )
     grid: OptionalText = option(
-        None, "YAML file with a list of combinations, or of axes per method; in place of methods", path="file"
+        None,
+        "YAML file with a list of combinations, of axes per method, or of served models; in place of methods",
+        path="file",
     )
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
@@ -49,6 +52,7 @@ class SweepConfig(Command):
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()
+    served: ServedConfig = ServedConfig()
     answers: AnswerConfig = AnswerConfig()
     judging: JudgeModelConfig = JudgeModelConfig()
     timing: TimingConfig = TimingConfig()
@@ -63,7 +67,7 @@ class SweepConfig(Command):
         Parameters
         ----------
         **variant
-            Parameters of the compression, which replace those that all variants share.
+            Parameters of the compression, or of a served model, which replace those that all variants share.
         """
         own = ("methods", "bits", "group_size", "grid", "dry_run")
         shared = {name: value for name, value in self.values().items() if name not in own}

@@ -9,6 +9,12 @@ from typing import Protocol
 
 from mlflow_compress.decide.gates import FLIPS, GATE_KL_ITEMS, KL, RATIO, SIZE, Check, DivergenceGate, Gate, in_words
 
+NO_KL_OF_SERVED = (
+    "KL: a server shows its most probable tokens alone, so KL has a lower bound and no upper end: give a policy with "
+    "'kl: none', which bounds flips and accuracy"
+)
+"""Why a served model passes no gate on KL, and what to do."""
+
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
 
@@ -31,6 +37,8 @@ class Candidate:
         Number of items with a prediction; None if the run does not have it.
     compresses : bool
         False for a control, whose method leaves the weights unchanged.
+    served : bool
+        Whether a server has the variant, so that neither its size nor its KL is known.
     stages : frozenset of str or None
         The stages that have finished; None where the policy does not ask.
     absent : mapping of str to str
@@ -44,6 +52,7 @@ class Candidate:
     metrics: Mapping[str, float]
     items: int | None = None
     compresses: bool = True
+    served: bool = False
     stages: frozenset[str] | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
@@ -99,6 +108,8 @@ def _size_checks(candidate: Candidate) -> list[Check]:
         reason = f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
         return [Check(passed=False, reason=reason)]
     ratio = candidate.metrics.get(RATIO)
+    if ratio is None and candidate.served:
+        return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
     if ratio is None:
         return [Check(passed=False, reason=f"size: {RATIO} is missing")]
     if ratio > SAME_SIZE:
@@ -108,11 +119,29 @@ def _size_checks(candidate: Candidate) -> list[Check]:
     return [Check(passed=False, reason=f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
 
 
-def _rankable(metrics: Mapping[str, float], ranked_by: Sequence[str]) -> list[Check]:
+def _rankable(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
-    needed = [FLIPS if metric == KL and metrics.get(GATE_KL_ITEMS) == 0 else metric for metric in ranked_by]
+    metrics = candidate.metrics
+    without_kl = candidate.served or metrics.get(GATE_KL_ITEMS) == 0
+    needed = [FLIPS if metric == KL and without_kl else metric for metric in ranked_by]
     missing = [metric for metric in dict.fromkeys(needed) if metric not in metrics]
-    return [Check(passed=False, reason=f"rank: {metric} is missing", missing=metric) for metric in missing]
+    return [
+        Check(passed=False, reason=f"rank: {metric} is {_why_missing(candidate, metric)}", missing=metric)
+        for metric in missing
+    ]
+
+
+def _why_missing(candidate: Candidate, metric: str) -> str:
+    if candidate.served and metric == SIZE:
+        return "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
+    return "missing"
+
+
+def _gate_checks(candidate: Candidate, gate: Gate | DivergenceGate) -> tuple[Check, ...]:
+    """Return the checks of a gate; one on KL says why a served model cannot pass it."""
+    if candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics:
+        return (Check(passed=False, reason=NO_KL_OF_SERVED),)
+    return gate.checks(candidate.metrics)
 
 
 Score = Callable[[Candidate, Sequence[Candidate]], float]
@@ -139,6 +168,7 @@ def decide(
         Candidates of one evaluation. The decision does not depend on their order.
     gates : sequence of Gate or DivergenceGate
         A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
+        The size of a served model is not known, and not asked for.
     rules : sequence of Rule
         What else a candidate must satisfy.
     score : callable (candidate, passing candidates) -> float
@@ -155,10 +185,10 @@ def decide(
     def outcome(candidate: Candidate) -> CandidateOutcome:
         checks = _size_checks(candidate)
         for gate in gates:
-            checks += gate.checks(candidate.metrics)
+            checks += _gate_checks(candidate, gate)
         for rule in rules:
             checks += rule.checks(candidate)
-        checks += _rankable(candidate.metrics, ranked_by)
+        checks += _rankable(candidate, ranked_by)
         reasons = tuple(in_words(check, candidate.absent) for check in checks)
         return CandidateOutcome(candidate=candidate, passed=all(c.passed for c in checks), reasons=reasons)
 

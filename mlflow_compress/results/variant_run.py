@@ -20,10 +20,10 @@ class VariantRun(Measurement):
         The baseline's short name.
     verdict : str
         What was found, in one sentence.
-    manifest : CheckpointManifest
-        How the checkpoint was made, and what it weighs.
+    manifest : CheckpointManifest or None
+        How the checkpoint was made, and what it weighs; None of a served model.
     checkpoint : str
-        Its folder.
+        Its folder, or where it is served.
     gates : mapping of str to float
         The upper ends of intervals that a promotion reads.
     n_truncated : int
@@ -34,7 +34,7 @@ class VariantRun(Measurement):
 
     baseline: str
     verdict: str
-    manifest: CheckpointManifest
+    manifest: CheckpointManifest | None
     checkpoint: str
     gates: Mapping[str, float]
     n_truncated: int = 0
@@ -52,7 +52,7 @@ class VariantRun(Measurement):
             "baseline": self.baseline,
             "verdict": self.verdict,
             "checkpoint": self.checkpoint,
-            "manifest": asdict(self.manifest),
+            "manifest": None if self.manifest is None else asdict(self.manifest),
             "gates": dict(self.gates),
             "failed": dict(self.failed),
         }

@@ -35,14 +35,14 @@ from mlflow_compress.stages.evaluation.open_models import (
 )
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
-from mlflow_compress.stages.evaluation.served import FACTS, facts, recognise, recognised_in
+from mlflow_compress.stages.evaluation.served import facts, recognise, recognised_in
 from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.run_names import FACTS, RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
@@ -126,7 +126,7 @@ def evaluate_variant(
     else:
         if isinstance(variant, ServedModel):
             recognised_in(resume, variant)
-        states = _states(baseline, base, variant)
+        states = states_for(baseline, base, variant)
         outputs = run_model(scorer_of(load(variant)), suite, baseline=states, resume=resume)
     if isinstance(variant, ServedModel):
         run.log_json(facts(variant), FACTS)
@@ -144,7 +144,7 @@ def evaluate_variant(
     )
 
 
-def _states(baseline: Baseline, base: OpenModel, variant: OpenModel) -> StateStore | TopLists | None:
+def states_for(baseline: Baseline, base: OpenModel, variant: OpenModel) -> StateStore | TopLists | None:
     """Return what the variant is compared with: the baseline's states, or lists of its most probable tokens.
 
     A served baseline has no states. So a variant in this process has no divergence from it: only its answers compare.

@@ -6,29 +6,30 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import GateConfig, as_text
 from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy
+from mlflow_compress.decide.promotion import NO_KL_OF_SERVED
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import RunRecords
 from mlflow_compress.results import GateVerdict
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluate import readable
-from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity
-from mlflow_compress.stages.evaluation.open_models import light, load
-from mlflow_compress.stages.gating.final_verdict import at_once, is_sure, verdict_of_gate
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.stages.evaluate import readable, states_for
+from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity, scorer_of
+from mlflow_compress.stages.evaluation.open_models import OpenModel, load, open_baseline, open_variant
+from mlflow_compress.stages.evaluation.served import recognised_in
+from mlflow_compress.stages.gating.final_verdict import Made, at_once, is_sure, verdict_of_gate
 from mlflow_compress.stages.gating.item_blocks import BlockScorer, Keys, blocks, joined, joined_records, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar, needed_items
 from mlflow_compress.stages.gating.timing import TimedForGate, timed_for_gate
 from mlflow_compress.stages.gating.verdict_files import verdict_markdown, write_verdict
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
@@ -59,15 +60,18 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
     )
     wanted = item_policy(policy)
     evaluation = config.evaluate_config
-    manifest, suite = read_manifest(config.checkpoint), suite_of(evaluation)
+    made, suite = described(evaluation), suite_of(evaluation)
+    _check_served(made, policy)
     store = store if store is not None else Tracker(config.experiment)
-    label = model_label(config.source.model)
-    with folder_or_hub("model", model_path(config.source.model)):
-        base = light(model_path(config.source.model), config.source, config.inference)
-    variant = light(str(config.checkpoint), config.source, config.inference)
+    label = baseline_label(evaluation)
+    base = open_baseline(evaluation)
+    variant = open_variant(evaluation, base)
+    for model in (base, variant):
+        if isinstance(model, ServedModel):
+            progress("\n".join(model.can.lines(model.name)))
     check_same_tokenizer(base, variant)
-    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
-    with store.run(f"gate {manifest.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
+    with store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
         run.log_params({**as_text(config), "policy_sha256": policy.sha256})
         suite = readable(store, base, suite, evaluation)
         baseline = find_or_evaluate(store, base, suite, evaluation)
@@ -81,19 +85,19 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
         _check_counts(policy, order)
         timed = timed_for_gate(config.speed_config, policy, store)
-        states = StateStore.open(baseline.states, baseline=base) if baseline.states is not None else None
+        states = states_for(baseline, base, variant)
         # Other sizes of blocks are other work; another policy may be about other items.
         fingerprint = digest(
             {"stage": "gate", **identity(variant), "baseline": baseline.run_id, "order": order, "block": config.block}
         )
         with resumable_workdir(store.uri, fingerprint) as folder:
+            if isinstance(variant, ServedModel):
+                recognised_in(folder, variant)
             scorer = BlockScorer(suite=suite, scorer=_loaded_once(variant), states=states, folder=folder)
-            so_far, records = _look(
-                config, policy, wanted, families, baseline, scorer, order, manifest, timed, progress
-            )
+            so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, made, timed, progress)
             link = store.link(run.run_id)
             found = verdict_of_gate(
-                config, policy, wanted, so_far, records, baseline, manifest, timed, len(order), label, link
+                config, policy, wanted, so_far, records, baseline, made, timed, len(order), label, link
             )
             with scratch_folder(store.uri) as scratch:
                 records.write(scratch)
@@ -104,9 +108,23 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
     return found
 
 
-def _loaded_once(variant: LightModel) -> Callable[[], Scorer]:
-    """Return a function that loads the model when it is first called."""
-    return cache(lambda: Scorer(load(variant), ScoringConfig()))
+def _check_served(made: Made, policy: Policy) -> None:
+    """Refuse a policy that a served model cannot be judged by, before anything is asked of its server."""
+    if not isinstance(made, ServedVariant):
+        return
+    if policy.kl is not None:
+        raise ConfigError("The policy has a gate that a served model cannot pass", fix=NO_KL_OF_SERVED)
+    if of_size := [gate.metric for gate in policy.gates if gate.metric.startswith("size/")]:
+        raise ConfigError(
+            "The policy has a gate on size, and the size of a served model is not known",
+            got=of_size[0],
+            fix="Leave it out",
+        )
+
+
+def _loaded_once(variant: OpenModel) -> Callable[[], Scorer | EndpointScorer]:
+    """Return a function that loads the model when it is first called; a served one is loaded already."""
+    return cache(lambda: scorer_of(load(variant)))
 
 
 def _without_kl(policy: ItemPolicy) -> ItemPolicy:
@@ -136,14 +154,14 @@ def _look(
     baseline: Baseline,
     scorer: BlockScorer,
     order: Keys,
-    manifest: CheckpointManifest,
+    made: Made,
     timed: TimedForGate,
     progress: Progress,
 ) -> tuple[ChecksSoFar, RunRecords]:
     """Look at block after block until the verdict is sure; return what is known, and the variant's records."""
     so_far = ChecksSoFar(policy=wanted, headline=families, error=config.error)
     parts: list[RunRecords] = []
-    if at_once(wanted, manifest, timed, "fail"):
+    if at_once(wanted, made, timed, "fail"):
         return so_far, RunRecords()
     for number, keys in blocks(order, config.block):
         records, _ = scorer.records(number, keys)

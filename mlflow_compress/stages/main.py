@@ -6,28 +6,24 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.method_settings import AUTO
-from mlflow_compress.config import EMBEDDED, Command, MainConfig, as_text
+from mlflow_compress.config import Command, MainConfig, as_text, is_endpoint
 from mlflow_compress.errors import StageError
 from mlflow_compress.home import out_folder
-from mlflow_compress.items.contamination import check_contamination
-from mlflow_compress.items.prompt_style import styles_of
-from mlflow_compress.items.sources.calibration_sets import CalibrationSet
-from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.judges.session import prices_of
 from mlflow_compress.results import VariantRun
+from mlflow_compress.stages.main_run.checked_parameters import check, name_of
 from mlflow_compress.stages.main_run.progress import Progress
 from mlflow_compress.stages.main_run.resume import STAGES, finished_stages
 from mlflow_compress.stages.main_run.resume import resumed as resumed_config
+from mlflow_compress.stages.main_run.served_variant import ServedFacts
 from mlflow_compress.stages.main_run.variant_key import variant_key
-from mlflow_compress.stages.model_names import model_label, read_manifest
-from mlflow_compress.stages.quantize import method_settings, resolved, variant_name
+from mlflow_compress.stages.model_names import SERVED_METHOD, baseline_label, read_manifest
+from mlflow_compress.stages.promotion.registered import weights_of
 from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
-from mlflow_compress.stages.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
@@ -37,6 +33,7 @@ from mlflow_compress.tracking.views import save_leaderboard
 from mlflow_compress.transport.addresses import VARIABLES, without_password
 
 _WITH_RESULTS = ("evaluate", "judge", "speed")
+_MAY_FAIL = ("judge", "speed")  # the other results are usable without them
 _FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared
 
 
@@ -51,39 +48,6 @@ StartStage = Callable[[Tracker, str, Command, TrackedRun], str]
 def as_project(tracker: Tracker, stage: str, config: Command, parent: TrackedRun) -> str:
     """Run a stage as an MLflow project, in a process of its own."""
     return run_stage(tracker, stage, as_text(config), parent=parent)
-
-
-def check(config: MainConfig) -> dict[str, object]:
-    """Check the parameters without a model. Return all that are known by now, with "auto" resolved.
-
-    The checks read tasks, instructions and calibration text, and refuse calibration text that holds evaluation items.
-    So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
-    torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
-    """
-    compression = config.quantize_config
-    METHODS.get(config.compression.method).require_backend(method_settings(compression))
-    calibration, suite = calibration_set(compression), suite_of(config.evaluate_config())
-    if calibration is not None:
-        check_contamination(calibration.plain(), suite.tasks, suite.corpora)
-    if config.judge:
-        instructions_of(config.judge_config())
-        prices_of(config.judge_config())
-        if config.answers.judges != "all":
-            chosen_judges(config.answers.judges)
-    return resolved_parameters(config, calibration)
-
-
-def resolved_parameters(config: MainConfig, calibration: CalibrationSet | None) -> dict[str, object]:
-    """Return the parameters that are known before a model is loaded, with "auto" resolved."""
-    compression = config.quantize_config
-    known = {
-        **as_text(config),
-        **resolved(compression, method_settings(compression), calibration),
-        "tasks": EMBEDDED if config.evaluation.tasks == AUTO else config.evaluation.tasks,
-        "instructions": EMBEDDED if config.answers.instructions == AUTO else config.answers.instructions,
-        "prompt_style": ",".join(styles_of(config.evaluation.prompt_style)),
-    }
-    return {name: value for name, value in known.items() if value != AUTO and name != "resume"}
 
 
 @dataclass
@@ -108,7 +72,8 @@ class Stages:
 
     def run_all(self) -> None:
         """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
-        asked = {"judge": self.config.judge, "speed": self.config.speed}
+        served = self.config.is_served
+        asked = {"quantize": not served, "judge": self.config.judge, "speed": self.config.speed and not served}
         wanted = [stage for stage in STAGES if asked.get(stage, True)]
         for number, stage in enumerate(wanted, start=1):
             if stage in self.children:
@@ -118,7 +83,7 @@ class Stages:
             try:
                 self.children[stage] = self.start(self.tracker, stage, self._config(stage), self.run)
             except StageError as error:
-                if stage not in asked:
+                if stage not in _MAY_FAIL:
                     raise
                 self.failed[stage] = error.what
 
@@ -132,8 +97,15 @@ class Stages:
 
     @property
     def checkpoint(self) -> str:
-        """The compressed checkpoint's folder."""
+        """The compressed checkpoint's folder, or the address of a served one."""
+        if self.config.is_served:
+            return str(self.config.compression.checkpoint)
         return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
+
+    @property
+    def served(self) -> ServedFacts | None:
+        """What its evaluation says of a served variant; None of a checkpoint."""
+        return ServedFacts.of(self.tracker, self.children["evaluate"]) if self.config.is_served else None
 
 
 def _import_ahead() -> None:
@@ -145,12 +117,28 @@ def _copy_from_children(stages: Stages) -> None:
     """Copy tags and resolved parameters from the stages' runs to the main run."""
     client, run = stages.tracker.client, stages.run
     evaluated = client.get_run(stages.children["evaluate"]).data
-    key = variant_key(stages.config, stages.checkpoint, evaluated.tags[run_names.EVALUATION])
+    served = stages.served
+    what = served.weights if served is not None else Path(stages.checkpoint).name
+    key = variant_key(stages.config, what, evaluated.tags[run_names.EVALUATION])
     run.set_tags({**{name: evaluated.tags[name] for name in _FROM_EVALUATE}, run_names.VARIANT_KEY: key})
+    if served is not None:
+        known = {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run}
+        run.set_tags({name: known[name] for name in run_names.SERVED})
     unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
         run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
+
+
+def _base_weights(stages: Stages) -> str:
+    """Return the hash of the baseline's weights; of a served one, the digest of what is known of it."""
+    if not stages.config.is_served:
+        return read_manifest(stages.checkpoint).base_weights_hash
+    if not is_endpoint(stages.config.source.model):
+        return weights_of(stages.config.source.model)
+    client = stages.tracker.client
+    baseline = client.get_run(stages.children["evaluate"]).data.tags[run_names.BASELINE_RUN]
+    return str(client.get_run(baseline).data.params["weights"])
 
 
 def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
@@ -169,7 +157,9 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         label=label,
         variant=variant,
         checkpoint=stages.checkpoint,
-        manifest=read_manifest(stages.checkpoint),
+        manifest=None if stages.config.is_served else read_manifest(stages.checkpoint),
+        served=stages.served,
+        base_weights=_base_weights(stages),
         pooled=headline(results),
         results=results,
         children=children,
@@ -282,8 +272,9 @@ def run_variant(
     StageError
         A stage failed.
     """
-    label, variant = model_label(config.source.model), variant_name(config.quantize_config)
-    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: config.compression.method}
+    label, variant = baseline_label(config.evaluate_config()), name_of(config)
+    method = SERVED_METHOD if config.is_served else config.compression.method
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method}
     with _open(config, tracker, {**tags, **more_tags}) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)

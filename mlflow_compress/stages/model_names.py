@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlflow_compress import demo
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EMBEDDED, EvaluateConfig, JudgeConfig, is_endpoint
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
@@ -32,12 +33,21 @@ def baseline_label(config: EvaluateConfig | JudgeConfig) -> str:
     return _given("baseline_served_model", config.served.baseline_served_model)
 
 
+SERVED_METHOD = "endpoint"
+"""In place of a method, where a server has the variant: who made it, and how, is not known."""
+
+
+def compresses(method: str) -> bool:
+    """Return whether variants of a method are no controls; what a server has is none, as far as is known."""
+    return method == SERVED_METHOD or METHODS.get(method).compresses
+
+
 @dataclass(frozen=True)
 class ServedVariant:
     """What is known of a served variant beforehand, as the manifest says it of a checkpoint: not its size."""
 
     label: str
-    method: str = "endpoint"
+    method: str = SERVED_METHOD
     size_ratio: float | None = None
     sparsity: float | None = None
 
@@ -58,7 +68,7 @@ def described(config: EvaluateConfig | JudgeConfig) -> CheckpointManifest | Serv
 def read_manifest(checkpoint: str | None) -> CheckpointManifest:
     """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused."""
     if is_endpoint(checkpoint):
-        raise _not_served("checkpoint", str(checkpoint))
+        raise not_served("checkpoint", str(checkpoint))
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
     if not Path(checkpoint).is_dir():
@@ -79,7 +89,7 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
         and is neither a folder nor on the hub.
     """
     if is_endpoint(value):
-        raise _not_served(parameter, value)
+        raise not_served(parameter, value)
     exists = value in ("", EMBEDDED_ENCODER) or Path(value).is_dir()
     if not exists and (Path(value).is_absolute() or value.startswith((".", "~")) or value.count("/") > 1):
         raise _no_folder(parameter, value, allowed="a folder, or a name on the hub such as org/name")
@@ -101,11 +111,13 @@ def _given(parameter: str, name: str | None) -> str:
     return name
 
 
-def _not_served(parameter: str, value: str) -> ConfigError:
+def not_served(parameter: str, value: str) -> ConfigError:
+    """Return the error of a command that cannot work with a served model in this place."""
     return ConfigError(
-        f"Parameter {parameter!r} names a served model, and this command needs one in a folder",
+        f"Parameter {parameter!r} names a served model, and what is asked here needs one in a folder",
         got=value,
-        fix="`evaluate` and `judge` take served models",
+        fix="Served models are evaluated, judged and timed; compressing one, and looking into its layers, needs its "
+        "weights",
     )
 
 

@@ -23,7 +23,7 @@ class PlannedVariant:
         Estimated duration, from earlier runs of the store; None where there are none.
     size_bytes : float or None
         Estimated size of its checkpoint; None for a method that has no bits, whose checkpoint is at most as large as
-        the baseline.
+        the baseline; 0 of a served model, which takes none of this disk.
     """
 
     name: str

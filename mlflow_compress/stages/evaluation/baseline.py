@@ -40,11 +40,11 @@ from mlflow_compress.stages.evaluation.noise_sample import noise_sample
 from mlflow_compress.stages.evaluation.open_models import OpenModel, RunningModel, load
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
-from mlflow_compress.stages.evaluation.served import FACTS, facts, recognise, recognised_in
+from mlflow_compress.stages.evaluation.served import facts, recognise, recognised_in
 from mlflow_compress.stages.get_or_create import digest, get_or_create_run
 from mlflow_compress.stages.model_names import baseline_label
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.endpoint.opening import open_served_model
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.endpoint.server_probe import SAME
+from mlflow_compress.tracking.run_names import FACTS
 from mlflow_compress.transport.addresses import SERVED_VARIABLE, check_served_address
 from mlflow_compress.transport.endpoint import EndpointConfig, shown_url
 
 KEY_VARIABLE = "ENDPOINT_API_KEY"
-FACTS = "endpoint.json"
 _NO_KEY = "none"  # what a server that asks for no key is sent
 
 
@@ -58,7 +59,7 @@ def open_served(
 
 def facts(model: ServedModel) -> dict[str, object]:
     """Return what the server can, and who it is, for a run: no address, no key."""
-    return {"served_model": model.name, **asdict(model.can)}
+    return {"served_model": model.name, "weights": model.weights, **asdict(model.can)}
 
 
 def recognise(model: ServedModel, earlier: object) -> None:
@@ -74,14 +75,21 @@ def recognise(model: ServedModel, earlier: object) -> None:
     ------
     AlignmentError
     """
+    check_same_model(facts(model), earlier)
+
+
+def check_same_model(now: Mapping[str, object], earlier: object) -> None:
+    """Refuse what `recognise` refuses, from what `facts` returned now and then."""
     then = earlier.get("probe") if isinstance(earlier, dict) else None
-    if not isinstance(then, list | tuple) or len(then) != len(model.can.probe):
+    probe = now["probe"]
+    assert isinstance(probe, list | tuple)
+    if not isinstance(then, list | tuple) or len(then) != len(probe):
         return
-    if any(abs(float(a) - b) > SAME for a, b in zip(then, model.can.probe, strict=True)):
+    if any(abs(float(a) - b) > SAME for a, b in zip(then, probe, strict=True)):
         raise AlignmentError(
-            f"The served model {model.name!r} answers otherwise than when it was evaluated under this name",
+            f"The served model {now['served_model']!r} answers otherwise than when it was evaluated under this name",
             allowed=", ".join(f"{float(value):.2f}" for value in then),
-            got=", ".join(f"{value:.2f}" for value in model.can.probe),
+            got=", ".join(f"{value:.2f}" for value in probe),
             fix="Serve each variant under a name of its own, and give it as served_model",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import GateConfig
 from mlflow_compress.config.policy import Policy, policy_yaml
 from mlflow_compress.decide.gate_values import gate_values
@@ -18,12 +17,17 @@ from mlflow_compress.stages.evaluation.baseline import Baseline
 from mlflow_compress.stages.gating.item_blocks import Keys, joined, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar
 from mlflow_compress.stages.gating.timing import TimedForGate
+from mlflow_compress.stages.model_names import ServedVariant, compresses
 from mlflow_compress.stages.quantize import size_values
 
+Made = CheckpointManifest | ServedVariant
+"""What is known of a variant beforehand."""
 
-def at_once(wanted: ItemPolicy, manifest: CheckpointManifest, timed: TimedForGate, verdict: str) -> list[GateRow]:
+
+def at_once(wanted: ItemPolicy, made: Made, timed: TimedForGate, verdict: str) -> list[GateRow]:
     """Return the gates that need no item, those of one verdict."""
-    values = {**size_values(manifest), **timed.values, "gate/kl_items": 0.0}
+    sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
+    values = {**sizes, **timed.values, "gate/kl_items": 0.0}
     absent = {"speed/": timed.reason} if timed.reason else {}
     rows = []
     for number in sorted(wanted.at_once):
@@ -69,14 +73,14 @@ def verdict_of_gate(
     so_far: ChecksSoFar,
     records: RunRecords,
     baseline: Baseline,
-    manifest: CheckpointManifest,
+    made: Made,
     timed: TimedForGate,
     available: int,
     label: str,
     run: RunLink,
 ) -> GateVerdict:
     """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
-    decided_at_once = [row for found in ("pass", "fail") for row in at_once(wanted, manifest, timed, found)]
+    decided_at_once = [row for found in ("pass", "fail") for row in at_once(wanted, made, timed, found)]
     rows = [*decided_at_once, *so_far.rows()]
     by_items = {gate: so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once}
     failed = {row.gate for row in rows if row.verdict == "fail"}
@@ -88,8 +92,8 @@ def verdict_of_gate(
         failed = {row.gate for row in rows if row.verdict == "fail"}
     remarks = [timed.remark] if timed.remark else []
     anomalous = []
-    if policy.anomalies.zero_kl and METHODS.get(manifest.method).compresses and _all_zero(so_far):
-        anomalous.append(f"Anomalous: every KL is exactly 0, although method '{manifest.method}' changes weights.")
+    if policy.anomalies.zero_kl and compresses(made.method) and _all_zero(so_far):
+        anomalous.append(f"Anomalous: every KL is exactly 0, although method '{made.method}' changes weights.")
     passed = not failed and not anomalous
     share = f"{so_far.n_items} of {available} items"
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
@@ -98,7 +102,7 @@ def verdict_of_gate(
     )
     names = "; ".join(row.reason or row.name for row in rows if row.verdict == "fail")
     why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
-    sentence = f"{manifest.label} {'passes' if passed else 'does not pass'}, {after}: {why}."
+    sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}."
     if not passed and open_gates and not all_used:
         remarks.append("Gates that are undecided were not needed: one that fails is enough.")
     return GateVerdict(
@@ -111,7 +115,7 @@ def verdict_of_gate(
         seed=config.source.seed,
         policy_sha256=policy.sha256,
         policy=policy_yaml(policy),
-        variant=manifest.label,
+        variant=made.label,
         baseline=label,
         baseline_run_id=baseline.run_id,
         remarks=(

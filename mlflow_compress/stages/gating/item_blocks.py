@@ -17,6 +17,8 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.scoring.endpoint.top_lists import TopLists
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.stages.evaluation.run_model import ModelOutputs, run_model
 
@@ -65,17 +67,17 @@ class BlockScorer:
     ----------
     suite : Suite
         All tasks.
-    scorer : callable () -> Scorer
+    scorer : callable () -> Scorer or EndpointScorer
         Loads the model when the first block must be scored; it stays loaded.
-    states : StateStore or None
-        The baseline's states.
+    states : StateStore, TopLists or None
+        The baseline's states; for a served variant, its most probable tokens.
     folder : Path
         Folder of finished blocks, which a gate that was interrupted finds again.
     """
 
     suite: Suite
-    scorer: Callable[[], Scorer]
-    states: StateStore | None
+    scorer: Callable[[], Scorer | EndpointScorer]
+    states: StateStore | TopLists | None
     folder: Path
 
     def records(self, number: int, keys: Keys) -> tuple[RunRecords, int]:

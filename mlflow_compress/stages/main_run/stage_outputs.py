@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.stages.main_run.served_variant import ServedFacts
+from mlflow_compress.stages.model_names import SERVED_METHOD
+from mlflow_compress.stages.quantize import size_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +24,13 @@ class StageOutputs:
     label, variant : str
         The baseline's and the variant's short names.
     checkpoint : str
-        The compressed checkpoint's folder.
-    manifest : CheckpointManifest
-        The checkpoint's manifest.
+        The compressed checkpoint's folder, or the address of a served one.
+    manifest : CheckpointManifest or None
+        The checkpoint's manifest; None of a served one.
+    served : ServedFacts or None
+        What is served; None of a checkpoint.
+    base_weights : str
+        SHA-256 of the baseline's weight files; of a served baseline, the digest of what is known of it.
     pooled, results : mapping, sequence
         The headline results by name, and all results.
     children : mapping of str to str
@@ -43,7 +50,9 @@ class StageOutputs:
     label: str
     variant: str
     checkpoint: str
-    manifest: CheckpointManifest
+    manifest: CheckpointManifest | None
+    served: ServedFacts | None
+    base_weights: str
     pooled: Mapping[str, MetricResult]
     results: Sequence[MetricResult]
     children: Mapping[str, str]
@@ -54,13 +63,34 @@ class StageOutputs:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def method(self) -> str:
+        """The method that has made the variant."""
+        return self.manifest.method if self.manifest is not None else SERVED_METHOD
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The method's settings; of a served variant, who serves what."""
+        if self.manifest is not None:
+            return self.manifest.settings
+        return self.served.settings() if self.served is not None else {}
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """Size and cost as metrics; nothing is known of a served variant."""
+        return {} if self.manifest is None else size_values(self.manifest)
+
+    @property
     def checkpoint_sha256(self) -> str:
-        """SHA-256 of the method, its settings, and the hash of every weight file."""
+        """SHA-256 of the method, its settings, and the hash of every weight file; of a served one see `ServedFacts`."""
+        if self.manifest is None:
+            assert self.served is not None
+            return self.served.weights
         made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
     @property
     def verdict(self) -> str:
         """The verdict, as a sentence."""
-        manifest = self.manifest
-        return verdict(self.variant, self.pooled, size_ratio=manifest.size_ratio, sparsity=manifest.sparsity)
+        made = self.manifest
+        ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
+        return verdict(self.variant, self.pooled, size_ratio=ratio, sparsity=sparsity)

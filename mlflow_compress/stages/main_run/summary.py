@@ -21,7 +21,6 @@ from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.stages.judging.answers_artifact import read_answers
 from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
 from mlflow_compress.stages.main_run.variant_results import log_model
-from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
@@ -99,17 +98,21 @@ def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -
 def _values(outputs: StageOutputs) -> dict[str, float]:
     """Return the main run's metrics, not rounded: pooled values, sizes and gate values."""
     pooled = {name: result.value for name, result in outputs.pooled.items()}
-    return {**pooled, **size_values(outputs.manifest), **gate_values(outputs.pooled)}
+    return {**pooled, **outputs.sizes, **gate_values(outputs.pooled)}
 
 
 def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
     """Return the settings and versions with which the numbers can be reproduced."""
-    manifest = asdict(outputs.manifest)
     fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
+    if outputs.manifest is not None:
+        manifest = asdict(outputs.manifest)
+        made = {key: manifest[key] for key in fields}
+    else:
+        made = {"method": outputs.method, **outputs.settings, "base_weights_hash": outputs.base_weights}
     runs = {"variant": run.run_id, "baseline": baseline_run, **outputs.children}
     return {
         "baseline": outputs.label,
-        **{key: manifest[key] for key in fields},
+        **made,
         "dtype": outputs.dtype,
         "seed": outputs.seed,
         "runs": runs,
@@ -187,7 +190,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
     report.write_text(page, encoding="utf-8")
     run.set_tags(
         {
-            run_names.BASE_WEIGHTS: outputs.manifest.base_weights_hash,
+            run_names.BASE_WEIGHTS: outputs.base_weights,
             run_names.CHECKPOINT_SHA256: outputs.checkpoint_sha256,
         }
     )
@@ -199,5 +202,6 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         run.log_table(_columns(flips), "flips.json")
     _log_answers(outputs, tracker, run)
     run.set_tags({run_names.VERDICT: outputs.verdict, run_names.CHECKPOINT: outputs.checkpoint})
-    run.set_note(note_markdown(outputs.verdict, outputs.pooled, outputs.manifest, **_remarks(outputs)))
+    sentence = outputs.verdict if outputs.served is None else f"{outputs.verdict} Served: {outputs.served.text}."
+    run.set_note(note_markdown(sentence, outputs.pooled, outputs.manifest, **_remarks(outputs)))
     return skipped

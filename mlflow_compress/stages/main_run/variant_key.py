@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 from mlflow_compress.config import MainConfig, as_text
 from mlflow_compress.scoring.vllm.vllm_environment import named_python
@@ -28,24 +27,27 @@ _NOT_DECIDING = (
     "judge_prices",
     "judge_max_cost",
     "judge_traces",
+    "endpoint_concurrency",
+    "endpoint_timeout",
+    "endpoint_max_retries",
 )
 
 
-def variant_key(config: MainConfig, checkpoint: str | Path, evaluation: str) -> str:
+def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     """Return a hash of everything that decides the results of a main run.
 
     Parameters
     ----------
     config : MainConfig
         The run's parameters.
-    checkpoint : str or Path
-        The checkpoint's folder. Its name ends in a digest of the method, its settings, the calibration text and the
-        baseline's weights.
+    checkpoint : str
+        The name of the checkpoint's folder, which ends in a digest of the method, its settings, the calibration text
+        and the baseline's weights. Of a served variant, the digest of what is known of it.
     evaluation : str
         The evaluation id: a hash of the baseline, the tasks' content and the settings.
     """
     deciding: dict[str, object] = {
-        "checkpoint": Path(checkpoint).name,
+        "checkpoint": checkpoint,
         "evaluation": evaluation,
         "noise_items": config.evaluation.noise_items,
         "log_weights": config.log_weights,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import QuantizeConfig, parameters
+from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gate_values import gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import logged
 from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
-from mlflow_compress.stages.quantize import size_values
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_models.logged_model import (
     EVALUATION_SET,
@@ -33,19 +32,22 @@ def _params(outputs: StageOutputs) -> dict[str, object]:
     """Return the settings of method and evaluation, with "auto" resolved."""
     return {
         "model": outputs.label,
-        "method": outputs.manifest.method,
-        **outputs.manifest.settings,
+        "method": outputs.method,
+        **outputs.settings,
         "dtype": outputs.dtype,
         "seed": outputs.seed,
     }
 
 
-def _run_params(manifest: CheckpointManifest, *, keeps_weights: bool) -> dict[str, object]:
+def _run_params(outputs: StageOutputs, *, keeps_weights: bool) -> dict[str, object]:
     """Return the method's settings and the size that came of them, as parameters of the main run.
 
     MLflow's page of two runs opens on the parameters that differ, in the order of their names. So a setting that only
     this method has is named after `method_args`, and the size is a parameter too: it comes before almost all others.
     """
+    manifest = outputs.manifest
+    if manifest is None:
+        return {**outputs.settings, "log_weights": NONE}
     common = parameters(QuantizeConfig)
     settings = {name if name in common else f"method_args/{name}": value for name, value in manifest.settings.items()}
     size = {"bits_per_weight": round(manifest.bits_per_weight, 2)}
@@ -82,28 +84,29 @@ def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluati
     evaluation : str or None
         The evaluation id. It is the digest of the data set "evaluation", which stands for all tasks.
     """
-    manifest = outputs.manifest
+    manifest, served = outputs.manifest, outputs.served
     entry = VariantEntry(
         name=outputs.variant,
-        checkpoint=Path(outputs.checkpoint),
+        checkpoint=Path(outputs.checkpoint) if manifest is not None else None,
+        served=None if served is None else {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run},
         checkpoint_sha256=outputs.checkpoint_sha256,
-        weight_files=manifest.weight_files,
+        weight_files=manifest.weight_files if manifest is not None else {},
         dtype=outputs.dtype,
         params=_params(outputs),
         tags={
             run_names.VARIANT: outputs.variant,
-            run_names.METHOD: manifest.method,
+            run_names.METHOD: outputs.method,
             run_names.BASE_MODEL: outputs.label,
-            run_names.BASE_WEIGHTS: manifest.base_weights_hash,
+            run_names.BASE_WEIGHTS: outputs.base_weights,
             **({run_names.EVALUATION: evaluation} if evaluation else {}),
         },
         log_weights=outputs.log_weights,
     )
-    run.log_params(_run_params(manifest, keeps_weights=entry.keeps_weights))
+    run.log_params(_run_params(outputs, keeps_weights=entry.keeps_weights))
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, complete = _data_sets(outputs, tracker, evaluation)
     log_data_sets(tracker, run.run_id, [*by_task.values(), *([complete] if complete else [])])
-    every = {r.name: rounded(r) for r in outputs.pooled.values()} | gate_values(outputs.pooled) | size_values(manifest)
+    every = {r.name: rounded(r) for r in outputs.pooled.values()} | gate_values(outputs.pooled) | outputs.sizes
     values = run_names.on_main_run(every)
     itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mlflow_compress.compression.method import METHODS
 from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.stages.evaluation.result_files import results_from_json
+from mlflow_compress.stages.model_names import SERVED_METHOD, compresses
 from mlflow_compress.stages.speed.speed_runs import timed_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
@@ -52,7 +52,8 @@ def candidates_of(
                 method=method,
                 metrics={**run.data.metrics, **_read(tracker, below.values(), policy.readings)},
                 items=variant.items,
-                compresses=METHODS.get(method).compresses,
+                compresses=compresses(method),
+                served=method == SERVED_METHOD,
                 stages=frozenset(below) if asks else None,
                 absent=absent_values(below.get("speed")) if policy.asks_speed else {},
             )

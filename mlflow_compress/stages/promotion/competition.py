@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlflow_compress.config import PromoteConfig
+from mlflow_compress.config import PromoteConfig, is_endpoint
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.stages.model_names import model_label
 from mlflow_compress.stages.promotion.registered import base_weights
@@ -84,6 +84,12 @@ def choose(tracker: Tracker, config: PromoteConfig) -> Competition:
         There is no finished variant; several models have this name; no or several evaluations have this id.
     """
     check_evaluation(config.evaluation)
+    if is_endpoint(config.model):
+        raise ConfigError(
+            "Parameter 'model' names a served baseline by its address",
+            got=config.model,
+            fix="Give the name that its runs show: what baseline_served_model was",
+        )
     label = model_label(config.model)
     every, without = evaluations(tracker, label)
     if not every:

@@ -6,10 +6,18 @@ from pathlib import Path
 
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.kept import kept
+from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.tracking.logged_models.model_registry import registered_models
 from mlflow_compress.tracking.tracker import Tracker
+
+
+def weights_of(model: str) -> str:
+    """Return the hash of a baseline's weights, which promotions of its variants share; of a hub id too."""
+    source = resolve_source(model_path(model))
+    return kept(("weights", source.folder), lambda: hash_weights(source.folder)[1])
 
 
 def base_weights(model: str) -> str | None:

@@ -32,7 +32,7 @@ def integer_formats(found: Sequence[CandidateFormat], may_keep: bool) -> list[In
     """
     if importlib.util.find_spec(PACKAGE) is None:
         raise MissingDependencyError(f"AutoScheme needs the package {PACKAGE}, which is not installed")
-    settings = [one.uniform.settings.settings() for one in found]
+    settings = [one.uniform.own_settings for one in found]
     bits = [own.get("bits") for own in settings]
     if may_keep or any(one.method not in METHODS for one in found) or len(set(bits)) < len(bits):
         raise UnsupportedError(

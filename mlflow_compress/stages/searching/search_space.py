@@ -47,7 +47,7 @@ class CandidateFormat:
     @property
     def described(self) -> dict[str, Any]:
         """Method and settings for a recipe, which has the settings of the calibration by itself."""
-        own = self.uniform.settings.settings().items()
+        own = self.uniform.own_settings.items()
         return {"method": self.method, **{k: v for k, v in own if k not in CalibratedConfig.__dataclass_fields__}}
 
     @property
@@ -143,7 +143,7 @@ def require_in_reach(limit: Limit, found: Sequence[CandidateFormat], source: Sou
     headers = read_headers(source.folder)
     weights = sum(rows * columns for rows, columns in source.linear.values())
     base = bytes_of_layers(headers, source.linear)
-    fewest = min(int(one.uniform.settings.settings()["bits"]) for one in found)
+    fewest = min(int(one.uniform.own_settings["bits"]) for one in found)
     sizes = StoredSizes(
         groups=("all",),
         formats=("smallest",),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, parameters
 from mlflow_compress.config.policy import read_policy
 from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read
@@ -19,6 +18,7 @@ from mlflow_compress.reporting.page.explorer import changes_of
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.stages.evaluation.eval_metadata import read_metadata
 from mlflow_compress.stages.evaluation.result_files import stored_results
+from mlflow_compress.stages.model_names import SERVED_METHOD, compresses
 from mlflow_compress.stages.promotion.candidate_values import absent_values
 from mlflow_compress.stages.side_by_side.answer_settings import ANSWERS_RUN, finished_judge
 from mlflow_compress.stages.side_by_side.answer_similarity import answer_similarity
@@ -136,7 +136,8 @@ def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gate
         method=method,
         metrics={**metrics, **read(variant.results, gates.readings)},
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
-        compresses=METHODS.get(method).compresses,
+        compresses=compresses(method),
+        served=method == SERVED_METHOD,
         stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
         absent=absent_values(children.get("speed")),
     )

@@ -10,14 +10,17 @@ from typing import Any
 
 from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.compression.method_settings import AUTO
-from mlflow_compress.config import CompressionConfig, MainConfig, SweepConfig
+from mlflow_compress.config import CompressionConfig, MainConfig, SweepConfig, is_endpoint
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.files.yaml_text import read_yaml
 from mlflow_compress.paths import absolute_paths
-from mlflow_compress.stages.quantize import method_settings, variant_name
+from mlflow_compress.stages.main_run.checked_parameters import check_served, name_of
+from mlflow_compress.stages.model_names import SERVED_METHOD
+from mlflow_compress.stages.quantize import method_settings
 
 _AXES = {"methods": "method"}  # a name that is clearer with several values
-_IN_GRID = tuple(name for name in CompressionConfig.model_fields if name != "output_dir")
+_OF_SERVED = ("checkpoint", "served_model", "tokenizer")
+_IN_GRID = (*(name for name in CompressionConfig.model_fields if name != "output_dir"), *_OF_SERVED[1:])
 _GIVEN = ("methods", "bits", "group_size")
 
 
@@ -31,13 +34,30 @@ class Combination:
         Its short name, such as "awq-4bit-g128".
     config : MainConfig
         The parameters of its main job.
-    settings : MethodConfig
-        The method's checked settings.
+    settings : MethodConfig or None
+        The method's checked settings; None of a served model.
     """
 
     name: str
     config: MainConfig
-    settings: MethodConfig
+    settings: MethodConfig | None
+
+    @property
+    def method(self) -> str:
+        """The method that makes it."""
+        return SERVED_METHOD if self.settings is None else self.config.compression.method
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """The method's settings by name; none of a served model."""
+        return {} if self.settings is None else self.settings.settings()
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """What tells it from another variant of its name."""
+        if self.settings is None:
+            return {"checkpoint": self.config.compression.checkpoint, "tokenizer": self.config.served.tokenizer}
+        return {**self.own_settings, "calibration": Path(self.config.compression.calibration).name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +90,32 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], list[LeftOut]]
     found: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, LeftOut] = {}
     for asked in _asked(config):
-        method, given = asked["method"], _own(asked)
+        method, given = asked.get("method", SERVED_METHOD), _own(asked)
         try:
             variant = absolute_paths(config.main_config(**given))
-            settings = method_settings(variant.quantize_config)
-            METHODS.get(method).require_backend(settings)
+            settings = _settings(variant)
         except (UnsupportedError, MissingDependencyError) as error:
             name = _described(given)
             left_out.setdefault(name, LeftOut(name=name, method=method, reason=str(error)))
             continue
-        key = (method, repr((settings, variant.compression.calibration)))
-        name = variant_name(variant.quantize_config)
+        known = variant.served if settings is None else variant.compression.calibration
+        key = (method, repr((settings, variant.compression.checkpoint, known)))
+        name = name_of(variant)
         found.setdefault(key, Combination(name=name, config=variant, settings=settings))
     if not found:
         reasons = [f"{one.name}: {one.reason}" for one in left_out.values()]
         raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
     return _with_own_names(found.values()), list(left_out.values())
+
+
+def _settings(variant: MainConfig) -> MethodConfig | None:
+    """Return the checked settings of a variant's method; None of a served model, whose parameters are checked too."""
+    if variant.is_served:
+        check_served(variant)
+        return None
+    settings = method_settings(variant.quantize_config)
+    METHODS.get(variant.compression.method).require_backend(settings)
+    return settings
 
 
 def _asked(config: SweepConfig) -> Iterable[dict[str, str]]:
@@ -108,7 +138,7 @@ def _split(text: str) -> list[str]:
 def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Return every combination of the values, and check those that no method can take."""
     named = {_AXES.get(name, name): values for name, values in axes.items()}
-    for method in named["method"]:
+    for method in named.get("method", []):
         METHODS.get(method)
     for bits in named.get("bits", []):
         if bits != AUTO and not str(bits).isdigit():
@@ -118,6 +148,8 @@ def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return a combination without the settings that its method does not have: it then takes part once."""
+    if "method" not in asked:
+        return dict(asked)
     settings = {field.name for field in fields(METHODS.get(asked["method"]).Config)}
     return {name: value for name, value in asked.items() if name not in ("bits", "group_size") or name in settings}
 
@@ -125,7 +157,7 @@ def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _described(given: Mapping[str, Any]) -> str:
     """Return a combination in words, as in "hqq bits=5"."""
     rest = [f"{name}={value}" for name, value in given.items() if name != "method" and value != AUTO]
-    return " ".join([given["method"], *rest])
+    return " ".join([given.get("method", SERVED_METHOD), *rest])
 
 
 def _with_own_names(every: Iterable[Combination]) -> list[Combination]:
@@ -139,9 +171,8 @@ def _with_own_names(every: Iterable[Combination]) -> list[Combination]:
 
 
 def _renamed(one: Combination, same: list[Combination]) -> Combination:
-    mine = {**one.settings.settings(), "calibration": Path(one.config.compression.calibration).name}
-    others = [{**o.settings.settings(), "calibration": Path(o.config.compression.calibration).name} for o in same]
-    differing = [f"{name}={value}" for name, value in mine.items() if any(o[name] != value for o in others)]
+    others = [other.shown for other in same]
+    differing = [f"{name}={value}" for name, value in one.shown.items() if any(o[name] != value for o in others)]
     return Combination(name=f"{one.name} ({', '.join(differing)})", config=one.config, settings=one.settings)
 
 
@@ -165,9 +196,14 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
     allowed = (*_AXES, *_IN_GRID)
     if unknown := [name for name in entry if name not in allowed]:
         raise ConfigError("An entry of the grid has a parameter that is no axis", allowed=allowed, got=unknown[0])
-    if ("method" in entry) == ("methods" in entry):
-        raise ConfigError("Every entry of the grid needs 'method' or 'methods'", got=dict(entry))
     axes = {name: value if isinstance(value, list) else [value] for name, value in entry.items()}
+    served = [is_endpoint(str(checkpoint)) for checkpoint in axes.get("checkpoint", [])]
+    if any(served):
+        if not all(served) or (unused := [name for name in entry if name not in _OF_SERVED]):
+            got = dict(entry) if not all(served) else unused[0]
+            raise ConfigError("An entry of the grid for served models has something else", allowed=_OF_SERVED, got=got)
+    elif ("method" in entry) == ("methods" in entry):
+        raise ConfigError("Every entry of the grid needs 'method' or 'methods'", got=dict(entry))
     if empty := [name for name, values in axes.items() if not values or None in values]:
         raise ConfigError("An axis of the grid has no values", got=empty[0])
     return axes

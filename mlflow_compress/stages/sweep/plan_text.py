@@ -21,10 +21,11 @@ def plan_text(plan: SweepPlan) -> str:
 def _row(plan: SweepPlan, variant: PlannedVariant) -> tuple[str, str, str]:
     time = "unknown" if variant.seconds is None else f"about {duration(variant.seconds)}"
     size = bytes_text(int(plan.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
+    on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}" if variant.size_bytes != 0 else "served"
     return (
         variant.name,
         time if variant.finished_run is None else f"finished, run {variant.finished_run[:8]}",
-        f"{'at most' if variant.size_bytes is None else 'about'} {size}",
+        on_disk,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_compress.compression.method import METHODS
@@ -12,10 +13,12 @@ from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.stages.evaluate import readable
 from mlflow_compress.stages.evaluation.baseline import evaluation_id
-from mlflow_compress.stages.evaluation.open_models import open_baseline
-from mlflow_compress.stages.main import resolved_parameters
+from mlflow_compress.stages.evaluation.open_models import OpenModel, open_baseline, open_variant
+from mlflow_compress.stages.evaluation.served import check_same_model, facts
+from mlflow_compress.stages.main_run.checked_parameters import resolved_parameters
 from mlflow_compress.stages.main_run.variant_key import variant_key
 from mlflow_compress.stages.model_names import folder_or_hub, model_path
 from mlflow_compress.stages.quantize import checkpoint_folder
@@ -38,11 +41,14 @@ class PreparedVariant:
         What its main run logs as parameters, with "auto" resolved.
     key : str
         See `variant_key`.
+    served : mapping of str to object, or None
+        What the server of a served variant says now (see `evaluation.served.facts`).
     """
 
     asked: Combination
     known: dict[str, object]
     key: str
+    served: Mapping[str, object] | None = None
 
     @property
     def name(self) -> str:
@@ -52,12 +58,23 @@ class PreparedVariant:
     @property
     def method(self) -> str:
         """Its method."""
-        return self.asked.config.compression.method
+        return self.asked.method
 
     def finished_run(self, tracker: Tracker) -> str | None:
-        """Return the newest finished main run that holds its results; None where it is to be made."""
+        """Return the newest finished main run that holds its results; None where it is to be made.
+
+        Raises
+        ------
+        AlignmentError
+            Its server has another model under the name now.
+        """
         found = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
-        return str(found[0].info.run_id) if found else None
+        if not found:
+            return None
+        run_id = str(found[0].info.run_id)
+        if self.served is not None:
+            check_same_model(self.served, tracker.fetch_json(tracker.child_ids(run_id)["evaluate"], run_names.FACTS))
+        return run_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +115,28 @@ def prepare(config: SweepConfig, chosen: list[Combination], store: Store) -> Pre
     evaluation = evaluation_id(base, read, first.evaluate_config())
     variants = []
     for one, calibration in zip(chosen, calibrations, strict=True):
+        known = resolved_parameters(one.config, calibration)
+        if one.settings is None:
+            served = facts(_served(one, base))
+            key = variant_key(one.config, str(served["weights"]), evaluation)
+            variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
+            continue
         texts = calibration.rendered(source.tokenizer()) if calibration else []
         folder = checkpoint_folder(one.config.quantize_config, one.settings, source, texts)
-        variants.append(
-            PreparedVariant(
-                asked=one,
-                known=resolved_parameters(one.config, calibration),
-                key=variant_key(one.config, folder, evaluation),
-            )
-        )
+        key = variant_key(one.config, folder.name, evaluation)
+        variants.append(PreparedVariant(asked=one, known=known, key=key))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
 
 
+def _served(one: Combination, base: OpenModel) -> ServedModel:
+    """Return a served variant, after its server was asked what it can: one that cannot be used is refused now."""
+    found = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base)
+    assert isinstance(found, ServedModel)
+    return found
+
+
 def _calibration(one: Combination) -> CalibrationSet | None:
-    if not METHODS.get(one.config.compression.method).needs_calibration:
+    if one.settings is None or not METHODS.get(one.config.compression.method).needs_calibration:
         return None
     return kept(
         ("calibration", one.config.compression.calibration), lambda: calibration_set(one.config.quantize_config)

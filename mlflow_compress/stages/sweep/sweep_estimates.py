@@ -36,7 +36,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tr
                 method=variant.method,
                 finished_run=finished,
                 seconds=None if finished else _seconds(config, variant, evaluated, tracker),
-                size_bytes=size_estimate(prepared.source, base_bytes, variant.asked.settings),
+                size_bytes=_size(prepared.source, base_bytes, variant.asked.settings),
             )
         )
     return SweepPlan(
@@ -47,6 +47,11 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tr
         base_size_bytes=base_bytes,
         copies=2 if logged else 1,
     )
+
+
+def _size(source: SourceModel, base_bytes: int, settings: MethodConfig | None) -> float | None:
+    """Return the estimated bytes of a variant on this disk: none of a served model."""
+    return 0.0 if settings is None else size_estimate(source, base_bytes, settings)
 
 
 def size_estimate(source: SourceModel, base_bytes: int, settings: MethodConfig) -> float | None:
@@ -83,6 +88,7 @@ def _seconds(
     """Return the estimated duration of a variant: its method's compression, and evaluation and judge as before."""
     tags = {run_names.BASE_MODEL: model_label(config.source.model), run_names.METHOD: variant.method}
     same_method = tracker.find_finished("main", **tags)[:_RUNS]
-    compressed = _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
+    served = variant.asked.settings is None
+    compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
     needed = [compressed, evaluated.get("evaluate"), *([evaluated.get("judge")] if config.judge else [])]
     return None if any(seconds is None for seconds in needed) else sum(seconds or 0.0 for seconds in needed)

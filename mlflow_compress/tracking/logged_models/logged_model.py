@@ -46,8 +46,10 @@ class VariantEntry:
     ----------
     name : str
         The variant's name.
-    checkpoint : Path
-        The checkpoint's folder.
+    checkpoint : Path or None
+        The checkpoint's folder; None of a served model.
+    served : mapping of str to str, optional
+        Who serves what where, and the run that has measured it; None of a checkpoint.
     checkpoint_sha256 : str
         Distinguishes it from other checkpoints of that name.
     weight_files : mapping of str to str
@@ -63,20 +65,30 @@ class VariantEntry:
     """
 
     name: str
-    checkpoint: Path
+    checkpoint: Path | None
     checkpoint_sha256: str
     weight_files: Mapping[str, str]
     dtype: str
     params: Mapping[str, object]
     tags: Mapping[str, str]
     log_weights: str = "auto"
+    served: Mapping[str, str] | None = None
 
     @property
     def keeps_weights(self) -> bool:
         """Whether the checkpoint's files are stored with the model."""
+        if self.checkpoint is None:
+            return False
         if self.log_weights != "auto":
             return self.log_weights == "true"
         return sum(path.stat().st_size for path in self.checkpoint.rglob("*") if path.is_file()) <= AUTO_LIMIT
+
+    @property
+    def storage(self) -> str:
+        """Where the weights are: see `run_names.WEIGHTS`."""
+        if self.checkpoint is None:
+            return "served"
+        return "logged" if self.keeps_weights else "reference"
 
 
 def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
@@ -92,7 +104,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     entry : VariantEntry
     """
     client = tracker.client
-    storage = "logged" if entry.keeps_weights else "reference"
+    storage = entry.storage
     identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
     run = client.get_run(run_id)
     for output in run.outputs.model_outputs:
@@ -102,6 +114,9 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     if storage == "reference":
         note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
         reference = {run_names.CHECKPOINT: str(entry.checkpoint)}
+    if entry.served is not None:
+        note = f"No weights are stored here: {entry.served['served_model']} is served at {entry.served['endpoint']}."
+        reference = dict(entry.served)
     model = client.create_logged_model(
         run.info.experiment_id,
         name="".join("-" if c in _RESERVED else c for c in entry.name),
@@ -126,7 +141,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
 def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path:
     """Save the MLflow model without its weights, and return its folder."""
     description = folder / "variant.json"
-    checkpoint = _CHECKPOINT if storage == "logged" else str(entry.checkpoint)
+    checkpoint = _CHECKPOINT if storage == "logged" else None if entry.checkpoint is None else str(entry.checkpoint)
     description.write_text(
         json.dumps(
             {
@@ -134,6 +149,7 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
                 "checkpoint": checkpoint,
                 "weight_files": dict(entry.weight_files),
                 "dtype": entry.dtype,
+                **({} if entry.served is None else {"served": dict(entry.served)}),
             },
             indent=2,
         ),

@@ -28,15 +28,19 @@ BY_METHOD = {
 GGUF = ("gguf", "llama-cpp-python")
 
 
-def requirements(checkpoint: Path) -> list[str]:
+def requirements(checkpoint: Path | None) -> list[str]:
     """Return `name==version` of every package that loads and scores a checkpoint, in the installed versions.
+
+    A served model (None) has no checkpoint, and so no packages of a format.
 
     Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it. A package of the
     checkpoint's format that is not installed is left out, because the checkpoint was evaluated without it.
     """
-    config = read_json_object(checkpoint / "config.json", error=CheckpointError)
-    method = str((config.get("quantization_config") or {}).get("quant_method"))
-    optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
+    optional: list[str] = []
+    if checkpoint is not None:
+        config = read_json_object(checkpoint / "config.json", error=CheckpointError)
+        method = str((config.get("quantization_config") or {}).get("quant_method"))
+        optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
     pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ALWAYS]
     for name in optional:
         try:

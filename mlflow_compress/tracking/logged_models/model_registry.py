@@ -14,6 +14,7 @@ from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
+_TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
 _RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
 
 
@@ -118,12 +119,14 @@ def register(tracker: Tracker, name: str, run: Run) -> str:
     where = {
         "logged": "Weights: stored with the model.",
         "reference": f"Weights: by reference, loads only where the folder {tags.get(run_names.CHECKPOINT)} is.",
+        "served": f"Weights: none here. Served as {tags.get('served_model')} at {tags.get('endpoint')} by "
+        f"{tags.get('server')}; its numbers are those of run {tags.get(run_names.EVALUATE_RUN)}.",
     }.get(model.tags.get(run_names.WEIGHTS, ""), "")
     content = {
         "source": f"models:/{model.model_id}",
         "run_id": run.info.run_id,
         "model_id": model.model_id,
-        "tags": {k: tags[k] for k in (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS) if k in tags},
+        "tags": {k: tags[k] for k in _TAGS if k in tags},
         "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
         "await_creation_for": 0,
     }

@@ -30,6 +30,13 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
         description = Path(context.artifacts["variant"])
         variant = read_json_object(description, error=CheckpointError)
+        if variant["weights"] == "served":
+            served = variant["served"]
+            raise CheckpointError(
+                "This model was evaluated where it is served, and has no weights here",
+                got=served["served_model"],
+                fix=f"Ask the server at {served['endpoint']} for it",
+            )
         folder = description.parent / variant["checkpoint"]  # an absolute path stays what it is
         if variant["weights"] == "reference" and not (folder / MANIFEST_FILE).is_file():
             raise CheckpointError(
