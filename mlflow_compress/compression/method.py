@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -113,6 +113,8 @@ class Method(ABC):
     """False for a control, which does not change the weights and can never be promoted."""
     extra: ClassVar[str | None] = None
     """Extra of this package that installs `requires`, where the plain installation does not."""
+    for_single_layers: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which all layers are stored alike, where the method's own choice is several formats."""
     runs_in: ClassVar[tuple[str, ...]] = ()
     """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
 

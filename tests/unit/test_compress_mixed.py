@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression.gguf.gguf_model import MAX_NATIVE_KL
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE, MixedConfig
+from mlflow_compress.compression.probe import compare
 from mlflow_compress.compression.shared.mixed_recipe import MixedRecipe, format_parts
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import gguf_file
+from mlflow_compress.models.architectures.native_gguf import open_native
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
@@ -23,6 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CALIBRATION = {"calibration_samples": 4, "calibration_length": 64}
 Made = Callable[..., Path]
+
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +48,9 @@ def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def described(text: str) -> dict[str, Any]:
     method, bits = format_parts(text)
-    grouped = {} if method in ("fp8", "gguf") else {"group_size": 32}
-    return {"method": method, **grouped, **({} if bits == "auto" else {"bits": int(bits)})}
+    own = {"rtn": {"group_size": 32}, "gptq": {"group_size": 32}, "awq": {"group_size": 32}}.get(method, {})
+    own = {"mix": "pure"} if method in ("gguf-k", "gguf-imatrix") else own
+    return {"method": method, **own, **({} if bits == "auto" else {"bits": int(bits)})}
 
 
 def written(base: Path, folder: Path, formats: list[str]) -> MixedRecipe:
@@ -77,6 +89,50 @@ def test_a_layer_is_what_its_format_alone_makes_of_it(base: Path, tmp_path: Path
         for layer in recipe.layers_of(name):
             assert torch.equal(found[layer], expected[layer])
             assert bytes_of_layers(headers, [layer]) == bytes_of_layers(sizes, [layer])
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize(
+    "formats", [["gguf-k:3", "gguf:8", "none", "gguf-k:2"], ["gguf-imatrix:4", "gguf-k:6", "gguf:4"]], ids=str
+)
+def test_tensors_of_one_gguf_file_are_those_of_the_uniform_files(tmp_path: Path, formats: list[str]) -> None:
+    """llama.cpp quantizes each tensor alone: type and bytes are those of the file in which all layers have its type."""
+    base = make_llama(tmp_path / "base", hidden_size=256, intermediate_size=256, num_attention_heads=4)
+    recipe = written(base, tmp_path, formats)
+    out = mixed(base, tmp_path)
+    names = [gguf_file.to_gguf_name(f"{n}.weight", architecture="llama", n_layers=2) for n in recipe.layers]
+    by_layer = dict(zip(recipe.layers, names, strict=True))
+    found = {tensor.name: tensor for tensor in GGUFReader(out / "model.gguf").tensors}
+    for name in formats:
+        if name == "none":
+            kept = {found[by_layer[layer]].tensor_type.name for layer in recipe.layers_of(name)}
+            assert kept == {"BF16"}  # the base's
+            continue
+        uniform, settings = tmp_path / name.replace(":", "-"), described(name)
+        method = settings.pop("method")
+        calibration = CALIBRATION if method == "gguf-imatrix" else {}
+        compress_model(str(base), method, method_config(method, **settings, **calibration), TEXT, uniform)
+        expected = {tensor.name: tensor for tensor in GGUFReader(uniform / "model.gguf").tensors}
+        assert recipe.layers_of(name)
+        for layer in recipe.layers_of(name):
+            one, other = found[by_layer[layer]], expected[by_layer[layer]]
+            assert one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
+    # llama.cpp loads the file, and computes the same within its own rounding of activations.
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.inference_mode():
+        native = open_native(out)(input_ids=ids).logits
+        plain = load_model(LoadConfig(path=str(out), device="cpu")).model(input_ids=ids).logits
+    assert compare(plain.flatten(0, 1), native.flatten(0, 1)).kl_mean < MAX_NATIVE_KL
+
+
+@needs_llama_cpp
+def test_a_mix_of_types_is_no_format_of_single_layers(tmp_path: Path) -> None:
+    base = make_llama(tmp_path / "base", hidden_size=256, intermediate_size=256, num_attention_heads=4)
+    recipe = written(base, tmp_path, ["gguf-k:3", "gguf:8"])
+    recipe.formats["gguf-k:3"]["mix"] = "L"
+    recipe.write(tmp_path / "recipe.json")
+    with pytest.raises(ConfigError, match=r"mixes no types. Allowed: mix=pure. Got: 'L'"):
+        mixed(base, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])

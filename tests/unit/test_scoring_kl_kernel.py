@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels.logit_stats import compute_kl, compute_logit_stats
+from mlflow_compress.scoring.kernels.logit_stats import KlBaseline, compute_kl, compute_logit_stats
 
 
 def pair(n: int, width: int, scale: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +20,7 @@ def pair(n: int, width: int, scale: float, seed: int = 0) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("scale", [1e-4, 0.05, 3.0])
 def test_kl_alone_is_that_of_all_statistics(width: int, scale: float) -> None:
     logits, base = pair(17, width, scale)
-    kl, top = compute_kl(logits, base)
+    kl, top = compute_kl(logits, KlBaseline(base))
     wanted = compute_logit_stats(logits, base)
     p, q = (torch.log_softmax(x.double(), dim=1) for x in (base, logits))
     truth = (p.exp() * (p - q)).sum(dim=1)
@@ -30,10 +30,18 @@ def test_kl_alone_is_that_of_all_statistics(width: int, scale: float) -> None:
     assert torch.equal(top, wanted.argmax) and torch.equal(top, logits.argmax(dim=1))
 
 
+def test_one_baseline_serves_many_models() -> None:
+    base = pair(9, 300, 0.0)[1]
+    shared = KlBaseline(base)
+    for seed in range(3):
+        logits = base + 0.1 * torch.randn(base.shape, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(compute_kl(logits, shared)[0], compute_kl(logits, KlBaseline(base.clone()))[0])
+
+
 def test_equal_rows_give_exactly_zero_and_ties_the_lowest_token() -> None:
     logits, _ = pair(5, 300, 0.0)
     logits[:, [200, 7]] = 50.0
-    kl, top = compute_kl(logits, logits.clone())
+    kl, top = compute_kl(logits, KlBaseline(logits.clone()))
     assert (kl == 0).all() and (top == 7).all()
 
 
@@ -43,7 +51,7 @@ def test_tokens_of_probability_zero_take_the_stable_way() -> None:
     base[1, 5] = -torch.inf
     base[2, :] = -200.0
     base[2, 9] = 0.0
-    kl, _ = compute_kl(logits, base)
+    kl, _ = compute_kl(logits, KlBaseline(base))
     wanted = compute_logit_stats(logits, base).distances["kl"]
     assert np.isfinite(kl.numpy()).all() and torch.allclose(kl, wanted, rtol=1e-5)
 
@@ -54,4 +62,4 @@ def test_logits_that_are_not_numbers_are_refused(bad: float, side: int) -> None:
     both = pair(3, 64, 0.1)
     both[side][1, 8] = bad
     with pytest.raises(CheckpointError, match="NaN or infinite"):
-        compute_kl(*both)
+        compute_kl(both[0], KlBaseline(both[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -29,7 +30,13 @@ from mlflow_compress.reporting.searched.search_tables import (
 )
 from mlflow_compress.results import SearchedVariant
 from mlflow_compress.stages.searching.held_out import UnitKl, _windows
-from mlflow_compress.stages.searching.search_space import candidates, limits_of, recipe_variant, require_in_reach
+from mlflow_compress.stages.searching.search_space import (
+    candidates,
+    limits_of,
+    recipe_variant,
+    require_in_reach,
+    require_mixable,
+)
 from mlflow_compress.stages.searching.swap_costs import joined, search_text
 
 SOURCE = resolve(str(demo.MODEL_DIR))
@@ -42,6 +49,18 @@ def test_formats_are_variants_with_the_settings_of_their_methods() -> None:
     assert found[0].calibration_samples == 8 and found[1].calibration_samples == 0
     assert found[0].described["group_size"] == 64 and "seed" not in found[0].described
     assert not found[0].uniform.config.judge
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'")
+def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
+    config = SearchConfig(formats="gguf-k:3,gguf:8", method_args="native=true")
+    found, _ = candidates(config)
+    assert [one.uniform.name for one in found] == ["gguf-q3_k-pure-native", "gguf-q8_0-native"]
+    assert found[0].described["mix"] == "pure" and found[0].described["native"] is True
+    require_mixable(config, found, SOURCE)
+    mixed, _ = candidates(SearchConfig(formats="gguf-k:3,gguf-k:4", method_args="mix=M"))
+    with pytest.raises(ConfigError, match="mixes no types"):
+        require_mixable(config, mixed, SOURCE)
 
 
 @pytest.mark.parametrize(

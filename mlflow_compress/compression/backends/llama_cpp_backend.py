@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import tempfile
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.gguf.for_tensors import ForTensors
 from mlflow_compress.compression.method import CompressionJob, Method, require_bits
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 BITS = (6, 5, 4, 3, 2)
 MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
+PURE = "pure"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +33,27 @@ class KQuantConfig(gguf_model.BaseGgufConfig):
 
     bits: int = 4
     """Bits of most weights; `Q4_K_M` is 4 bits with mix M."""
-    mix: Literal["L", "M", "S"] = "M"
-    """How many sensitive layers get more bits: large, medium or small. Q6_K and Q2_K have only one mix."""
+    mix: Literal["L", "M", "S", "pure"] = "M"
+    """How many sensitive layers get more bits: large, medium or small. Q6_K and Q2_K have only one mix. "pure": none.
+    A recipe with formats for single layers, such as `search` makes, has pure ones only."""
     embeddings: bool = False
     """Quantize the embeddings and the head too, as in files made by llama.cpp."""
 
     def __post_init__(self) -> None:
         """Raise an error for bits and mixes without a GGUF type."""
         require_bits("gguf-k", self.bits, BITS)
-        if self.mix not in MIXES[self.bits]:
-            raise ConfigError(
-                f"There is no {self.bits}-bit K-quant of this mix", allowed=MIXES[self.bits], got=self.mix
-            )
+        mixes = (*MIXES[self.bits], PURE)
+        if self.mix not in mixes:
+            raise ConfigError(f"There is no {self.bits}-bit K-quant of this mix", allowed=mixes, got=self.mix)
 
     @property
     def type_name(self) -> str:
-        """llama.cpp's name of the type, for example ``Q4_K_M``."""
-        return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{self.mix}"
+        """llama.cpp's name of the type, for example ``Q4_K_M``; of pure files that of mix M."""
+        mix = "M" if self.mix == PURE else self.mix
+        return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{mix}"
 
 
-class KQuantMethod(Method):
+class KQuantMethod(ForTensors, Method):
     """Base of the methods whose file is written by llama.cpp's own quantizer.
 
     transformers computes with the dequantized values; with `native`, llama.cpp computes.
@@ -61,34 +64,66 @@ class KQuantMethod(Method):
     supported_bits = BITS
     requires = (gguf_model.PACKAGE,)
     extra = gguf_model.EXTRA
+    for_single_layers: ClassVar[Mapping[str, Any]] = {"mix": PURE}
 
     def label(self, config: Any) -> str:
         """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
-        kind = f"{self.name.removesuffix('-k')}-{config.type_name.lower()}"
+        kind = f"Q{config.bits}_K-{PURE}" if config.mix == PURE else config.type_name
+        kind = f"{self.name.removesuffix('-k')}-{kind.lower()}"
         return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise an error as `gguf` does, and for rows that are not complete blocks: llama.cpp would use other types."""
         gguf_model.require_known(source, BLOCK)
 
-    @abstractmethod
-    def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
-        """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
+    def tensor_type(self, config: Any) -> str:
+        """Return the K-quant of these bits."""
+        if config.mix != PURE:
+            raise ConfigError("A format of single layers mixes no types", allowed=f"mix={PURE}", got=config.mix)
+        return f"Q{config.bits}_K"
+
+    def file_type(self, config: Any) -> str:
+        """Return the name of the type."""
+        return f"MOSTLY_{config.type_name}"
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Write the base as GGUF, let llama.cpp quantize the file, and return the new file's logits."""
-        import gguf
-
-        model, path = gguf_model.load(job), job.folder / gguf_file.FILE
-        plain = gguf_model.plain_kind(job.source.dtype)
-        tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
+        model = gguf_model.load(job)
         importance = self.importance(job, model)
-        with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
-            full = Path(scratch) / gguf_file.FILE
-            gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
-            embedding_type = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
-            quantize_file(full, path, gguf.LlamaFileType[f"MOSTLY_{job.config.type_name}"], embedding_type, importance)
-        return gguf_model.file_logits(job, model, path)
+        return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
+
+
+def quantized_logits(
+    job: CompressionJob,
+    model: Any,
+    file_type: str,
+    importance: Mapping[str, np.ndarray[Any, Any]] | None,
+    *,
+    pure: bool,
+    types: Mapping[str, str] | None = None,
+) -> torch.Tensor:
+    """Write a model as GGUF, let llama.cpp quantize the file, and return the new file's logits.
+
+    Parameters
+    ----------
+    job : CompressionJob
+    model : transformers model
+        What `gguf_model.load` gives.
+    file_type, importance, pure, types
+        As in `quantize_file`.
+    """
+    import gguf
+
+    path, plain = job.folder / gguf_file.FILE, gguf_model.plain_kind(job.source.dtype)
+    tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
+    with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
+        full = Path(scratch) / gguf_file.FILE
+        gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
+        embedding_type = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
+        quantize_file(
+            full, path, gguf.LlamaFileType[file_type], embedding_type, importance, pure=pure, types=types or {}
+        )
+    return gguf_model.file_logits(job, model, path)
 
 
 def quantize_file(
@@ -97,6 +132,9 @@ def quantize_file(
     file_type: int,
     embedding_type: int | None = None,
     importance: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    *,
+    pure: bool = False,
+    types: Mapping[str, str] | None = None,
 ) -> None:
     """Quantize a GGUF file with `llama_model_quantize`.
 
@@ -110,6 +148,10 @@ def quantize_file(
         `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp chooses both.
     importance : mapping or None
         The importance matrix: float32, shape (in_features,), by GGUF tensor name.
+    pure : bool
+        Give no layer another type than the file's.
+    types : mapping of str to str, optional
+        GGUF types of single tensors by their names: ``{"blk.0.attn_q.weight": "Q6_K"}``.
 
     Raises
     ------
@@ -120,12 +162,14 @@ def quantize_file(
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = int(file_type)
+    settings.ftype, settings.pure = int(file_type), pure
     if embedding_type is not None:
         settings.token_embedding_type, settings.quantize_output_tensor = embedding_type, False
     entries = _entries(importance) if importance is not None else None
     if entries is not None:
         settings.imatrix = entries
+    if types:
+        settings.tt_overrides = _overrides(types)
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)) != 0:
         raise UnsupportedError("llama.cpp could not quantize the model", got=gguf.LlamaFileType(file_type).name)
 
@@ -141,3 +185,14 @@ def _entries(importance: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         entry.name, entry.size = name.encode(), numbers.size
         entry.data = (ctypes.c_float * numbers.size)(*numbers)
     return entries
+
+
+def _overrides(types: Mapping[str, str]) -> Any:
+    """Return types of single tensors as a C array for llama.cpp; an entry without a pattern marks its end."""
+    import gguf
+    import llama_cpp
+
+    found = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
+    for entry, (name, kind) in zip(found, types.items(), strict=False):
+        entry.pattern, entry.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
+    return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.gguf.for_tensors import ForTensors
 from mlflow_compress.compression.method import CompressionJob, Method, register, require_bits
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.source_model import SourceModel
@@ -32,7 +33,7 @@ class GgufConfig(gguf_model.BaseGgufConfig):
 
 
 @register
-class Gguf(Method):
+class Gguf(ForTensors, Method):
     """Symmetric round-to-nearest in blocks of 32; transformers computes with the dequantized values of the file.
 
     llama.cpp also rounds activations to 8 bits on many devices, which adds to the distance measured here. With `native`
@@ -64,18 +65,29 @@ class Gguf(Method):
         """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
         gguf_model.require_known(source, BLOCK)
 
+    def tensor_type(self, config: Any) -> str:
+        """Return the block type of these bits."""
+        return f"Q{config.bits}_0"
+
+    def file_type(self, config: Any) -> str:
+        """Return the name of the type."""
+        return f"MOSTLY_Q{config.bits}_0"
+
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize, write the file, and return its logits."""
         import gguf
 
         model, path = gguf_model.load(job), job.folder / gguf_file.FILE
         blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
-        quantized, plain = gguf.GGMLQuantizationType[f"Q{job.config.bits}_0"], gguf_model.plain_kind(job.source.dtype)
+        quantized, plain = (
+            gguf.GGMLQuantizationType[self.tensor_type(job.config)],
+            gguf_model.plain_kind(job.source.dtype),
+        )
 
         def kind_of(name: str, parameter: Any) -> Any:
             module, _, part = name.rpartition(".")
             return quantized if part == "weight" and module in blocks else plain(parameter)
 
         tensors = gguf_model.tensors_of(model, kind_of)
-        gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{job.config.bits}_0"], tensors, path)
+        gguf_model.save(job, model, gguf.LlamaFileType[self.file_type(job.config)], tensors, path)
         return gguf_model.file_logits(job, model, path)

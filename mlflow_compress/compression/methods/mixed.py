@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.backends.llama_cpp_backend import quantized_logits
 from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression.gguf.for_tensors import ForTensors
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, CompressionJob, Method, register
 from mlflow_compress.compression.methods.gguf import Gguf
 from mlflow_compress.compression.shared.for_layers import ForLayers
@@ -62,6 +64,7 @@ class Mixed(Method):
 
     Methods of llm-compressor can be combined, but for `awq`, which rescales neighbouring layers together. The layers
     of one method are quantized in one pass: `gptq` sees what the layers before have become, whatever their format.
+    Methods that write GGUF can be combined with each other; K-quants are written by llama.cpp's own quantizer.
     """
 
     name = "mixed"
@@ -96,10 +99,10 @@ class Mixed(Method):
         for name, one in config.formats.items():
             method = methods[one.method]
             other_backend = getattr(one.config, "backend", "llmcompressor") != "llmcompressor"
-            if other_backend or not isinstance(method, ForLayers | Gguf):
+            if other_backend or not isinstance(method, ForLayers | ForTensors):
                 raise UnsupportedError(
                     f"Method {one.method!r} cannot be applied to some layers only",
-                    allowed=[key for key, known in METHODS.items() if isinstance(known, ForLayers | Gguf)],
+                    allowed=[key for key, known in METHODS.items() if isinstance(known, ForLayers | ForTensors)],
                     got=name,
                 )
             method.require_backend(one.config)
@@ -107,12 +110,15 @@ class Mixed(Method):
                 raise UnsupportedError("A recipe has formats of linear layers only", got=f"{name} with embeddings")
             layers = {layer: source.linear[layer] for layer in config.content.layers_of(name)}
             method.check(one.config, replace(source, linear=layers))
-        alone = [name for name, method in methods.items() if getattr(method, "rescales", True)]
-        if alone and len(methods) > 1:
+            if isinstance(method, ForTensors):
+                method.tensor_type(one.config)
+        tensors = [name for name, method in methods.items() if isinstance(method, ForTensors)]
+        alone = [name for name, method in methods.items() if getattr(method, "rescales", name in tensors)]
+        if alone and len(methods) > 1 and len(tensors) < len(methods):
             raise UnsupportedError(
                 f"Method {alone[0]!r} cannot share a checkpoint with other methods",
                 got=", ".join(sorted(methods)),
-                fix="Give formats of one method, such as awq:3,awq:4",
+                fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
         _require_equal_settings(config.formats)
 
@@ -120,7 +126,7 @@ class Mixed(Method):
         """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
         content, formats = job.config.content, job.config.formats
         content.write(job.folder / RECIPE_FILE)
-        if any(one.method == Gguf.name for one in formats.values()):
+        if any(isinstance(METHODS.get(one.method), ForTensors) for one in formats.values()):
             return _as_gguf(job, content, formats)
         methods = {one.method: METHODS.get(one.method) for one in formats.values()}
         if not any(method.needs_calibration for method in methods.values()):
@@ -170,16 +176,30 @@ def _as_gguf(job: CompressionJob, content: MixedRecipe, formats: dict[str, Layer
 
     first: Any = next(iter(formats.values())).config
     job = replace(job, config=first)
-    model, path = gguf_model.load(job), job.folder / gguf_file.FILE
-    bits = {name: one.config.settings()["bits"] for name, one in formats.items()}
+    model = gguf_model.load(job)
     plain = gguf_model.plain_kind(job.source.dtype)
+    types: dict[str, str] = {}  # by parameter
+    importance: dict[str, Any] = {}  # by GGUF's name
+    file_types: Counter[str] = Counter()
+    for name, one in formats.items():
+        method = METHODS.get(one.method)
+        assert isinstance(method, ForTensors)  # `check`
+        mine = [f"{layer}.weight" for layer in content.layers_of(name)]
+        types |= dict.fromkeys(mine, method.tensor_type(one.config))
+        file_types[method.file_type(one.config)] += len(mine)
+        if found := method.importance(job, model):
+            names = {gguf_model.gguf_name(parameter, model.config) for parameter in mine}
+            importance |= {tensor: values for tensor, values in found.items() if tensor in names}
+    file_type = file_types.most_common(1)[0][0]
 
     def kind_of(name: str, parameter: Any) -> Any:
-        module, _, part = name.rpartition(".")
-        chosen = content.layers.get(module) if part == "weight" else None
-        return gguf.GGMLQuantizationType[f"Q{bits[chosen]}_0"] if chosen in bits else plain(parameter)
+        return gguf.GGMLQuantizationType[types[name]] if name in types else plain(parameter)
 
-    tensors = gguf_model.tensors_of(model, kind_of)
-    most = Counter(bits[chosen] for chosen in content.layers.values() if chosen in bits).most_common(1)[0][0]
-    gguf_model.save(job, model, gguf.LlamaFileType[f"MOSTLY_Q{most}_0"], tensors, path)
-    return gguf_model.file_logits(job, model, path)
+    if all(one.method == Gguf.name for one in formats.values()):
+        path = job.folder / gguf_file.FILE
+        tensors = gguf_model.tensors_of(model, kind_of)
+        gguf_model.save(job, model, gguf.LlamaFileType[file_type], tensors, path)
+        return gguf_model.file_logits(job, model, path)
+    matrices = {f"{layer}.weight": model.get_submodule(layer).weight for layer in content.layers}
+    by_tensor = {gguf_model.gguf_name(name, model.config): kind_of(name, p).name for name, p in matrices.items()}
+    return quantized_logits(job, model, file_type, importance or None, pure=True, types=by_tensor)

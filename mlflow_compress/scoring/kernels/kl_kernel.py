@@ -5,7 +5,10 @@ It is the loop of `numba_kernel` without the other divergences, which takes abou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mlflow_compress.scoring.kernels.compiled_cache import cached
@@ -26,22 +29,44 @@ from mlflow_compress.scoring.kernels.numba_kernel import (
     f32,
 )
 from mlflow_compress.scoring.kernels.row_stats import KlRows
-from mlflow_compress.scoring.kernels.top_tokens import BLOCK
+from mlflow_compress.scoring.kernels.top_tokens import BLOCK, n_blocks
 
 
-def compute_kl_rows(logits: torch.Tensor, baseline: torch.Tensor) -> KlRows:
+class BaselineRows(NamedTuple):
+    """A baseline's rows, with what is the same for every model that is compared with them.
+
+    Attributes
+    ----------
+    logits : numpy.ndarray of float32, shape (n, vocab_size)
+    normal : numpy.ndarray of float64, shape (n, 3)
+        ``ln sum e^x``, the highest logit, and ``sum e^(x - highest)``.
+    """
+
+    logits: npt.NDArray[np.float32]
+    normal: npt.NDArray[np.float64]
+
+
+def baseline_rows(logits: torch.Tensor) -> BaselineRows:
+    """Return float32 rows with their normalisers."""
+    rows = logits.contiguous().numpy()
+    maxima, normal = np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), 3))
+    _run_in_threads(len(rows), lambda part: _normalise_baseline(rows[part], maxima[part], normal[part]))
+    return BaselineRows(rows, normal)
+
+
+def compute_kl_rows(logits: torch.Tensor, baseline: BaselineRows) -> KlRows:
     """Return KL(baseline || model) and the most probable token of float32 rows, without the other statistics."""
-    variant, base = logits.contiguous().numpy(), baseline.contiguous().numpy()
+    variant = logits.contiguous().numpy()
     n = len(variant)
-    (_, normal), (_, base_normal) = _empty_outputs(variant), _empty_outputs(base)
+    _, normal = _empty_outputs(variant)
     kl, top = np.empty(n, dtype=f32), np.empty(n, dtype=np.int64)
 
     def compare(part: slice) -> None:
-        _kl_of_rows(base[part], variant[part], base_normal[part], normal[part], kl[part], top[part])
+        _kl_of_rows(baseline.logits[part], variant[part], baseline.normal[part], normal[part], kl[part], top[part])
 
     _run_in_threads(n, compare)
-    normalisers = (_columns(x)[0] for x in (normal, base_normal))
-    return KlRows(torch.from_numpy(kl), torch.from_numpy(top), *normalisers)
+    base_normal = torch.from_numpy(baseline.normal[:, 0].copy())
+    return KlRows(torch.from_numpy(kl), torch.from_numpy(top), _columns(normal)[0], base_normal)
 
 
 @_sums
@@ -77,13 +102,20 @@ def _first_highest(logits, maxima):  # type: ignore[no-untyped-def]
 
 
 @cached
+def _normalise_baseline(logits, maxima, normal):  # type: ignore[no-untyped-def]
+    for i in range(len(logits)):
+        highest, total = _normalise_row(logits[i], maxima[i], normal[i])
+        normal[i, 1] = highest
+        normal[i, 2] = total
+
+
+@cached
 def _kl_of_rows(base, variant, base_normal, normal, kl, top):  # type: ignore[no-untyped-def]
-    """Write both models' ln sum e^x, the KL of every row (NaN where it is not exact), and the variant's best token."""
+    """Write the variant's ln sum e^x, the KL of every row (NaN where it is not exact), and its best token."""
     maxima = np.empty(-(-variant.shape[1] // BLOCK), dtype=f32)
     for i in range(len(variant)):
-        highest, total = _normalise_row(base[i], maxima, base_normal[i])
         _normalise_row(variant[i], maxima, normal[i])
         top[i] = _first_highest(variant[i], maxima)
         shift = f32(base_normal[i, 0] - normal[i, 0])
-        total_kl, n_far = _kl_row(base[i], variant[i], highest, total, shift)
+        total_kl, n_far = _kl_row(base[i], variant[i], f32(base_normal[i, 1]), base_normal[i, 2], shift)
         kl[i] = max(f32(total_kl), f32(0)) if n_far == 0 and np.isfinite(total_kl) else f32(np.nan)

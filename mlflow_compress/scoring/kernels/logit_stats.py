@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -67,7 +68,24 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
     return LogitStats(sums.log_normaliser, argmax, _entropies(logits, sums), distances)
 
 
-def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False)
+class KlBaseline:
+    """A baseline's logits, which many models are compared with: what is the same for all is computed once.
+
+    Attributes
+    ----------
+    logits : Tensor of float32, shape (n, vocab_size)
+    """
+
+    logits: Tensor
+
+    @cached_property
+    def rows(self) -> kl_kernel.BaselineRows:
+        """The rows with their normalisers, for the CPU."""
+        return kl_kernel.baseline_rows(self.logits.cpu())
+
+
+def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
     """Return KL(baseline || model), float64 in nats, and the model's most probable tokens; both shape (n,), on the CPU.
 
     They are those of `compute_logit_stats` within rounding; the other statistics are not computed. Equal rows give
@@ -79,13 +97,15 @@ def compute_kl(logits: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
         When a row has a NaN or +inf logit, or no finite one.
     """
     if logits.device.type != "cpu":
-        sums = _sums(logits, baseline)
-        return _distances(logits, baseline, sums)["kl"], most_probable(logits, sums.maxima).cpu()
-    found = kl_kernel.compute_kl_rows(logits, baseline)
+        base = baseline.logits.to(logits.device)
+        sums = _sums(logits, base)
+        return _distances(logits, base, sums)["kl"], most_probable(logits, sums.maxima).cpu()
+    found = kl_kernel.compute_kl_rows(logits, baseline.rows)
     _require_finite(found.log_normaliser, found.base_log_normaliser)
     kl = found.kl
     for row in _unsure(kl[None], logits.shape[1]):
-        kl[row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))[0]
+        both = (x[row] for x in (torch.from_numpy(baseline.rows.logits), logits))
+        kl[row] = stable_divergences(*(torch.log_softmax(x, dim=1) for x in both))[0]
     return kl.double(), found.top
 
 

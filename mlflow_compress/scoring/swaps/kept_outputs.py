@@ -95,7 +95,7 @@ class KeptOutputs:
 
     def compute(self, unit: PaddedBatch) -> Tensor:
         """Run the whole batch, keep what is passed, and return the head's inputs."""
-        self._kept.clear()
+        # What is kept of the last batch is replaced piece by piece: memory that is freed at once is slow to come back.
         if self.whole_model_reason is not None:
             return self._body.run(unit)
         with ExitStack() as hooks:

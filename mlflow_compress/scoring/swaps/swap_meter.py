@@ -18,7 +18,7 @@ from mlflow_compress.scoring.checkpointing.journal import Arrays
 from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
-from mlflow_compress.scoring.kernels.logit_stats import compute_kl
+from mlflow_compress.scoring.kernels.logit_stats import KlBaseline, compute_kl
 from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.units import PaddedBatch
 from mlflow_compress.scoring.scoring_config import default_limits
@@ -170,7 +170,7 @@ class SwapMeter:
     ) -> Arrays:
         """Return KL and most probable token of every scored token of a batch, each shape (n_rows, n_swaps)."""
         states = kept.compute(unit)
-        logits = [chunk.clone() for chunk in self._logits(self._runner.head, states)]
+        logits = [KlBaseline(chunk.clone()) for chunk in self._logits(self._runner.head, states)]
         columns = []
         for swap, start in zip(swaps, starts, strict=True):
             with swapped(self._body.model, swap):
@@ -203,8 +203,8 @@ def _runner(loaded: LoadedModel) -> ModelRunner:
     return ModelRunner(body, head)
 
 
-def _compared(moved: Iterator[Tensor], baseline: Sequence[Tensor]) -> Arrays:
-    found = [compute_kl(logits, base.to(logits.device)) for logits, base in zip(moved, baseline, strict=True)]
+def _compared(moved: Iterator[Tensor], baseline: Sequence[KlBaseline]) -> Arrays:
+    found = [compute_kl(logits, base) for logits, base in zip(moved, baseline, strict=True)]
     kl, top = (torch.cat(values).numpy() for values in zip(*found, strict=True))
     return {"kl": kl, "top": top.astype(np.int32)}
 

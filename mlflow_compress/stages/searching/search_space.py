@@ -80,8 +80,11 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
 def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     method, bits = format_parts(name)
     known = METHODS.get(method).Config.__dataclass_fields__
-    given = {"bits": bits, "group_size": config.space.group_size}
-    variant = config.main_config(method=method, **{key: value for key, value in given.items() if key in known})
+    given: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
+    own = METHODS.get(method).for_single_layers
+    if own:
+        given["method_args"] = {**own, **config.space.method_args}
+    variant = config.main_config(method=method, **{k: v for k, v in given.items() if k in known or k == "method_args"})
     settings = method_settings(variant.quantize_config)
     METHODS.get(method).require_backend(settings)
     uniform = Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
