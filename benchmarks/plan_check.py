@@ -6,7 +6,8 @@ The demo is planned and scored; with `--work` and `--data` the random Llama of 5
 scored twice, in a process each: as a baseline whose states are stored, and against that store. The throughput that the
 prediction needs (`device_tflops` of `plan`) is measured before, on other items; that of a bare matrix product of the
 model's own shapes is printed beside it. Seconds are processor time, so that other work on the machine disturbs less.
-Memory is what the pass itself holds at its peak, above libraries, items and weights: anonymous memory (Linux).
+Memory is what the pass itself holds at its peak, above libraries, items and weights: anonymous memory (Linux), where
+freed blocks go back to the system. By default the C library keeps many of them for later, so that a process takes more.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.offloading import return_freed_memory
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.costs import cost_formulas as formulas
@@ -71,13 +73,14 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
     states, captures = Path(store), not Path(store).exists()
     (tasks, _, _), (others, most, shots) = SIZES[model]
     specs = ((tasks, 2, 0), SIZES[model][0], (others, int(items) or most, shots))
+    return_freed_memory()
     warm, known, asked = (suite_of(model, spec, data) for spec in specs)
     loaded = load_model(LoadConfig(path=folder, device="cpu", dtype="float32"))
     shape = model_shape(loaded.model.config, max_length=loaded.max_length)
     limits, scorer = default_limits(shape.vocabulary, on_gpu=False), Scorer(loaded, ScoringConfig(progress=False))
     run_model(scorer, warm, generations=False)  # compiles the kernels
-    work = scored_work(asked, scorer.encoder, limits["batch_tokens"])
-    first = scored_work(known, scorer.encoder, limits["batch_tokens"])
+    work = scored_work(asked, scorer.encoder, **limits)
+    first = scored_work(known, scorer.encoder, **limits)
     began = time.process_time()
     run_model(scorer, known, generations=False)
     flops = formulas.scoring_operations(shape, first) / (time.process_time() - began)
@@ -90,9 +93,7 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
         else:
             run_model(scorer, asked, generations=False, baseline=StateStore.open(states, baseline=loaded))
     seconds, size = time.process_time() - began, formulas.states_bytes(shape, work, 4)
-    memory = formulas.scoring_memory(
-        shape, work, 4, weights=0.0, head_rows=limits["head_rows"], heads=heads, captures=captures
-    )
+    memory = formulas.scoring_memory(shape, work, 4, weights=0.0, heads=heads, captures=captures)
     pairs = {
         "rows": (work.rows, StateStore.open(states).n_rows),
         "bytes of states": (size, sum(f.stat().st_size for f in states.iterdir())),

@@ -90,11 +90,12 @@ def test_deepseek_reads_37_billion_weights_a_token() -> None:
 
 def test_work_of_packs_and_batches_by_hand() -> None:
     texts = sequences([1, 2, 3, 4], [1, 2, 3, 5, 6])
-    packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9)
+    packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (packed.tokens, packed.tokens_unshared, packed.rows, packed.units) == (6, 9, 2, 1)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.longest_unit == packed.most_cached == 6 and packed.largest_mask == 6 * 6
-    padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9)
+    assert packed.longest_unit == packed.most_cached == 6 and packed.largest_mask == 6 * 6 and packed.most_rows == 2
+    assert workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).most_rows == 1  # a product has one row
+    padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (padded.tokens, padded.pairs, padded.longest_unit, padded.largest_mask) == (9, 10 + 15, 10, 0)
 
 
@@ -102,7 +103,7 @@ def test_cached_prefixes_are_counted_while_they_live() -> None:
     stem = list(range(1, 21))
     texts = sequences(*[[*stem, 30 + i, 40 + i] for i in range(8)])
     plan = plan_packs(texts, [1] * 8, batch_tokens=24, min_shared=16)
-    found = workload(plan, sum(map(len, texts)))
+    found = workload(plan, sum(map(len, texts)), 64)
     assert found.tokens == 20 + 8 * 2  # the stem once
     assert found.most_cached == 20 + 20 + max(unit.n_tokens for unit in plan.units if unit.prefix)
 
@@ -111,8 +112,9 @@ def test_work_adds_up() -> None:
     a, b = Workload(tokens=3, rows=1, longest_unit=3), Workload(tokens=4, rows=2, longest_unit=2)
     assert a + b == Workload(tokens=7, rows=3, longest_unit=3)
     assert (Workload(largest_mask=5) + Workload(largest_mask=4)).largest_mask == 5
+    assert (Workload(most_rows=5) + Workload(most_rows=4)).most_rows == 5
     assert generation_workload([2], 1) == Workload(
-        tokens=3, tokens_unshared=3, pairs=6, rows=1, units=1, longest_unit=2, most_cached=3
+        tokens=3, tokens_unshared=3, pairs=6, rows=1, units=1, longest_unit=2, most_cached=3, most_rows=1
     )
 
 
@@ -130,15 +132,17 @@ def test_formulas_by_hand() -> None:
 
 
 def test_memory_by_hand() -> None:
-    shape, work = tiny(), Workload(longest_unit=10, most_cached=12, largest_mask=30, rows=5)
-    body = 7 + 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # weights, keys and values of two layers, activations
-    product, head, states = 4 * 3 * 10, 80 * 2, 5 * (8 * 2 + 20)
-    given = {"weights": 7.0, "head_rows": 3}
-    assert scoring_memory(shape, work, 2, **given) == body + product
-    assert scoring_memory(shape, work, 2, **given, heads=2) == body + 2 * product + head
-    assert scoring_memory(shape, work, 2, **given, captures=True) == body + product + head + 3 * states
+    work = Workload(longest_unit=10, most_cached=12, largest_mask=30, rows=5, most_rows=3, tokens_unshared=11)
+    shape, held = tiny(), 7 + 4 * 11  # weights and tokens
+    layers = 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # keys and values of two layers, activations, masks
+    product, head, sought = 4 * 3 * 10, 80 * 2, 3 * 10 * 128 * 21
+    assert scoring_memory(shape, work, 2, weights=7.0) == held + layers > held + product
+    assert scoring_memory(shape, work, 2, weights=7.0, heads=2) == held + head + 2 * product + sought
+    assert scoring_memory(shape, work, 2, weights=7.0, captures=True) == held + layers
+    few = Workload(rows=5, most_rows=1)
+    assert scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 2 * 5 * (8 * 2 + 20)
     many = Workload(rows=10**9)  # no more than a shard is in memory
-    assert scoring_memory(shape, many, 2, **given, captures=True) == 7 + product + head + 3 * 2**26
+    assert scoring_memory(shape, many, 2, weights=7.0, captures=True) == 7 + 2 * 2**26
 
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
@@ -161,7 +165,7 @@ def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
         run_model(scorer, suite, generations=False, capture=writer)
     stored = sum(file.stat().st_size for file in (tmp_path / "states").iterdir())
     found = mc.plan(limit=3, device="cpu", judge=False, noise_items=0)
-    expected = scored_work(suite, scorer.encoder, 1024)
+    expected = scored_work(suite, scorer.encoder, batch_tokens=1024, head_rows=1024)
     assert expected.rows == sum(shard["rows"] for shard in writer.shards)
     assert found.states_bytes == pytest.approx(stored, rel=0.01)
     assert found.parameters == sum(p.numel() for p in loaded.model.parameters())

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from mlflow_compress.scoring.baseline_store.store_manifest import SHARD_BYTES
 from mlflow_compress.scoring.costs.model_shape import ModelShape
 from mlflow_compress.scoring.costs.workload import Workload
+from mlflow_compress.scoring.kernels.top_tokens import BLOCK, TOP
 
 KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
+TOKEN_BYTES = 4  # the tokens of all requests are in memory, each as it is without sharing
+_LOOKED_AT_BYTES = 8 + 8 + 1 + 4  # token ids, a copy of them, whether each is a token, its logit
 AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
 
 
@@ -65,31 +68,29 @@ def _rows_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
 
 
 def scoring_memory(
-    shape: ModelShape,
-    work: Workload,
-    number_bytes: int,
-    *,
-    weights: float,
-    head_rows: int,
-    heads: int = 1,
-    captures: bool = False,
+    shape: ModelShape, work: Workload, number_bytes: int, *, weights: float, heads: int = 1, captures: bool = False
 ) -> float:
-    """Return the bytes that a pass needs: weights, keys and values, activations of a unit, logits, states.
+    """Return the bytes that a pass needs at once: weights and tokens, and the most of what its steps need.
 
-    The parts add up though not all are needed at once, as libraries keep freed memory for later. The activations are
-    those of a gated feed-forward part, the widest place of a layer: five tensors of about three times the hidden size.
-    The attention mask of a pack is there, and the blocks of it that its branches read, which are at most as large. A
-    stored baseline (`heads` is 2) brings its own head and a second product. A pass that `captures` proves at its first
-    batch that the head can be rebuilt from a file, which takes a second product too, and then makes that file; a shard
-    of states is collected, joined and made a file. A store that is read is mapped: its pages belong to the system.
+    The steps follow one another, so the largest counts, not their sum:
+
+    - layers: keys and values, and the activations of a unit. These are those of a gated feed-forward part, the widest
+      place of a layer: five tensors of about three times the hidden size. The attention mask of a pack is there, and
+      the blocks of it that its branches read, which are at most as large.
+    - logits: a product, and with a stored baseline (`heads` is 2) the baseline's, and what its most probable tokens are
+      looked for in. The baseline's own head stays in memory.
+    - states (`captures`): a shard that is joined and made a file, and the file of the head. A store that is read is
+      mapped: its pages belong to the system.
     """
-    cache = float(work.most_cached * shape.layers * shape.cache_width * number_bytes)
-    activations = float(number_bytes) * (15 * work.longest_unit * shape.hidden + 2 * work.largest_mask)
-    product, head = 4.0 * head_rows * shape.vocabulary, float(shape.head * number_bytes)
-    needed = weights + cache + activations + heads * product + (heads == 2) * head
+    head = float(shape.head * number_bytes)
+    layers = work.most_cached * shape.layers * shape.cache_width + 15 * work.longest_unit * shape.hidden
+    steps = [
+        float(number_bytes) * (layers + 2 * work.largest_mask),
+        work.most_rows * (4.0 * heads * shape.vocabulary + (heads == 2) * TOP * BLOCK * _LOOKED_AT_BYTES),
+    ]
     if captures:
-        needed += max(product, head) + 3 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES)
-    return needed
+        steps += [2 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES), head]
+    return weights + TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + max(steps)
 
 
 def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:

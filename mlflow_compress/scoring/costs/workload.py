@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, last_uses, n_scored_rows
+from mlflow_compress.scoring.plan.units import (
+    NO_PREFIX,
+    PackedBatch,
+    PaddedBatch,
+    Plan,
+    group_units,
+    last_uses,
+    n_scored_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +38,8 @@ class Workload:
         Most tokens whose keys and values are in memory at once.
     largest_mask : int
         Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
+    most_rows : int
+        Most positions whose logits are there at once.
     """
 
     tokens: int = 0
@@ -40,6 +50,7 @@ class Workload:
     longest_unit: int = 0
     most_cached: int = 0
     largest_mask: int = 0
+    most_rows: int = 0
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of both, one after the other."""
@@ -52,12 +63,17 @@ class Workload:
             longest_unit=max(self.longest_unit, other.longest_unit),
             most_cached=max(self.most_cached, other.most_cached),
             largest_mask=max(self.largest_mask, other.largest_mask),
+            most_rows=max(self.most_rows, other.most_rows),
         )
 
 
-def workload(plan: Plan, tokens_unshared: int) -> Workload:
-    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given."""
+def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
+    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given.
+
+    The head takes the rows of a group of units together, and at most `head_rows` at once.
+    """
     most_cached, largest_mask = _cached_and_masked(plan.units)
+    grouped = (group.rows.stop - group.rows.start for group in group_units(plan, head_rows))
     return Workload(
         tokens=plan.n_tokens,
         tokens_unshared=tokens_unshared,
@@ -67,6 +83,7 @@ def workload(plan: Plan, tokens_unshared: int) -> Workload:
         longest_unit=max((_computed(unit) for unit in plan.units), default=0),
         most_cached=most_cached,
         largest_mask=largest_mask,
+        most_rows=min(head_rows, max(grouped, default=0)),
     )
 
 
@@ -82,6 +99,7 @@ def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workl
         units=len(lengths),
         longest_unit=max(lengths, default=0),
         most_cached=max(whole, default=0),
+        most_rows=min(1, len(lengths)),
     )
 
 

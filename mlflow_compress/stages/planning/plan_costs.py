@@ -47,8 +47,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
         suite = suite.rendered(lambda message: chat.prompt([message], system=system))
     encoder = Encoder(tokenizer, length)
     # Batches have the size that they have on a GPU, unless a CPU is asked for.
-    batch_tokens = default_limits(shape.vocabulary, on_gpu=config.source.device != "cpu")["batch_tokens"]
-    scored = scored_work(suite, encoder, batch_tokens)
+    limits = default_limits(shape.vocabulary, on_gpu=config.source.device != "cpu")
+    scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     written = task_answers(suite, encoder)
     costs = StageCosts(
@@ -58,7 +58,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stored_bytes=_dtype("auto", model_config).itemsize,
         number_bytes=_dtype(config.inference.dtype, model_config).itemsize,
     )
-    stages = costs.baseline(scored_work(again, encoder, batch_tokens), written)
+    stages = costs.baseline(scored_work(again, encoder, **limits), written)
     stages += [costs.compression(), costs.variant(written)]
     if config.judge:
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)

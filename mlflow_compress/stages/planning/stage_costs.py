@@ -12,7 +12,6 @@ from mlflow_compress.scoring.costs import cost_formulas as formulas
 from mlflow_compress.scoring.costs.model_shape import ModelShape
 from mlflow_compress.scoring.costs.workload import Workload
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
-from mlflow_compress.scoring.scoring_config import default_limits
 from mlflow_compress.stages.planning.workloads import GeneratedWork
 
 _FREE = 0.9  # share of a device's memory that a model and its work may take
@@ -172,7 +171,6 @@ class StageCosts:
             work,
             self.number_bytes,
             weights=float(self.shape.parameters * self.number_bytes),
-            head_rows=default_limits(self.shape.vocabulary, on_gpu=False)["head_rows"],
             heads=heads,
             captures=captures,
         )

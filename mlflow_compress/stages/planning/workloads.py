@@ -28,7 +28,7 @@ class GeneratedWork:
     answers: int
 
 
-def scored_work(suite: Suite, encoder: Encoder, batch_tokens: int) -> Workload:
+def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
     """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora.
 
     Raises
@@ -39,7 +39,7 @@ def scored_work(suite: Suite, encoder: Encoder, batch_tokens: int) -> Workload:
     encoded = [e for e in encoder.encode(suite.requests) if e.fits]
     sequences = [e.inputs for e in encoded]
     plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
-    found = workload(plan, sum(map(len, sequences)))
+    found = workload(plan, sum(map(len, sequences)), head_rows)
     texts: list[tuple[Any, int | None]] = []
     for corpus in suite.corpora:
         if isinstance(corpus, TraceCorpus):
@@ -50,7 +50,7 @@ def scored_work(suite: Suite, encoder: Encoder, batch_tokens: int) -> Workload:
     texts += [(task.documents, None) for task in suite.tasks if task.documents]
     for text, most in texts:
         windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
-        found += workload(windows, windows.n_tokens)
+        found += workload(windows, windows.n_tokens, head_rows)
     return found
 
 
