@@ -200,9 +200,6 @@ def test_500_options_by_the_server_of_llama_cpp_equal_the_native_path(quantizati
         scores, _ = EndpointScorer(served, progress=False).score(asked)
     assert served.can.route == "llama.cpp's own /completion" and served.can.forces and served.can.ids_in
     found = difference(scores, native_logliks(file, reader, asked))
-    print(
-        f"{quantization}: {np.mean(found < NAT_PER_TOKEN):.1%} of {len(found)} within the bar, {found.mean():.2e} nat a token"
-    )
     assert np.median(found) < NAT_PER_TOKEN / 10 and found.mean() < NAT_PER_TOKEN
     if found.max() >= NAT_PER_TOKEN:
         # Another build of llama.cpp has other kernels, and activations that are rounded to 8 bits jump. The prefix

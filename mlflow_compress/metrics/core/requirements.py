@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def missing(inputs: MetricInputs, requirement: str) -> str | None:
     """Return why a requirement is not met, or None where it is.
 
-    - "items", "variant", "noise", "engine", "embeddings", "bertscore_model": they are there.
+    - "items", "variant", "noise", "engine", "asked_again", "embeddings", "bertscore_model": they are there.
     - "family:<name>": the baseline has an item of that family. "package:<name>": the package is installed.
     - "shuffles": every model was scored under shuffled answer orders. "positive_kl": the KL of some item is above 0.
     - "predictions", "option_scores", "token_scores", "judgments", "generations": records of the baseline and, where
@@ -134,6 +134,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "items": lambda e: None if e.baseline.items is not None and len(e.baseline.items) else "the baseline has no items",
     "variant": lambda e: None if e.variant is not None else "no variant to compare",
     "noise": lambda e: None if e.noise is not None else "no second run of the baseline",
+    "asked_again": lambda e: None if e.asked_again is not None else "no server was asked for the variant twice",
     "engine": lambda e: None if e.engine is not None else "transformers itself ran both models",
     "embeddings": lambda e: None if e.embeddings is not None else "no answer embeddings",
     "bertscore_model": lambda e: None if e.settings.bertscore_model else "no bertscore_model was given",
