@@ -30,12 +30,15 @@ class ServedDemo:
         "vllm" (ids, echo, names by ids), "text" (text prompts and names, echo), "shifted" (as "text", and lists of
         the position after: llama-cpp-python without a BOS token), "no_echo" (ignores echo), "llama.cpp" (its own
         route), "sharp" (vllm with another temperature where it writes).
+    chat : str or None
+        What its chat template writes before every conversation: "" for the model's own template. None: it has no chat.
     """
 
     base_url: str
     loaded: LoadedModel
     kind: str = "vllm"
     max_logprobs: int = 20
+    chat: str | None = None
     fault: Fault = lambda number, body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
@@ -111,6 +114,18 @@ class ServedDemo:
             "usage": {"prompt_tokens": n_prompt, "completion_tokens": len(written)},
         }
 
+    def chat_completion(self, body: dict[str, Any]) -> dict[str, Any] | tuple[int, str]:
+        """Return the chat completion: the conversation in the template, answered up to the token that ends it."""
+        tokenizer = self.loaded.tokenizer
+        text = tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer(f"{self.chat}{text}", add_special_tokens=False)["input_ids"]
+        settings = {name: body[name] for name in ("max_tokens", "temperature")}
+        found = self.completion({"prompt": prompt, "stop": ["<|end|>"], **settings})
+        if isinstance(found, tuple):
+            return found
+        message = {"role": "assistant", "content": found["choices"][0]["text"]}
+        return {"model": NAME, "choices": [{"index": 0, "message": message}], "usage": found["usage"]}
+
     def native(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return what llama.cpp's /completion gives for one token."""
         row = self.logprobs(body["prompt"])[-1]
@@ -140,6 +155,8 @@ class ServedDemo:
             if self.kind == "llama.cpp":
                 return {**(self.completion({**body, "echo": False})), "model": NAME}  # type: ignore[dict-item]
             return self.completion(body)
+        if path == "/v1/chat/completions" and self.chat is not None:
+            return self.chat_completion(body)
         if path == "/completion" and self.kind == "llama.cpp":
             return self.native(body)
         if path == "/tokenize" and self.kind == "llama.cpp":
