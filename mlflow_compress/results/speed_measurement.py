@@ -33,6 +33,10 @@ class SpeedMeasurement(Measurement):
         if not self.results:
             return f"{self.name} was not timed: {'; '.join(self.not_computed.values())}"
         parts = []
+        if "speed/decode_ratio_batch_1" not in self.pooled:
+            writing, first = self.pooled["speed/decode_tokens_per_second_batch_1"], self.pooled["speed/first_token_ms"]
+            speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
+            return f"{self.name} in {self.described['runtime']}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
             doing = {"decode": "writing", "prefill": "reading"}[what]

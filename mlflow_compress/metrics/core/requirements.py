@@ -25,6 +25,7 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
       more. "judge_repeats": an answer was graded more than once. "comparisons": verdicts on pairs of answers.
     - "greedy_answers", "greedy_scores": greedy answers as tokens, and scores on the baseline's, of the same models;
       "greedy_distances": the variant's. "traces": the baseline's own sampled answers.
+    - "timings": the model that a run is about was timed. A baseline that is not served was not, beside a served one.
     - "option_bounds": the variant's bounds, from lists of most probable tokens.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
@@ -152,7 +153,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "greedy_answers": _has("greedy_answers"),
     "greedy_scores": _has("greedy_scores"),
     "greedy_distances": _distance("variant", "greedy_distances"),
-    "timings": _has("timings"),
+    "timings": lambda e: None if len(e.subject.timings or ()) else "nothing was timed",
     "traces": lambda e: (
         None if len(e.baseline.traces or ()) else "the baseline wrote no text of its own (tasks=traces)"
     ),

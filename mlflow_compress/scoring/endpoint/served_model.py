@@ -107,7 +107,8 @@ class ServedModel:
         }
 
     @property
-    def _takes_stop_ids(self) -> bool:
+    def takes_stop_ids(self) -> bool:
+        """Whether it takes vLLM's own parameters: token ids that end an answer, and that none does."""
         return self.can.server.startswith(("vLLM", "SGLang"))
 
     def answers(self, folder: Path | None) -> ServedAnswers:
@@ -128,7 +129,7 @@ class ServedModel:
         return {
             "prompt": prompt,
             **({"stop": list(stops[:_MOST_STOPS])} if stops else {}),
-            **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self._takes_stop_ids else {}),
+            **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self.takes_stop_ids else {}),
         }
 
     def decode(
