@@ -61,12 +61,14 @@ def main_here(tracker: Tracker, url: str, few: dict[str, Any], **more: Any) -> V
 def test_a_served_variant_in_main_is_promoted_by_its_distances(
     tracker: Tracker, url: str, few: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = main_here(tracker, url, few)
+    short = {"speed": True, "speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
+    found = main_here(tracker, url, {**few, **short})
+    assert found["speed/first_token_ms"].value > 0
     assert found.name == f"endpoint-{NAME}" and found.manifest is None
     assert found["distance/flips_pct"].value == 0.0 and found["distance/kl_top20"].value < 1e-5
     assert found.run is not None
     run = tracker.client.get_run(found.run.run_id)
-    assert set(tracker.children(found.run.run_id)) == {"evaluate"}
+    assert set(tracker.children(found.run.run_id)) == {"evaluate", "speed"}
     evaluate = tracker.child_ids(found.run.run_id)["evaluate"]
     told = {"served_model": NAME, "endpoint": url, "server": "vLLM 0.0.1", "evaluate_run_id": evaluate}
     assert told.items() <= run.data.tags.items()
