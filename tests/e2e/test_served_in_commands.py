@@ -12,12 +12,13 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.config import MainConfig
+from mlflow_compress.config import MainConfig, SweepConfig
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.main_run.checked_parameters import check
+from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.stages.sweep.make_variant import in_process
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import RUN_FILE
@@ -160,6 +161,14 @@ def test_a_grid_with_half_a_served_model_is_refused(entry: str, said: str, tmp_p
     with pytest.raises(ConfigError, match=said) as error:
         mc.sweep(grid=str(tmp_path / "grid.yaml"))
     assert "secret" not in str(error.value)
+
+
+def test_what_methods_share_is_not_for_served_models(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("- {method: gptq}\n- {checkpoint: 'endpoint:http://127.0.0.1:1/v1', served_model: [x, y]}\n")
+    asked = SweepConfig(grid=str(grid), calibration="demo", calibration_samples=8)
+    made, left_out = combinations(asked)
+    assert {"endpoint-x", "endpoint-y"} <= {one.name for one in made} and len(made) + len(left_out) == 3
 
 
 @pytest.mark.parametrize(
