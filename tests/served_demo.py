@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,12 +31,18 @@ class ServedDemo:
         "vllm" (ids, echo, names by ids), "text" (text prompts and names, echo), "shifted" (as "text", and lists of
         the position after: llama-cpp-python without a BOS token), "no_echo" (ignores echo), "llama.cpp" (its own
         route), "sharp" (vllm with another temperature where it writes).
+    pause : float
+        Seconds before each token of a stream.
+    chat : str or None
+        What its chat template writes before every conversation: "" for the model's own template. None: it has no chat.
     """
 
     base_url: str
     loaded: LoadedModel
     kind: str = "vllm"
     max_logprobs: int = 20
+    chat: str | None = None
+    pause: float = 0.002
     fault: Fault = lambda number, body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
@@ -78,7 +85,9 @@ class ServedDemo:
             if len(written) > 1:
                 shown.append(last)
             text = tokenizer.decode(written)
-            if token == tokenizer.eos_token_id or any(stop in text for stop in body.get("stop") or []):
+            if (token == tokenizer.eos_token_id and not body.get("ignore_eos")) or any(
+                stop in text for stop in body.get("stop") or []
+            ):
                 break
         every = [*ids, *written]
         after = self.kind == "shifted" and echo  # the distribution after the token itself
@@ -111,6 +120,18 @@ class ServedDemo:
             "usage": {"prompt_tokens": n_prompt, "completion_tokens": len(written)},
         }
 
+    def chat_completion(self, body: dict[str, Any]) -> dict[str, Any] | tuple[int, str]:
+        """Return the chat completion: the conversation in the template, answered up to the token that ends it."""
+        tokenizer = self.loaded.tokenizer
+        text = tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer(f"{self.chat}{text}", add_special_tokens=False)["input_ids"]
+        settings = {name: body[name] for name in ("max_tokens", "temperature")}
+        found = self.completion({"prompt": prompt, "stop": ["<|end|>"], **settings})
+        if isinstance(found, tuple):
+            return found
+        message = {"role": "assistant", "content": found["choices"][0]["text"]}
+        return {"model": NAME, "choices": [{"index": 0, "message": message}], "usage": found["usage"]}
+
     def native(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return what llama.cpp's /completion gives for one token."""
         row = self.logprobs(body["prompt"])[-1]
@@ -140,6 +161,8 @@ class ServedDemo:
             if self.kind == "llama.cpp":
                 return {**(self.completion({**body, "echo": False})), "model": NAME}  # type: ignore[dict-item]
             return self.completion(body)
+        if path == "/v1/chat/completions" and self.chat is not None:
+            return self.chat_completion(body)
         if path == "/completion" and self.kind == "llama.cpp":
             return self.native(body)
         if path == "/tokenize" and self.kind == "llama.cpp":
@@ -159,6 +182,18 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
             found = state.page(self.path)
             self.send_raw(Raw(json.dumps(found or {}).encode(), 200 if found is not None else 404))
 
+        def send_stream(self, found: dict[str, Any]) -> None:
+            """Send a completion as a stream, a token an event and a few milliseconds between them."""
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for token in found["choices"][0]["logprobs"]["tokens"]:
+                time.sleep(state.pause)
+                event = {"choices": [{"text": "", "logprobs": {"tokens": [token]}}]}
+                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.flush()
+            self.wfile.write(b"data: [DONE]\n\n")
+
         def do_POST(self) -> None:
             nonlocal running
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -174,6 +209,9 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
                     return
                 with computing:
                     found = state.answer(self.path, body)
+                if body.get("stream") and not isinstance(found, tuple):
+                    self.send_stream(found)
+                    return
                 if isinstance(found, tuple):
                     self.send_raw(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
                     return

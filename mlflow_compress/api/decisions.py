@@ -117,7 +117,7 @@ def gate(
     Parameters
     ----------
     checkpoint : CompressedModel or path
-        What `compress` returned, or its folder.
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional

@@ -110,7 +110,7 @@ def judge(
     Parameters
     ----------
     checkpoint : CompressedModel or path
-        What `compress` returned, or its folder.
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -142,12 +142,12 @@ def speed(
     """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
 
     Both are loaded in that runtime (transformers, vLLM or llama.cpp) and timed in turn. A format that is only simulated
-    here is not timed; the result says why.
+    here is not timed; the result says why. A served model is timed by its stream, with its baseline if that is served.
 
     Parameters
     ----------
     checkpoint : CompressedModel or path
-        What `compress` returned, or its folder.
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     **settings

@@ -62,7 +62,8 @@ class SpeedConfig(Command):
     source: SourceConfig = SourceConfig()
     timing: TimingConfig = TimingConfig()
     vllm_python: OptionalText = like(EngineConfig, "vllm_python")
-    checkpoint: OptionalText = option(None, CHECKPOINT, path="folder")
+    served: ServedConfig = ServedConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
 
 
 _NAMED_MODEL = "baseline whose variants compete: 'demo', a folder, or a name that runs show"
@@ -249,5 +250,9 @@ class MainConfig(Command):
     def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
         """Return the parameters of the last stage, for what the first one has written, or a served model."""
         return SpeedConfig(
-            source=self.source, timing=self.timing, vllm_python=self.running.vllm_python, checkpoint=checkpoint
+            source=self.source,
+            timing=self.timing,
+            vllm_python=self.running.vllm_python,
+            served=self.served,
+            checkpoint=checkpoint,
         )

@@ -88,7 +88,9 @@ class EvaluationConfig(Group):
         True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
     )
     noise_items: int = option(
-        200, "items per task, and windows per corpus, that the baseline is scored on twice; 0 takes all", ge=0
+        200,
+        "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
+        ge=0,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mlflow_compress.config.declarations import Group, OptionalText, option
 
 ENDPOINT = "endpoint:"
@@ -17,6 +19,10 @@ class ServedConfig(Group):
     baseline_served_model: OptionalText = option(None, "with model=endpoint:URL: the baseline's name at that server")
     tokenizer: OptionalText = option(
         None, "tokenizer of served models: a folder or a hub id; none: the baseline's", path="folder"
+    )
+    endpoint_chat: Literal["auto", "true", "false"] = option(
+        "auto",
+        "send conversations as chat completions; 'auto' does where the server's chat template reads as the baseline's",
     )
     endpoint_concurrency: int = option(16, "requests to a server of models at the same time", ge=1)
     endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0)

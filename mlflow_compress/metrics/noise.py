@@ -57,7 +57,7 @@ def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]:
-    """Return every pooled distance of the baseline's checkpoint from its first run, when it was scored again."""
+    """Return every pooled distance of a model that was scored again from its first run, `inputs.baseline`."""
     settings = replace(inputs.settings, pooled_only=True)
     first = _sampled(inputs.baseline, again)
     itself = MetricInputs(first, replace(again, items=None), settings=settings)

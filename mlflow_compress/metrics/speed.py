@@ -101,19 +101,25 @@ def speed(inputs: MetricInputs) -> list[MetricResult]:
     decode = B (N - 1) / (t_(N-1) - t_0), both in tokens a second. Each is the geometric mean over the rounds, with
     Student's t interval of the logarithms; a ratio is that of the rounds' ratios, so it equals the ratio of the two
     means, and what slows both models in one round cancels out. Waits between tokens are pooled over all rounds.
+    Where the baseline was not timed (a served variant whose baseline is not served) there is no ratio.
     """
     ours, theirs = inputs.subject.timings, inputs.baseline.timings
-    assert ours is not None and theirs is not None  # required
+    assert ours is not None  # required
     results = []
     for batch, rates in _RATES.items():
         variant, baseline = _by_round(ours, batch), _by_round(theirs, batch)
-        if variant is None or baseline is None:
+        if variant is None:
             continue
         for what, (key, of_baseline, ratio) in rates.items():
-            a, b = _rate(variant, what), _rate(baseline, what)
-            results += [_mean(key, a, inputs), _mean(of_baseline, b, inputs), _mean(ratio, a / b, inputs)]
+            a = _rate(variant, what)
+            results.append(_mean(key, a, inputs))
+            if baseline is not None:
+                b = _rate(baseline, what)
+                results += [_mean(of_baseline, b, inputs), _mean(ratio, a / b, inputs)]
         if batch == 1:
             for times, first, which in ((variant, FIRST, 0), (baseline, FIRST_BASELINE, 1)):
+                if times is None:
+                    continue
                 results.append(_mean(first, 1000 * times.seconds[:, 0], inputs))
                 gaps = 1000 * np.diff(times.seconds, axis=1).ravel()
                 results += [
@@ -130,7 +136,9 @@ class _Rounds:
         self.batch, self.prompt_tokens, self.seconds = batch, prompt_tokens, seconds
 
 
-def _by_round(timings: Timings, batch: int) -> _Rounds | None:
+def _by_round(timings: Timings | None, batch: int) -> _Rounds | None:
+    if timings is None:
+        return None
     table = timings.where(batch=batch).table.sort_by([("repeat", "ascending"), ("step", "ascending")])
     if not table.num_rows:
         return None

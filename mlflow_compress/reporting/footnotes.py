@@ -11,6 +11,7 @@ from mlflow_compress.reporting.numbers import interval_text, scale_of
 from mlflow_compress.reporting.rows import KL, Pooled, kl_not_trusted, only_generated
 
 _OF_ENGINE = (("kl_mean", "KL"), ("flips_pct", "flips"), ("corpus_kl_mean", "KL on corpora"))
+_OF_SERVER = (("flips_pct", "flips"), ("kl_top100", "KL at least"), ("kl_top20", "KL at least"))
 
 
 def _unscored(pooled: Pooled) -> list[str]:
@@ -43,14 +44,24 @@ def _noise(pooled: Pooled) -> list[str]:
 
 def _engine(pooled: Pooled) -> list[str]:
     """Return the sentence about the engine's own distance; none where transformers runs the models."""
-    parts = [
-        f"{label} {interval_text(result, scale_of(all_keys()[result.name].unit), difference=False)}"
-        for name, label in _OF_ENGINE
-        if (result := pooled.get(f"engine/{name}")) is not None
-    ]
+    parts = _distances(pooled, "engine", _OF_ENGINE)
     if not parts:
         return []
     return [f"vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both): {', '.join(parts)}."]
+
+
+def _server(pooled: Pooled) -> list[str]:
+    """Return the sentence about a server's own noise; none where the variant is not served."""
+    parts = _distances(pooled, "served", _OF_SERVER)
+    return [f"The server's own noise (the same prompts asked twice): {', '.join(parts)}."] if parts else []
+
+
+def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...]) -> list[str]:
+    return [
+        f"{label} {interval_text(result, scale_of(all_keys()[result.name].unit), difference=False)}"
+        for name, label in named
+        if (result := pooled.get(f"{section}/{name}")) is not None
+    ]
 
 
 def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_truncated: int = 0) -> list[str]:
@@ -75,7 +86,7 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
     if n_truncated:
         prompts = "1 prompt was" if n_truncated == 1 else f"{n_truncated:,} prompts were"
         notes.append(f"{prompts} longer than the model's context and lost the beginning.")
-    return notes + _noise(pooled) + _engine(pooled)
+    return notes + _noise(pooled) + _engine(pooled) + _server(pooled)
 
 
 def _measured_by(stage: str) -> str:

@@ -33,11 +33,16 @@ class SpeedMeasurement(Measurement):
         if not self.results:
             return f"{self.name} was not timed: {'; '.join(dict.fromkeys(self.not_computed.values()))}"
         parts = []
+        if "speed/decode_ratio_batch_1" not in self.pooled:
+            writing, first = self.pooled["speed/decode_tokens_per_second_batch_1"], self.pooled["speed/first_token_ms"]
+            speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
+            return f"{self.name} in {self.described['runtime']}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
             doing = {"decode": "writing", "prefill": "reading"}[what]
             parts.append(f"{doing} {batch} at a time {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
-        parts.append(f"peak memory {self.pooled['speed/memory_peak_ratio'].value:.2f}x")
+        if memory := self.pooled.get("speed/memory_peak_ratio"):
+            parts.append(f"peak memory {memory.value:.2f}x")
         return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:

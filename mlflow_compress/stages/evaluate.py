@@ -19,9 +19,11 @@ from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.results import Evaluation
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.endpoint.top_lists import ShownLists, StoredStates, TopLists
 from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.stages.evaluation.asked_twice import asked_twice
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity, scorer_of
 from mlflow_compress.stages.evaluation.baseline_traces import with_traces
 from mlflow_compress.stages.evaluation.eval_metadata import EvalMetadata, settings_of, write_metadata
@@ -42,7 +44,7 @@ from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import FACTS, RECORDS
+from mlflow_compress.tracking.run_names import FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
@@ -113,21 +115,27 @@ def evaluate_variant(
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config)
     # The id of the baseline's run identifies tasks, settings and states.
-    fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id})
+    twice = {"asked_twice": config.evaluation.noise_items} if isinstance(variant, ServedModel) else {}
+    fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id, **twice})
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
     run.log_params({"device": variant.device.type})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
+    again: RunRecords | None = None
     earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if earlier:
         if isinstance(variant, ServedModel):
             recognise(variant, store.fetch_json(earlier[0].run_id, FACTS))
+            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE)) if suite.is_scored else None
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
     else:
         if isinstance(variant, ServedModel):
             recognised_in(resume, variant)
         states = states_for(baseline, base, variant)
-        outputs = run_model(scorer_of(load(variant)), suite, baseline=states, resume=resume)
+        scorer = scorer_of(load(variant))
+        outputs = run_model(scorer, suite, baseline=states, resume=resume)
+        if isinstance(scorer, EndpointScorer):
+            again = asked_twice(scorer, suite, config, resume)
     if isinstance(variant, ServedModel):
         run.log_json(facts(variant), FACTS)
     log_harness_metrics(run, suite, outputs, baseline=baseline.records)
@@ -137,6 +145,7 @@ def evaluate_variant(
             variant=outputs.records,
             noise=baseline.noise,
             engine=baseline.engine,
+            asked_again=again,
             settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
         ),
         baseline=baseline,
@@ -175,6 +184,10 @@ def log_evaluation(
         inputs.subject.write(folder)
         write_metadata(folder, metadata)
         run.log_folder(folder, RECORDS)
+    if inputs.asked_again is not None:
+        with scratch_folder(store.uri) as folder:
+            inputs.asked_again.write(folder)
+            run.log_folder(folder, NOISE)
 
 
 def run_evaluate(

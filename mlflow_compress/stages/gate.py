@@ -23,13 +23,13 @@ from mlflow_compress.stages.evaluate import readable, states_for
 from mlflow_compress.stages.evaluation.baseline import Baseline, find_or_evaluate, identity, scorer_of
 from mlflow_compress.stages.evaluation.open_models import OpenModel, load, open_baseline, open_variant
 from mlflow_compress.stages.evaluation.served import recognised_in
-from mlflow_compress.stages.gating.final_verdict import Made, at_once, is_sure, verdict_of_gate
+from mlflow_compress.stages.gating.final_verdict import at_once, is_sure, verdict_of_gate
 from mlflow_compress.stages.gating.item_blocks import BlockScorer, Keys, blocks, joined, joined_records, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar, needed_items
 from mlflow_compress.stages.gating.timing import TimedForGate, timed_for_gate
 from mlflow_compress.stages.gating.verdict_files import verdict_markdown, write_verdict
 from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.model_names import ServedVariant, baseline_label, described
+from mlflow_compress.stages.model_names import Made, ServedVariant, baseline_label, described
 from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.tracking import run_names

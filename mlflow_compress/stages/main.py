@@ -72,8 +72,7 @@ class Stages:
 
     def run_all(self) -> None:
         """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
-        served = self.config.is_served
-        asked = {"quantize": not served, "judge": self.config.judge, "speed": self.config.speed and not served}
+        asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
         wanted = [stage for stage in STAGES if asked.get(stage, True)]
         for number, stage in enumerate(wanted, start=1):
             if stage in self.children:

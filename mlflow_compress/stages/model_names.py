@@ -52,7 +52,11 @@ class ServedVariant:
     sparsity: float | None = None
 
 
-def described(config: EvaluateConfig | JudgeConfig) -> CheckpointManifest | ServedVariant:
+Made = CheckpointManifest | ServedVariant
+"""What is known of a variant beforehand."""
+
+
+def described(config: EvaluateConfig | JudgeConfig) -> Made:
     """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
 
     Raises

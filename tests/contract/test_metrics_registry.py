@@ -168,6 +168,11 @@ ON_REQUEST = {
     "noise/kl_top100",
     "noise/kl_top20",
     "noise/kl_top5",
+    "served/flips_pct",
+    "served/all_flips_pct",
+    "served/kl_top100",
+    "served/kl_top20",
+    "served/kl_top5",
 }
 
 FULL = written_records.inputs(60)
@@ -187,6 +192,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
         "judge_noise": "no answer was graded more than once",
         "judge_panel": "fewer than two judge models graded the answers",
         "kl_top_k": "the variant run has no option_bounds records",
+        "served_noise": "no server was asked for the variant twice",
         "win_rate": "the answers were not compared in pairs (judges=pairwise)",
     }
     assert {r.name for r in RESULTS} == set(all_keys()) - ON_REQUEST
@@ -201,7 +207,8 @@ def test_declaration_is_complete(name):
     for declared in metric.keys:
         section, _, rest = declared.name.partition("/")
         assert (
-            section in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "speed"}
+            section
+            in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "served", "speed"}
             and rest
         )
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")

@@ -12,12 +12,13 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.config import MainConfig
+from mlflow_compress.config import MainConfig, SweepConfig
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.results import VariantRun
 from mlflow_compress.stages.main import run_variant
 from mlflow_compress.stages.main_run.checked_parameters import check
+from mlflow_compress.stages.sweep.combinations import combinations
 from mlflow_compress.stages.sweep.make_variant import in_process
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import RUN_FILE
@@ -61,12 +62,14 @@ def main_here(tracker: Tracker, url: str, few: dict[str, Any], **more: Any) -> V
 def test_a_served_variant_in_main_is_promoted_by_its_distances(
     tracker: Tracker, url: str, few: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = main_here(tracker, url, few)
+    short = {"speed": True, "speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
+    found = main_here(tracker, url, {**few, **short})
+    assert found["speed/first_token_ms"].value > 0
     assert found.name == f"endpoint-{NAME}" and found.manifest is None
     assert found["distance/flips_pct"].value == 0.0 and found["distance/kl_top20"].value < 1e-5
     assert found.run is not None
     run = tracker.client.get_run(found.run.run_id)
-    assert set(tracker.children(found.run.run_id)) == {"evaluate"}
+    assert set(tracker.children(found.run.run_id)) == {"evaluate", "speed"}
     evaluate = tracker.child_ids(found.run.run_id)["evaluate"]
     told = {"served_model": NAME, "endpoint": url, "server": "vLLM 0.0.1", "evaluate_run_id": evaluate}
     assert told.items() <= run.data.tags.items()
@@ -158,6 +161,14 @@ def test_a_grid_with_half_a_served_model_is_refused(entry: str, said: str, tmp_p
     with pytest.raises(ConfigError, match=said) as error:
         mc.sweep(grid=str(tmp_path / "grid.yaml"))
     assert "secret" not in str(error.value)
+
+
+def test_what_methods_share_is_not_for_served_models(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("- {method: gptq}\n- {checkpoint: 'endpoint:http://127.0.0.1:1/v1', served_model: [x, y]}\n")
+    asked = SweepConfig(grid=str(grid), calibration="demo", calibration_samples=8)
+    made, left_out = combinations(asked)
+    assert {"endpoint-x", "endpoint-y"} <= {one.name for one in made} and len(made) + len(left_out) == 3
 
 
 @pytest.mark.parametrize(

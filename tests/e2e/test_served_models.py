@@ -58,13 +58,18 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     store = tmp_path / "runs"
     asked = settings(tmp_path, store=store, served_model=NAME, progress=said.append)
     with served_demo(loaded) as server:
-        found = mc.evaluate(f"endpoint:{server.base_url}", **asked)
-        n_asked = len(server.bodies)
-        again = mc.evaluate(f"endpoint:{server.base_url}", **asked)
+        found = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
+        n_asked, times = len(server.bodies), set(server.answered.values())
+        again = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
         n_probed = len(server.bodies) - n_asked
     assert found["distance/flips_pct"].value == 0.0
     assert 0.0 <= found["distance/kl_top20"].value < 1e-5
     assert found["distance/top_kept_mass"].value > 0.5
+    # A sample was asked twice, and the rest once; this server answers alike. What is found again says the same.
+    assert times == {1, 2}
+    assert found["served/flips_pct"].value == 0.0 and found["served/kl_top20"].value == 0.0
+    assert found["served/flips_pct"].n == 4 < found["distance/flips_pct"].n  # two items a task
+    assert again["served/kl_top20"] == found["served/kl_top20"]
     assert "distance/kl_mean" not in found.metrics and "KL at least" in found.verdict
     assert "no option_distances records" in found.not_computed["divergence"]
     assert found.name == f"endpoint-{NAME}" and found.manifest is None

@@ -61,6 +61,18 @@ def test_a_distance_must_clear_its_floor_with_its_near_end():
     assert not distinguishable(_result(0.003, 0.001, 0.005), change, direction="neither")
 
 
+def test_a_servers_own_noise_is_the_distance_of_the_variants_second_answers_from_its_first() -> None:
+    """The baseline's records as second answers: as many items flip as between baseline and variant, the other way."""
+    assert FULL.variant is not None
+    found = headline(compute_all(replace(FULL, asked_again=FULL.baseline)))
+    assert found["served/flips_pct"].value == found["distance/flips_pct"].value > 0
+    assert found["served/all_flips_pct"].value == found["distance/all_flips_pct"].value
+    itself = headline(compute_all(replace(FULL, asked_again=FULL.variant)))
+    assert itself["served/flips_pct"].value == itself["served/all_flips_pct"].value == 0.0
+    assert any(note.startswith("The server's own noise") and "flips " in note for note in footnotes(found))
+    assert not any("server" in note for note in footnotes(headline(compute_all(FULL))))
+
+
 def test_the_engines_own_distance_is_the_noise_floors_arithmetic_on_its_own_records() -> None:
     found = headline(compute_all(replace(FULL, engine=FULL.noise)))
     names = [name for name in found if name.startswith("engine/")]

@@ -64,6 +64,15 @@ def test_memory_by_hand() -> None:
     assert (ratio.value, ratio.low, ratio.n) == (0.75, None, 2)
 
 
+def test_a_variant_whose_baseline_was_not_timed_has_its_own_figures_alone() -> None:
+    ours = timings([[1.0, 1.5, 2.0], [1.0, 1.5, 2.0]])
+    beside, alone = found(ours, ours), found(Timings.from_rows([]), ours)
+    assert alone and {name: beside[name] for name in alone} == alone
+    assert {name for name in beside if name not in alone} == {
+        n for n in beside if n.endswith("_baseline") or "ratio" in n
+    }
+
+
 def test_a_batch_counts_the_tokens_of_all_sequences() -> None:
     times = timings([[2.0, 3.0, 4.0]] * 2, batch=8)
     result = found(times, times)

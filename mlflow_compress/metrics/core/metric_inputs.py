@@ -106,6 +106,8 @@ class MetricInputs:
     engine : RunRecords, optional
         The baseline's checkpoint under transformers, where another engine runs baseline and variant, with its
         distances from the first run.
+    asked_again : RunRecords, optional
+        A served variant's second answers to some of the prompts, with their distances from its first.
     embeddings : AnswerEmbeddings, optional
         Input of the similarity metrics.
     settings : MetricSettings
@@ -116,6 +118,7 @@ class MetricInputs:
     variant: RunRecords | None = None
     noise: RunRecords | None = None
     engine: RunRecords | None = None
+    asked_again: RunRecords | None = None
     embeddings: AnswerEmbeddings | None = None
     settings: MetricSettings = field(default_factory=MetricSettings)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def missing(inputs: MetricInputs, requirement: str) -> str | None:
     """Return why a requirement is not met, or None where it is.
 
-    - "items", "variant", "noise", "engine", "embeddings", "bertscore_model": they are there.
+    - "items", "variant", "noise", "engine", "asked_again", "embeddings", "bertscore_model": they are there.
     - "family:<name>": the baseline has an item of that family. "package:<name>": the package is installed.
     - "shuffles": every model was scored under shuffled answer orders. "positive_kl": the KL of some item is above 0.
     - "predictions", "option_scores", "token_scores", "judgments", "generations": records of the baseline and, where
@@ -25,6 +25,7 @@ def missing(inputs: MetricInputs, requirement: str) -> str | None:
       more. "judge_repeats": an answer was graded more than once. "comparisons": verdicts on pairs of answers.
     - "greedy_answers", "greedy_scores": greedy answers as tokens, and scores on the baseline's, of the same models;
       "greedy_distances": the variant's. "traces": the baseline's own sampled answers.
+    - "timings": the model that a run is about was timed. A baseline that is not served was not, beside a served one.
     - "option_bounds": the variant's bounds, from lists of most probable tokens.
     - "option_distances", "token_distances": the variant's distances; "item_distances": the former, where any item has
       options to score; "noise_option_distances", "noise_token_distances": those of the second baseline run.
@@ -134,6 +135,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "items": lambda e: None if e.baseline.items is not None and len(e.baseline.items) else "the baseline has no items",
     "variant": lambda e: None if e.variant is not None else "no variant to compare",
     "noise": lambda e: None if e.noise is not None else "no second run of the baseline",
+    "asked_again": lambda e: None if e.asked_again is not None else "no server was asked for the variant twice",
     "engine": lambda e: None if e.engine is not None else "transformers itself ran both models",
     "embeddings": lambda e: None if e.embeddings is not None else "no answer embeddings",
     "bertscore_model": lambda e: None if e.settings.bertscore_model else "no bertscore_model was given",
@@ -151,7 +153,7 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
     "greedy_answers": _has("greedy_answers"),
     "greedy_scores": _has("greedy_scores"),
     "greedy_distances": _distance("variant", "greedy_distances"),
-    "timings": _has("timings"),
+    "timings": lambda e: None if len(e.subject.timings or ()) else "nothing was timed",
     "serving_memory": _has("serving_memory"),
     "traces": lambda e: (
         None if len(e.baseline.traces or ()) else "the baseline wrote no text of its own (tasks=traces)"

@@ -39,6 +39,10 @@ class Capabilities:
         Tokens of prompt and answer together; None where it does not tell.
     probe : tuple of float
         Log-probabilities of a fixed text, by which the same model is recognised.
+    chat : bool
+        Whether conversations are sent as chat completions.
+    answers : str
+        How they are sent, and why, in words.
     """
 
     server: str
@@ -55,6 +59,8 @@ class Capabilities:
     echo_alone: bool
     max_length: int | None
     probe: tuple[float, ...]
+    chat: bool = False
+    answers: str = "as completions"
 
     def lines(self, name: str) -> list[str]:
         """Return what a person should know before numbers come."""
@@ -72,4 +78,5 @@ class Capabilities:
             f"tokens        sent as {'ids' if self.ids_in else 'text'}, named by {'ids' if self.ids_out else 'text'}; "
             "they are ours",
             f"context       {length}",
+            f"conversations {self.answers}",
         ]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.errors import DataError, EndpointError
-from mlflow_compress.files.json_text import parse_json
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.scoring.endpoint.capabilities import LLAMA_CPP, Capabilities
+from mlflow_compress.scoring.endpoint.chat_answers import read_chat, read_written
 from mlflow_compress.scoring.endpoint.routes import Vocabulary, route_of
 from mlflow_compress.scoring.endpoint.served_answers import ServedAnswers
 from mlflow_compress.scoring.engine_identity import code_identity
@@ -25,7 +25,7 @@ from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
+from mlflow_compress.transport.replies import NoReply
 
 _MOST_STOPS = 4  # of OpenAI's protocol
 SERVED = "served"
@@ -37,14 +37,6 @@ class ServedDevice:
     """Where a served model runs, as far as we know."""
 
     type: str = "endpoint"
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a server has written after a prompt."""
-
-    text: str
-    usage: Usage | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,8 @@ class ServedModel:
         }
 
     @property
-    def _takes_stop_ids(self) -> bool:
+    def takes_stop_ids(self) -> bool:
+        """Whether it takes vLLM's own parameters: token ids that end an answer, and that none does."""
         return self.can.server.startswith(("vLLM", "SGLang"))
 
     def answers(self, folder: Path | None) -> ServedAnswers:
@@ -124,6 +117,20 @@ class ServedModel:
         route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
         known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)
         return ServedAnswers(self.endpoint, self.name, route, hashlib.sha256(known.encode()).hexdigest(), folder)
+
+    def _prompt(
+        self, row: GenerationRow, vocabulary: Vocabulary, stops: Sequence[str], end_tokens: Collection[int]
+    ) -> dict[str, object]:
+        """Return what a completion is asked with: the prompt, and where to stop."""
+        as_ids = self.can.ids_in or self.can.route == LLAMA_CPP
+        prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
+        if prompt is None:
+            raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))
+        return {
+            "prompt": prompt,
+            **({"stop": list(stops[:_MOST_STOPS])} if stops else {}),
+            **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self.takes_stop_ids else {}),
+        }
 
     def decode(
         self,
@@ -136,8 +143,9 @@ class ServedModel:
         after_shard: Callable[[], None] = lambda: None,
         speed: Speed | None = None,
     ) -> None:
-        """Generate the answers of all rows in place, by completions: the prompt is ours, whatever its template.
+        """Generate the answers of all rows in place.
 
+        Conversations are sent as such where `can.chat` says so; everything else by completions, with a prompt of ours.
         A server draws with its own random numbers, from a seed of the row. So sampled answers repeat where the server
         keeps its promise of seeds; greedy ones need none.
         """
@@ -153,22 +161,22 @@ class ServedModel:
         ):
 
             async def one(row: GenerationRow) -> NoReply | None:
-                as_ids = self.can.ids_in or self.can.route == LLAMA_CPP
-                prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
-                if prompt is None:
-                    raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))
+                drawn = {"seed": int(row.u[0] * 2**31), "top_p": config.top_p} if row.temperature > 0 else {}
                 body = {
                     "model": self.name,
-                    "prompt": prompt,
                     "max_tokens": config.max_new_tokens,
                     "temperature": row.temperature,
-                    **({"stop": stops[:_MOST_STOPS]} if stops else {}),
-                    **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self._takes_stop_ids else {}),
-                    **({"seed": int(row.u[0] * 2**31), "top_p": config.top_p} if row.temperature > 0 else {}),
+                    **drawn,
                 }
-                found = await transport.post(
-                    "/completions", body, read_written, model=self.name, n_bytes=4 * len(row.prompt)
-                )
+                # A prompt that fills its room may have been cut on the left, which no conversation can be.
+                whole = len(row.prompt) + config.max_new_tokens < self.max_length
+                if self.can.chat and row.messages and whole:
+                    path, read = "/chat/completions", read_chat
+                    body["messages"] = list(row.messages)
+                else:
+                    path, read = "/completions", read_written
+                    body |= self._prompt(row, vocabulary, stops, end_tokens)
+                found = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
                 if isinstance(found, NoReply):
                     return found
                 cut = min((found.text.index(end) for end in stops if end in found.text), default=None)
@@ -193,17 +201,3 @@ class ServedModel:
                 speed.n_tokens += sum(len(row.tokens) for row in waiting)
                 speed.seconds += time.perf_counter() - begin
                 after_shard()
-
-
-def read_written(body: str) -> Written | NoReply:
-    """Return the text in the body of a completion; a `NoReply` where there is none, or the body is cut off."""
-    try:
-        found = parse_json(body, source="the answer")
-        text = found["choices"][0]["text"]
-        counted = found.get("usage") or {}
-        usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
-    except DataError:
-        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-    except (KeyError, IndexError, TypeError, ValueError):
-        return NoReply(NOT_A_COMPLETION, f"answered something else than a completion: {body[:80]!r}")
-    return Written(text, usage) if isinstance(text, str) else NoReply(NOT_A_COMPLETION, "answered no text")

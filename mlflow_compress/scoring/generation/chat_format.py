@@ -11,6 +11,7 @@ from mlflow_compress.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
 
+PLAIN = "plain"
 _MARK = "mark-of-an-answer"
 PLAIN_UNTIL = "\nUser:"
 """Ends an answer in the plain format: here the model begins to write the user's next turn."""
@@ -36,12 +37,16 @@ class ChatFormat:
     @property
     def until(self) -> str | None:
         """Text at which an answer is cut; None where an end token ends it."""
-        return PLAIN_UNTIL if self.name == "plain" else None
+        return PLAIN_UNTIL if self.name == PLAIN else None
 
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the tokenizer must add its BOS; a chat template writes its own."""
-        return self.name == "plain"
+        return self.name == PLAIN
+
+    def messages(self, turns: Sequence[str], *, system: str = "") -> tuple[dict[str, str], ...]:
+        """Return the conversation that `prompt` renders; nothing in the plain format, which no server knows."""
+        return () if self.name == PLAIN else _messages(turns, system)
 
     def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
         """Return the prompt for alternating user and assistant turns; the last turn is the user's.
@@ -51,7 +56,7 @@ class ChatFormat:
         CheckpointError
             When the template fails, or omits the system prompt.
         """
-        if self.name == "plain":
+        if self.name == PLAIN:
             lines = [f"System: {system}"] if system else []
             lines += [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
             return "\n".join([*lines, "Assistant:"])
@@ -73,7 +78,7 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     """
     if not getattr(tokenizer, "chat_template", None):
         _LOG.warning("The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines")
-        return ChatFormat("plain", tokenizer, frozenset())
+        return ChatFormat(PLAIN, tokenizer, frozenset())
     rendered = _render(tokenizer, ["question", _MARK], add_generation_prompt=False)
     if rendered.count(_MARK) != 1:
         raise CheckpointError("The chat template drops or repeats the assistant's answer")
@@ -87,9 +92,13 @@ def chat_format(tokenizer: Any) -> ChatFormat:
 def _render(tokenizer: Any, turns: Sequence[str], *, system: str = "", add_generation_prompt: bool) -> str:
     from jinja2 import TemplateError
 
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)]
+    messages = list(_messages(turns, system))
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
     except (TemplateError, ValueError) as error:
         raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error
+
+
+def _messages(turns: Sequence[str], system: str) -> tuple[dict[str, str], ...]:
+    first = [{"role": "system", "content": system}] if system else []
+    return (*first, *({"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)))

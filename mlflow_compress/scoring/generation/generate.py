@@ -152,6 +152,8 @@ def generate_two_turns(
             for prompt, i in zip(prompts, asked, strict=True)
         ]
         _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
+        for row, i in zip(rows, asked, strict=True):
+            row.messages = style.messages(conversations[i], system=system)
         _decode(
             loaded,
             rows,

@@ -60,6 +60,8 @@ class GenerationRow:
         Whether the answer is complete.
     end : list of int
         The end token that has completed it; empty where a limit or a stop text did.
+    messages : tuple of dict
+        The conversation that the prompt is rendered from; empty where it is a text.
     """
 
     prompt: list[int]
@@ -69,6 +71,7 @@ class GenerationRow:
     text: str = ""
     done: bool = False
     end: list[int] = field(default_factory=list)
+    messages: tuple[dict[str, str], ...] = ()
 
     @property
     def length(self) -> int:
@@ -77,7 +80,7 @@ class GenerationRow:
 
     def restarted(self) -> GenerationRow:
         """Return the row without any text."""
-        return GenerationRow(self.prompt, self.temperature, self.u)
+        return GenerationRow(self.prompt, self.temperature, self.u, messages=self.messages)
 
     def take(self, other: GenerationRow) -> None:
         """Take over what was generated for this row elsewhere."""

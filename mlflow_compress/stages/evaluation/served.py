@@ -54,7 +54,7 @@ def open_served(
 ) -> ServedModel:
     """Return a served model, after its server was asked what it can. `reader` is the model whose tokenizer it has."""
     endpoint = endpoint_of(address, served, parameter=parameter, model_parameter=model_parameter)
-    return open_served_model(endpoint, name, reader)
+    return open_served_model(endpoint, name, reader, chat=served.endpoint_chat)
 
 
 def facts(model: ServedModel) -> dict[str, object]:

@@ -17,11 +17,8 @@ from mlflow_compress.stages.evaluation.baseline import Baseline
 from mlflow_compress.stages.gating.item_blocks import Keys, joined, restricted
 from mlflow_compress.stages.gating.progress_of_checks import ChecksSoFar
 from mlflow_compress.stages.gating.timing import TimedForGate
-from mlflow_compress.stages.model_names import ServedVariant, compresses
+from mlflow_compress.stages.model_names import Made, compresses
 from mlflow_compress.stages.quantize import size_values
-
-Made = CheckpointManifest | ServedVariant
-"""What is known of a variant beforehand."""
 
 
 def at_once(wanted: ItemPolicy, made: Made, timed: TimedForGate, verdict: str) -> list[GateRow]:

@@ -102,6 +102,7 @@ def _fingerprint(
     """Return everything that a model's answers depend on."""
     return {
         **identity(model),
+        **({"chat_completions": model.can.chat} if isinstance(model, ServedModel) else {}),
         "chat_template": template,
         "num_samples": config.answers.num_samples,
         "max_new_tokens": config.answers.max_new_tokens,

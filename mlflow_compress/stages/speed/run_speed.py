@@ -13,25 +13,27 @@ from pathlib import Path
 import torch
 
 from mlflow_compress import demo
-from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.gguf.plain_file import write_plain
-from mlflow_compress.config import SpeedConfig
+from mlflow_compress.config import EvaluateConfig, SpeedConfig, is_endpoint
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.compute import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.models import architectures
-from mlflow_compress.models.light_model import LightModel, open_light
+from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.records import RunRecords
 from mlflow_compress.records.timings import ServingMemory, Timings
 from mlflow_compress.results import SpeedMeasurement
+from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.speed.measured_model import RuntimeCall
 from mlflow_compress.scoring.speed.paired_timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
 from mlflow_compress.scoring.speed.runtimes import LLAMA_CPP, VLLM, RuntimeChoice, runtime_of
+from mlflow_compress.scoring.speed.served_timing import served_times
 from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE, find_python, named_python
+from mlflow_compress.stages.evaluation.open_models import OpenModel, open_baseline, open_variant
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
-from mlflow_compress.stages.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.stages.model_names import Made, baseline_label, described, folder_or_hub, model_path, not_served
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
 from mlflow_compress.stages.speed.speed_runs import skipped_tag
 from mlflow_compress.tracking import run_names
@@ -39,6 +41,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
+NO_MEMORY_OF_SERVED = "the memory of a server is not seen from here"
 _PROMPT, _NEW = 256, 32
 
 
@@ -53,12 +56,18 @@ def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoic
     return choice, find_python(config.vllm_python)
 
 
-def _plan(config: SpeedConfig, model: LightModel) -> TimingPlan:
+def _plan(config: SpeedConfig, model: OpenModel) -> TimingPlan:
     asked, context = config.timing, model.max_length
     prompt = min(_PROMPT, context // 2) if asked.speed_prompt_tokens == "auto" else asked.speed_prompt_tokens
     new = min(_NEW, context // 4) if asked.speed_new_tokens == "auto" else asked.speed_new_tokens
     text = (demo.DATA_DIR / "corpus.txt").read_text(encoding="utf-8")[:40_000]
     tokens = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if prompt + new > context:
+        raise ConfigError(
+            "speed_prompt_tokens and speed_new_tokens are longer than the model's context",
+            allowed=f"at most {context} together",
+            got=prompt + new,
+        )
     return TimingPlan(tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats)
 
 
@@ -66,9 +75,13 @@ def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
     """Return what is measured once per model."""
     found = {}
     for who, suffix in (("variant", ""), ("baseline", "_baseline")):
-        one = times[who]
-        found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
-        found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
+        one = times.get(who)
+        if one is None:
+            continue
+        if one.load_seconds is not None:
+            found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
+        if one.memory is not None:
+            found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
     return found
 
 
@@ -86,12 +99,6 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
     with folder_or_hub("model", base):
         model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
     plan, runtime = _plan(config, model), str(choice.runtime)
-    if plan.prompt_tokens + plan.new_tokens > model.max_length:
-        raise ConfigError(
-            "speed_prompt_tokens and speed_new_tokens are longer than the model's context",
-            allowed=f"at most {model.max_length} together",
-            got=plan.prompt_tokens + plan.new_tokens,
-        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = config.timing.speed_threads
     of_variant = RuntimeCall(
@@ -115,6 +122,25 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
         return timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
 
 
+def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:
+    """Time a served variant, in turn with its baseline where that is served too; return the reason where it cannot be.
+
+    Raises
+    ------
+    EndpointError
+        A server cannot be reached, does not stream, or writes another number of tokens than asked.
+    """
+    asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
+    base = open_baseline(asked)
+    variant = open_variant(asked, base)
+    assert isinstance(variant, ServedModel)
+    models = {"baseline": base, "variant": variant} if isinstance(base, ServedModel) else {"variant": variant}
+    for model in models.values():
+        if not model.can.ids_in:
+            return f"{model.can.server} takes prompts as text alone, so that their tokens are not ours to count"
+    return served_times(models, _plan(config, base))
+
+
 def _device(config: SpeedConfig) -> str:
     return "cuda" if config.source.device != "cpu" and torch.cuda.is_available() else "cpu"
 
@@ -129,13 +155,15 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
     MlflowCompressError
         A missing checkpoint, or a runtime that cannot load it.
     """
-    manifest, folder = read_manifest(config.checkpoint), Path(str(config.checkpoint))
+    asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
+    if is_endpoint(config.source.model) and not is_endpoint(config.checkpoint):
+        raise not_served("model", config.source.model)
+    made, label = described(asked), baseline_label(asked)
     with store_of_command(config, store) as opened:
-        return _run(config, manifest, folder, opened)
+        return _run(config, made, label, opened)
 
 
-def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store: Store) -> SpeedMeasurement:
-    label = model_label(config.source.model)
+def _run(config: SpeedConfig, manifest: Made, label: str, store: Store) -> SpeedMeasurement:
     with store.run(f"speed {manifest.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run:
         run.set_tags(
             {
@@ -144,6 +172,12 @@ def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store:
                 run_names.CHECKPOINT: config.checkpoint,
             }
         )
+        if is_endpoint(config.checkpoint):
+            found = measure_served(config)
+            if isinstance(found, str):
+                return _without_speed(manifest, label, found, store, run)
+            return _logged(manifest, label, found, store, run)
+        folder = Path(str(config.checkpoint))
         choice, python = chosen(config, folder, _device(config))
         if choice.runtime is None:
             return _without_speed(manifest, label, choice.reason, store, run)
@@ -151,16 +185,13 @@ def _run(config: SpeedConfig, manifest: CheckpointManifest, folder: Path, store:
         return _logged(manifest, label, times, store, run)
 
 
-def _without_speed(
-    manifest: CheckpointManifest, label: str, reason: str, store: Store, run: OpenRun
-) -> SpeedMeasurement:
+def _without_speed(manifest: Made, label: str, reason: str, store: Store, run: OpenRun) -> SpeedMeasurement:
     run.set_tags(skipped_tag(reason))
     run.set_note(f"**{manifest.label}** was not timed: {reason}.")
     run.log_json([], "metrics.json")
     missing = {"speed": reason, "serving_memory": reason}
     run.log_json(missing, "not_computed.json")
-    nothing = RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
-    records = _log_records(dict.fromkeys(("baseline", "variant"), nothing), store, run)
+    records = _log_records(dict.fromkeys(("baseline", "variant"), _records(None)), store, run)
     return SpeedMeasurement(
         name=manifest.label,
         results=(),
@@ -181,20 +212,22 @@ def _log_records(measured: Mapping[str, RunRecords], store: Store, run: OpenRun)
 
 
 def _logged(
-    manifest: CheckpointManifest, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
+    manifest: Made, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
 ) -> SpeedMeasurement:
-    measured = {who: _records(one) for who, one in times.items()}
+    measured = {who: _records(times.get(who)) for who in ("baseline", "variant")}
     inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
     results, values, described = compute_all(inputs), _values(times), times["variant"].described
     run.log_params({f"speed_{name}": value for name, value in described.items()})
     run.log_results(logged(results))
     run.log_values(values)
     run.log_json(results_json(results), "metrics.json")
-    run.log_json({}, "not_computed.json")
+    missing = {} if times["variant"].memory is not None else {"serving_memory": NO_MEMORY_OF_SERVED}
+    run.log_json(missing, "not_computed.json")
     records = _log_records(measured, store, run)
     found = SpeedMeasurement(
         name=manifest.label,
         results=tuple(results),
+        not_computed=missing,
         records_folder=records,
         run=store.link(run.run_id),
         baseline=label,
@@ -205,6 +238,10 @@ def _logged(
     return found
 
 
-def _records(times: ModelTimes) -> RunRecords:
-    memory = {"process": 0, "resident_bytes": times.memory.resident, "peak_bytes": times.memory.peak}
-    return RunRecords(timings=times.timings, serving_memory=ServingMemory.from_rows([memory]))
+def _records(times: ModelTimes | None) -> RunRecords:
+    """Return the records of a model; of one that was not timed none, and no memory of one that a server has."""
+    if times is None:
+        return RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
+    found = times.memory
+    rows = [] if found is None else [{"process": 0, "resident_bytes": found.resident, "peak_bytes": found.peak}]
+    return RunRecords(timings=times.timings, serving_memory=ServingMemory.from_rows(rows))

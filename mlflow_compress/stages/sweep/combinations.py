@@ -21,6 +21,7 @@ from mlflow_compress.stages.quantize import method_settings
 _AXES = {"methods": "method"}  # a name that is clearer with several values
 _OF_SERVED = ("checkpoint", "served_model", "tokenizer")
 _IN_GRID = (*(name for name in CompressionConfig.model_fields if name != "output_dir"), *_OF_SERVED[1:])
+_SHARED = ("calibration", "calibration_samples", "calibration_length", "method_args")
 _GIVEN = ("methods", "bits", "group_size")
 
 
@@ -148,8 +149,9 @@ def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return a combination without the settings that its method does not have: it then takes part once."""
-    if "method" not in asked:
-        return dict(asked)
+    if "method" not in asked:  # a served model: what the methods share is not for it
+        default = CompressionConfig()
+        return {**{name: getattr(default, name) for name in _SHARED}, **asked}
     settings = {field.name for field in fields(METHODS.get(asked["method"]).Config)}
     return {name: value for name, value in asked.items() if name not in ("bits", "group_size") or name in settings}
 

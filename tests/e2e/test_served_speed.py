@@ -1,0 +1,94 @@
+"""The speed of served models: tokens as they arrive, in turn with a served baseline, alone beside one in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress import demo
+from mlflow_compress.errors import ConfigError, EndpointError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from tests.judge_server import Raw
+from tests.served_demo import NAME, ServedDemo, served_demo
+
+FEW = {"speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+
+
+@pytest.fixture
+def server(loaded: LoadedModel) -> Iterator[ServedDemo]:
+    with served_demo(loaded, pause=0.01) as found:
+        yield found
+
+
+def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
+    return mc.speed(f"endpoint:{server.base_url}", served_model=NAME, store=store, **{**FEW, **more})
+
+
+def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, tmp_path: Path) -> None:
+    found = timed(server, tmp_path)
+    # The server waits 10 ms before each token: no more than 100 tokens a second can be written to one reader.
+    assert 0 < found["speed/decode_tokens_per_second_batch_1"].value < 100
+    assert found["speed/token_gap_ms_p50"].value > 9 and found["speed/first_token_ms"].value > 9
+    assert "speed/decode_ratio_batch_1" not in found.metrics and not found.values
+    assert found.described["runtime"] == "vLLM 0.0.1"
+    assert "without its baseline" in found.summary
+    asked = [body for body in server.bodies if body.get("stream")]
+    assert len(asked) == 3 * (1 + 8)  # a round to warm up and two that count, one and eight at a time
+    assert {len(body["prompt"]) for body in asked} == {16} and all(body["ignore_eos"] for body in asked)
+    assert len({json.dumps(body["prompt"]) for body in asked}) > 20  # no cache has read them before
+
+
+def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedDemo, tmp_path: Path) -> None:
+    with served_demo(loaded, pause=0.05) as slow:
+        found = timed(
+            server,
+            tmp_path,
+            model=f"endpoint:{slow.base_url}",
+            baseline_served_model=NAME,
+            tokenizer=str(demo.MODEL_DIR),
+        )
+    assert found["speed/decode_ratio_batch_1"].value > 1.5  # 10 ms before each token against 50
+    assert found["speed/token_gap_ms_p50_baseline"].value > 49
+    assert found.baseline == NAME and "writing 1 at a time" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (Raw(b'{"error": {"message": "no streams here"}}', 400), "does not stream: HTTP 400.*no streams here"),
+        (Raw(b'data: {"choices": [{"logprobs": {"tokens": ["a"]}}]}\n\n'), "another number of tokens.*4.*1"),
+        (Raw(b"data: <html>\n\n"), "streams something else than tokens"),
+        (Raw(b'data: {"choices": []}\n\n', cut=9), "broke off a stream"),
+        (Raw(status=0), "broke off a stream"),
+    ],
+)
+def test_a_stream_that_breaks_gives_no_number(stream: Raw, said: str, server: ServedDemo, tmp_path: Path) -> None:
+    server.fault = lambda number, body: stream if body.get("stream") else None
+    with pytest.raises(EndpointError, match=said):
+        timed(server, tmp_path)
+
+
+def test_a_server_that_takes_text_alone_has_no_speed(loaded: LoadedModel, tmp_path: Path) -> None:
+    with served_demo(loaded, kind="text") as server:
+        found = timed(server, tmp_path)
+    assert not found.results and "takes prompts as text alone" in found.summary
+
+
+def test_a_served_baseline_needs_a_served_variant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names a served model, and what is asked here needs one in a folder"):
+        mc.speed(
+            tmp_path,
+            model="endpoint:http://127.0.0.1:1/v1",
+            baseline_served_model="x",
+            store=tmp_path,
+        )
