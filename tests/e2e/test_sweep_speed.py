@@ -7,6 +7,8 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.decide.scoreboard.score_columns import SERVING
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.tracker import Tracker
 
 SHORT = ["--speed_repeats=2", "--speed_prompt_tokens=8", "--speed_new_tokens=3", "--speed_threads=1"]
@@ -30,7 +32,8 @@ def test_speed_and_memory_reach_the_scoreboard_the_page_and_the_decision(
     [timed] = [run for run in tracker.find_finished("speed") if run.data.tags["method"] == "fp16"]
     cells = rows["fp16"]["cells"]
     for metric in SERVING:
-        assert cells[metric]["value"] == pytest.approx(timed.data.metrics[metric], rel=1e-3)
+        found = MetricResult(metric, **{part: cells[metric][part] for part in ("value", "low", "high", "n")})
+        assert timed.data.metrics[metric] == rounded(found)
     decode = cells["speed/decode_ratio_batch_1"]
     assert decode["low"] < decode["value"] < decode["high"]
     main = tracker.client.get_run(rows["fp16"]["run_id"]).data.metrics
