@@ -35,8 +35,7 @@ class SpeedMeasurement(Measurement):
         parts = []
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
-            doing = {"decode": "writing", "prefill": "reading"}[what]
-            parts.append(f"{doing} {batch} at a time {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+            parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
         parts.append(f"peak memory {self.pooled['speed/memory_peak_ratio'].value:.2f}x")
         return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
 

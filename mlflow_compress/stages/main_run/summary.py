@@ -22,6 +22,7 @@ from mlflow_compress.stages.judging.answers_artifact import read_answers
 from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
 from mlflow_compress.stages.main_run.variant_results import log_model
 from mlflow_compress.stages.quantize import size_values
+from mlflow_compress.stages.speed.speed_runs import described
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
@@ -102,8 +103,10 @@ def _values(outputs: StageOutputs) -> dict[str, float]:
     return {**pooled, **size_values(outputs.manifest), **gate_values(outputs.pooled)}
 
 
-def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
+def _setup(outputs: StageOutputs, tracker: Tracker, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
     """Return the settings and versions with which the numbers can be reproduced."""
+    speed = outputs.children.get("speed")
+    runtime = {} if speed is None else described(tracker.client.get_run(speed))
     manifest = asdict(outputs.manifest)
     fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
     runs = {"variant": run.run_id, "baseline": baseline_run, **outputs.children}
@@ -112,6 +115,7 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
         **{key: manifest[key] for key in fields},
         "dtype": outputs.dtype,
         "seed": outputs.seed,
+        **({"timed in": runtime} if runtime else {}),
         "runs": runs,
     }
 
@@ -176,7 +180,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         results=outputs.results,
         figures=figures,
         flips=flips,
-        setup=_setup(outputs, baseline_run, run),
+        setup=_setup(outputs, tracker, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
         judge_values=_judge_values(tracker, run),
