@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--vllm_python")
     parser.add_argument("--work", required=True, type=Path)
     parser.add_argument("--most", type=int, default=1000, help="variants to measure now")
+    parser.add_argument("--methods", help="of these methods alone, comma-separated")
     options = parser.parse_args()
     settings = EngineConfig(vllm_python=options.vllm_python)
     with started(settings) as vllm:
@@ -131,7 +132,8 @@ def main() -> None:
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
     lines = [line for line in lines if line["versions"] == versions]
     done = {(line["method"], line["bits"]) for line in lines}
-    missing = [one for one in variants() if one not in done]
+    named = set(options.methods.split(",")) if options.methods else set(METHODS.names())
+    missing = [one for one in variants() if one not in done and one[0] in named]
     for method, bits in missing[: options.most]:
         found = {"method": method, "bits": bits, **measured(method, bits, settings, options.work), "versions": versions}
         print(json.dumps(found), flush=True)

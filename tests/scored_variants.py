@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mlflow_compress.decide.scoreboard import ItemScores, ScoredVariant
+from mlflow_compress.decide.scoreboard.score_columns import SERVING
 from mlflow_compress.records import MetricResult
+
+VLLM = "vLLM 0.32.0 (eager)"
 
 
 def scores(correct: Sequence[float], kl: Sequence[float]) -> ItemScores:
@@ -39,3 +43,11 @@ def variant(
         sizes={} if size is None else {"size/bytes": size},
         **fields,
     )
+
+
+def served(name: str, kl: float, size: float, speedup: float, memory: float) -> ScoredVariant:
+    """Return a variant that was timed in vLLM; its speedup has an interval, its memory has none."""
+    decode, prefill, peak = SERVING
+    one = variant(name, kl=kl, size=size, more={prefill: 1.1, peak: memory}, runtime=VLLM)
+    ratio = MetricResult(decode, speedup, speedup - 0.1, speedup + 0.1, n=5)
+    return replace(one, results={**one.results, decode: ratio})

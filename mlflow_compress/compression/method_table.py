@@ -20,6 +20,9 @@ def rows() -> list[tuple[str, ...]]:
     return [_row(method) for _, method in METHODS.items()]
 
 
+_UNKNOWN = "Unknown quantization method"  # in vLLM's own reason
+
+
 def _row(method: Method) -> tuple[str, ...]:
     return (
         method.name,
@@ -46,6 +49,8 @@ def _engines(method: Method) -> list[str]:
     if taken:
         some = len(taken) < len(lines)
         found.append(f"vLLM ({' and '.join(map(str, taken))} bit)" if some else "vLLM")
+    elif lines and all(_UNKNOWN in line["refused"] for line in lines):
+        pass  # its list of formats is one for all devices
     elif any(engine.startswith("vLLM") for engine in method.runs_in):
         found.append("vLLM on CUDA (not run)" if lines else "vLLM (not run)")
     return found + [engine for engine in method.runs_in if not engine.startswith("vLLM")]

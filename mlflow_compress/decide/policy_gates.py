@@ -13,7 +13,7 @@ from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, ke
 from mlflow_compress.records import MetricResult
 
 DELTA = "quality/accuracy_delta"
-_OWN = ("size/", "speed/", "gate/")  # of some of these runs show values that no metric declares
+_OWN = ("size/", "gate/")  # metrics of the main run that no metric declares
 _SPEED = "speed/"
 
 
@@ -83,7 +83,7 @@ class PolicyGates:
 
 def _declared(metric: str) -> MetricKey | None:
     """Return a metric's declaration; None for what runs log beside metrics. An unknown name is a `ConfigError`."""
-    return all_keys().get(metric) if metric.startswith(_OWN) else key(metric)
+    return None if metric.startswith(_OWN) else key(metric)
 
 
 def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
@@ -203,7 +203,7 @@ def gates_of(policy: Policy) -> PolicyGates:
         if policy.anomalies.zero_kl:
             readings.add(GateReading(metric=KL, end="value"))
     ranking_of(policy.objective)
-    if policy.objective.by == "speed" and _declared(policy.objective.speed_metric) is not None:
+    if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
         readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
     return PolicyGates(gates=tuple(gates), rules=tuple(rules), readings=frozenset(readings))
 

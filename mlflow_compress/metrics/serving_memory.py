@@ -23,7 +23,7 @@ RATIO = MetricKey(
     leaderboard=True,
     by_category=False,
     unchanged=1.0,
-    counted="processes",
+    counted="measured",
     measured_once=True,
     on_request=True,
 )
@@ -38,7 +38,7 @@ PEAK = MetricKey(
     headline=172,
     by_category=False,
     difference=RATIO.name,
-    counted="processes",
+    counted="measured",
     on_request=True,
 )
 PEAK_BASELINE = MetricKey(
@@ -49,7 +49,7 @@ PEAK_BASELINE = MetricKey(
     unit="MB",
     meaning="The baseline's.",
     by_category=False,
-    counted="processes",
+    counted="measured",
     on_request=True,
 )
 

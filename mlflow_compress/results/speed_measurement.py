@@ -39,8 +39,7 @@ class SpeedMeasurement(Measurement):
             return f"{self.name} in {self.described['runtime']}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
-            doing = {"decode": "writing", "prefill": "reading"}[what]
-            parts.append(f"{doing} {batch} at a time {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+            parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x")
         return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"

@@ -14,12 +14,15 @@ RESOLVED = "resolved/"  # prefix for the final value of a parameter that was log
 def rounded(result: MetricResult) -> float:
     """Return the value with two digits of its interval's half-width, or six significant digits where it has none.
 
-    The run's `metrics.json` has the exact values. Tables should not show digits that the data do not support.
+    A value whose interval excludes 0 keeps one digit of its own: 3 within [0.03, 391] is not 0. The run's
+    `metrics.json` has the exact values. Tables should not show digits that the data do not support.
     """
     if result.value == 0:
         return 0.0
     if result.low is not None and result.high is not None and result.high > result.low:
         digits = 1 - math.floor(math.log10((result.high - result.low) / 2))
+        if result.low > 0 or result.high < 0:
+            digits = max(digits, -math.floor(math.log10(abs(result.value))))
     else:
         digits = 5 - math.floor(math.log10(abs(result.value)))
     return round(result.value, digits)

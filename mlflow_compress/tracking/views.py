@@ -18,9 +18,15 @@ LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is 
 CHARTS = "charts"
 
 _BITS = "size/bits_per_weight"
-_IN_SIGHT = ("size/ratio", run_names.KL, "distance/flips_pct", "quality/accuracy_delta", _BITS)
-_SCATTERS = {"KL by bits per weight": run_names.KL, "Flips by bits per weight": "distance/flips_pct"}
-_BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/ratio")
+_SPEED, _MEMORY = "speed/decode_ratio_batch_1", "speed/memory_peak_ratio"
+_IN_SIGHT = ("size/ratio", run_names.KL, "distance/flips_pct", "quality/accuracy_delta", _BITS, _SPEED, _MEMORY)
+_SCATTERS = {
+    "KL by bits per weight": (_BITS, run_names.KL),
+    "Flips by bits per weight": (_BITS, "distance/flips_pct"),
+    "KL by decode speedup": (_SPEED, run_names.KL),
+    "KL by peak memory": (_MEMORY, run_names.KL),
+}
+_BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/ratio", _SPEED, _MEMORY)
 
 
 def view_tag(key: str) -> str:
@@ -61,22 +67,22 @@ def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
 
 
 def _charts() -> dict[str, object]:
-    """Return the state of the charts: size against distance first, then a bar per headline metric."""
+    """Return the state of the charts: size, speed and memory against distance first, then a bar per main metric."""
     section = "size-and-distance"
     common = {"metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
     scatters = [
         {
             **common,
-            "uuid": f"scatter-{metric}",
+            "uuid": f"scatter-{across}-{up}",
             "type": "SCATTER",
             "displayName": name,
-            "xaxis": {"key": _BITS, "type": "METRIC"},
-            "yaxis": {"key": metric, "type": "METRIC"},
+            "xaxis": {"key": across, "type": "METRIC"},
+            "yaxis": {"key": up, "type": "METRIC"},
         }
-        for name, metric in _SCATTERS.items()
+        for name, (across, up) in _SCATTERS.items()
     ]
     bars = [{**common, "uuid": f"bar-{name}", "type": "BAR", "metricKey": name} for name in _BARS]
-    sections = [{"uuid": section, "name": "Size and distance", "display": True, "isReordered": True}]
+    sections = [{"uuid": section, "name": "Size, speed, memory and distance", "display": True, "isReordered": True}]
     return {
         "compareRunsMode": "CHART",
         "compareRunCharts": [*scatters, *bars],

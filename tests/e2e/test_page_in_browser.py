@@ -6,14 +6,17 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.variants_page import render_page
 from tests.browser import AXE, Browser, browser, chromium
 from tests.page_contents import HOSTILE, page_content
+from tests.scored_variants import served
 
 pytestmark = [
     pytest.mark.slow,
@@ -177,4 +180,24 @@ def test_logarithmic_axes_say_what_they_cannot_show(tab: Browser, page: str) -> 
     )
     tab.until("document.querySelector('#score-count').textContent === '0 of 2 variants'")
     assert texts(tab, "#scatter-caption") == ["No variant of the scoreboard's selection has both numbers."]
+    assert tab.errors == []
+
+
+def test_buttons_choose_what_stands_against_the_distance(tab: Browser, page: str, tmp_path: Path) -> None:
+    timed = [served("near", kl=0.01, size=4e6, speedup=1.5, memory=0.6), served("far", 0.2, 3e6, 1.2, 0.5)]
+    board = scoreboard([replace(v, run_id=v.name * 8) for v in timed], baseline="base", evaluation="e")
+    (tmp_path / "timed.html").write_text(render_page(replace(page_content(), board=board)), encoding="utf-8")
+    tab.show((tmp_path / "timed.html").as_uri())
+    tab.ready()
+    assert texts(tab, "#scatter-presets button") == ["KL by size", "KL by speed", "KL by memory"]
+    label = "document.querySelector('#scatter svg').getAttribute('aria-label')"
+    # "near" is faster and closer, and takes more memory.
+    for number, start, on_front in ((1, "Decode speedup (batch 1)", 1), (2, "Peak memory (to baseline)", 2)):
+        tab.run(f"document.querySelectorAll('#scatter-presets button')[{number}].click()")
+        assert tab.run(label).startswith(f"{start} against KL, items (nats) of 2 variants")
+        assert tab.run("document.querySelectorAll('#scatter circle[fill=\"var(--accent)\"]').length") == on_front
+    assert "Decode speedup (batch 1) (" not in "".join(texts(tab, "#scatter"))
+    tab.show(page)
+    tab.ready()
+    assert texts(tab, "#scatter-presets button") == []  # there is nothing to choose
     assert tab.errors == []

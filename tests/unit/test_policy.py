@@ -285,6 +285,11 @@ def test_parameters_replace_a_file_s_bounds_on_speed_and_memory() -> None:
     assert given.overridden(max_flips_pct=3).gates[1:] == given.gates
 
 
+def test_a_misspelt_speed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Unknown metric key"):
+        gates_of(Policy(gates=(MetricGate(metric="speed/decode_ration", at_least=1),)))
+
+
 @pytest.mark.parametrize("bound", ["upper", "lower"])
 def test_an_end_of_what_is_measured_once_is_refused(bound: str) -> None:
     with pytest.raises(ConfigError, match="reads what this number does not have"):

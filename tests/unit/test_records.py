@@ -85,6 +85,8 @@ def test_registry_names_the_nearest_and_refuses_doubles() -> None:
         (MetricResult("a/b", 71.2345678), 71.2346),
         (MetricResult("a/b", 0.0, 0.0, 0.1), 0.0),
         (MetricResult("a/b", 12345.678, 12000.0, 13000.0), 12350.0),
+        (MetricResult("a/b", 3.13, 0.03, 391.0), 3.0),  # not 0, which its interval excludes
+        (MetricResult("a/b", 0.0004, -0.1, 0.1), 0.0),
     ],
 )
 def test_logged_values_carry_only_the_digits_their_interval_supports(result: MetricResult, expected: float) -> None:

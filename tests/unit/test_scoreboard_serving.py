@@ -11,7 +11,6 @@ from markupsafe import escape
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.decide.scoreboard.score_columns import SERVING
 from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
-from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.choice import choice_sentence
 from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import (
@@ -21,18 +20,10 @@ from mlflow_compress.reporting.scoreboard_text import (
     scoreboard_text,
 )
 from tests.page_contents import page_content
-from tests.scored_variants import variant
+from tests.scored_variants import VLLM, served, variant
 
-SPEEDUP, PREFILL, MEMORY = SERVING
-VLLM = "vLLM 0.32.0 (eager)"
+SPEEDUP, _, MEMORY = SERVING
 SIMULATED = "the format hqq_packed is only simulated: no kernel computes with it"
-
-
-def served(name: str, kl: float, size: float, speedup: float, memory: float) -> ScoredVariant:
-    """Return a variant that was timed; its speedup has an interval, its memory has none."""
-    one = variant(name, kl=kl, size=size, more={PREFILL: 1.1, MEMORY: memory}, runtime=VLLM)
-    ratio = MetricResult(SPEEDUP, speedup, speedup - 0.1, speedup + 0.1, n=5)
-    return replace(one, results={**one.results, SPEEDUP: ratio})
 
 
 def board(*variants: ScoredVariant) -> Scoreboard:

@@ -77,7 +77,7 @@ def score_data(content: PageContent) -> dict[str, Any]:
 
 def _axis(column: ScoreColumn) -> dict[str, Any]:
     """Return a column as an axis: values times `factor` have the unit `suffix`."""
-    own = {"bytes": (1e-6, "MB"), "times": (1.0, "times"), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
+    own = {"bytes": (1e-6, "MB"), "times": (1.0, ""), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
     scale = scale_of(column.unit)
     unit = scale.difference_suffix if column.key == DELTA else scale.suffix
     factor, suffix = own.get(column.unit, (scale.factor, unit.strip()))

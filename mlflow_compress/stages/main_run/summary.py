@@ -21,6 +21,7 @@ from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.stages.judging.answers_artifact import read_answers
 from mlflow_compress.stages.main_run.stage_outputs import StageOutputs
 from mlflow_compress.stages.main_run.variant_results import log_model
+from mlflow_compress.stages.speed.speed_runs import described
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
@@ -101,8 +102,10 @@ def _values(outputs: StageOutputs) -> dict[str, float]:
     return {**pooled, **outputs.sizes, **gate_values(outputs.pooled)}
 
 
-def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
+def _setup(outputs: StageOutputs, tracker: Tracker, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
     """Return the settings and versions with which the numbers can be reproduced."""
+    speed = outputs.children.get("speed")
+    runtime = {} if speed is None else described(tracker.client.get_run(speed))
     fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
     if outputs.manifest is not None:
         manifest = asdict(outputs.manifest)
@@ -115,6 +118,7 @@ def _setup(outputs: StageOutputs, baseline_run: str, run: TrackedRun) -> dict[st
         **made,
         "dtype": outputs.dtype,
         "seed": outputs.seed,
+        **({"timed in": runtime} if runtime else {}),
         "runs": runs,
     }
 
@@ -179,7 +183,7 @@ def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Pa
         results=outputs.results,
         figures=figures,
         flips=flips,
-        setup=_setup(outputs, baseline_run, run),
+        setup=_setup(outputs, tracker, baseline_run, run),
         not_computed=skipped,
         manifest=outputs.manifest,
         judge_values=_judge_values(tracker, run),

@@ -35,7 +35,7 @@ from mlflow_compress.stages.evaluation.open_models import OpenModel, open_baseli
 from mlflow_compress.stages.evaluation.result_files import logged, results_json
 from mlflow_compress.stages.model_names import Made, baseline_label, described, folder_or_hub, model_path, not_served
 from mlflow_compress.stages.resuming.noted_commands import store_of_command
-from mlflow_compress.stages.speed.speed_runs import skipped_tag
+from mlflow_compress.stages.speed.speed_runs import description, skipped_tag
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
@@ -217,7 +217,7 @@ def _logged(
     measured = {who: _records(times.get(who)) for who in ("baseline", "variant")}
     inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
     results, values, described = compute_all(inputs), _values(times), times["variant"].described
-    run.log_params({f"speed_{name}": value for name, value in described.items()})
+    run.log_params(description(described))
     run.log_results(logged(results))
     run.log_values(values)
     run.log_json(results_json(results), "metrics.json")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
 from mlflow_compress.tracking import run_names
 
-RUNTIME = "speed_runtime"
-"""Parameter of the stage's run."""
-
+_DESCRIBED = "speed_"  # before the names of the parameters that describe the runtime
+_PARTS = ("runtime", "device", "dtype")
 _SKIPPED = "speed: "
 
 
@@ -27,6 +27,17 @@ def skipped_tag(reason: str) -> dict[str, str]:
     return {run_names.SKIPPED: f"{_SKIPPED}{reason}"}
 
 
+def description(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a stage's run that describe the runtime: its version, the device and the dtype."""
+    return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS}
+
+
+def described(run: Any) -> dict[str, str]:
+    """Return what describes the runtime of a stage's run; nothing where nothing was timed."""
+    params = run.data.params
+    return {name: params[f"{_DESCRIBED}{name}"] for name in _PARTS if f"{_DESCRIBED}{name}" in params}
+
+
 def timed_in(run: Any | None) -> TimedIn:
     """Return what the run of a variant's speed stage says; None where a variant has no such run."""
     if run is None:
@@ -35,4 +46,4 @@ def timed_in(run: Any | None) -> TimedIn:
         return TimedIn(reason=f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}")
     if run_names.SKIPPED in run.data.tags:
         return TimedIn(reason=run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED))
-    return TimedIn(runtime=run.data.params[RUNTIME])
+    return TimedIn(runtime=described(run)["runtime"])
