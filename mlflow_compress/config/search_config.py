@@ -55,6 +55,12 @@ class SearchSpaceConfig(Group):
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
     search_rounds: int = option(2, "how often the costs are refitted where the prediction misses; 0 never", ge=0)
     search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
+    estimate: Literal["none", "fisher", "linearity"] = option(
+        "none",
+        "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors; 'linearity', "
+        "by the relative error of the weights",
+    )
+    measured_swaps: int = option(0, "with estimate: most swaps that are measured; 0: as many as are chosen", ge=0)
     autoscheme: Literal["auto", "true", "false"] = option(
         "auto",
         "put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats are "
@@ -100,6 +106,8 @@ class SearchConfig(Command):
             "search_windows",
             "search_rounds",
             "search_tolerance",
+            "estimate",
+            "measured_swaps",
             "autoscheme",
             "group_size",
         }

@@ -26,14 +26,15 @@ class Allocation:
         Their bytes.
     cost : float
         The sum of their costs.
-    gap : float
+    gap : float or None
         The relative distance between this solution and the solver's bound: 0 means that it is proven to be the best.
+        None where no solver has chosen.
     """
 
     choice: tuple[int, ...]
     n_bytes: int
     cost: float
-    gap: float
+    gap: float | None
 
 
 def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int) -> Allocation:

@@ -126,6 +126,17 @@ class CostTable:
         rows = np.arange(len(choice))
         return float(self.start.mean() + self.costs[rows, list(choice)].sum())
 
+    def largest_uniform(self, max_bytes: int) -> Allocation | None:
+        """Return one format for all groups: that of the most bytes within a budget; None where none is as small."""
+        n_bytes = self.sizes.layers.sum(axis=0)
+        inside = np.flatnonzero(n_bytes <= max_bytes)
+        if not len(inside):
+            return None
+        column = int(inside[n_bytes[inside].argmax()])
+        cost = float(self.costs[:, column].sum())
+        choice = (column,) * len(self.sizes.groups)
+        return Allocation(choice=choice, n_bytes=int(n_bytes[column]), cost=cost, gap=None)
+
     def solved(self, limit: Limit, *, margin: float = 0.0) -> Allocation:
         """Return the best choice of formats within a limit.
 

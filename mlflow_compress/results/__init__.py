@@ -10,7 +10,7 @@ from mlflow_compress.results.diagnosis import Diagnosis
 from mlflow_compress.results.evaluation import AnswerEvaluation, Evaluation
 from mlflow_compress.results.human_ratings import BlindSheet, HumanRatings
 from mlflow_compress.results.listing import Listing
-from mlflow_compress.results.many.search_result import GroupCost, Search, SearchedVariant
+from mlflow_compress.results.many.search_result import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.results.many.sweep_plan import PlannedVariant, SweepPlan
 from mlflow_compress.results.many.sweep_result import Sweep, SweepProgress, VariantProgress
 from mlflow_compress.results.many.variants_report import VariantsReport
@@ -25,6 +25,7 @@ __all__ = [
     "BlindSheet",
     "Comparison",
     "CompressedModel",
+    "CostEstimate",
     "CostPlan",
     "Diagnosis",
     "Evaluation",

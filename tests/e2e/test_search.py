@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
 
 from mlflow_compress import cli, demo
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE
@@ -92,6 +94,36 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
     again = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
     assert len(searches(tracker)) == 2 and len(tracker.find_finished("main")) == len(mains)
     assert again["variants"] == found["variants"] and again["costs"] == found["costs"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'")
+def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"formats": "gguf-k:3,gguf:8", "estimate": "fisher", "search_rounds": "0", "bits_per_weight": "5"}
+    assert cli.main(command({**texts, **more})) == 0
+    [run] = searches(tracker)
+    found = tracker.fetch_json(run.info.run_id, "search.json")
+    [row] = [row for row in found["variants"] if row["kind"] == "searched"]
+    folder = Path(tracker.children(row["run_id"])["quantize"].data.tags[run_names.CHECKPOINT])
+    assert {tensor.tensor_type.name for tensor in GGUFReader(folder / "model.gguf").tensors} == {
+        "Q3_K",
+        "Q8_0",
+        "BF16",
+        "F32",
+    }
+    source = resolve(str(demo.MODEL_DIR))
+    weights = sum(rows * columns for rows, columns in source.linear.values())
+    assert row["bits_per_weight"] == 8 * bytes_of_layers(read_headers(folder), source.linear) / weights <= 5
+    # What was chosen was measured, and the rest was not.
+    costs = {(cost["group"], cost["format"]): cost for cost in found["costs"]}
+    chosen = [costs[pair] for pair in found["recipes"][row["name"]].items()]
+    assert not any(cost["estimated"] for cost in chosen) and all(cost["kl_low"] is not None for cost in chosen)
+    swaps = sum(not cost["estimated"] for cost in costs.values())
+    assert found["estimate"]["swaps"] == swaps < found["estimate"]["possible"] == len(costs)
+    assert row["predicted_kl"] == pytest.approx(sum(cost["kl"] for cost in chosen))
+    assert any(note.startswith("Costs are estimated (fisher)") for note in found["notes"])
 
 
 @pytest.mark.slow

@@ -64,6 +64,9 @@ class Models:
         table = np.array([[added(g, f) for f in range(2)] for g in range(3)])
         return CostTable(sizes=SIZES, start=choice.kl, added=table[:, :, None] * SPREAD)
 
+    def uniform(self, name: str) -> Any:
+        return self.kl((SIZES.formats.index(name),) * 3) * SPREAD
+
     def choose(self, limit: Limit, rounds: int = 2) -> Choice:
         return choose(
             limit,
@@ -73,6 +76,7 @@ class Models:
             make=self.make,
             measure=self.measure,
             refit=self.refit,
+            uniform=self.uniform,
         )
 
 
@@ -131,6 +135,32 @@ def test_where_nothing_was_found_inside_the_closest_is_returned_and_says_so() ->
     models_table = in_baseline(additive)
     limit = Limit(kind="max_kl", value=0.2)
     found = choose(
-        limit, models_table, rounds=2, tolerance=0.25, make=models.make, measure=models.measure, refit=models.refit
+        limit,
+        models_table,
+        rounds=2,
+        tolerance=0.25,
+        make=models.make,
+        measure=models.measure,
+        refit=models.refit,
+        uniform=models.uniform,
     )
     assert not found.is_inside(limit)
+
+
+def test_a_mix_that_is_not_surely_closer_than_one_format_for_all_is_not_chosen() -> None:
+    """10 bytes: by its costs, 4 bits for the first group gain a little. In half of the windows they lose as much."""
+    models = Models(lambda choice: 1.0 - 0.001 * sum(choice))
+    table = CostTable(sizes=SIZES, start=np.zeros(40), added=np.full((3, 2, 1), 0.3) - [[[0.0], [0.01]]] + 0 * SPREAD)
+    limit = Limit(kind="max_bytes", value=10)
+    plain = models.measure
+
+    def measure(folder: str) -> Any:
+        return plain(folder) + (0.01 * (-1.0) ** np.arange(40) if "1" in folder else 0.0)
+
+    asked = {"rounds": 0, "tolerance": 0.25, "make": models.make, "refit": models.refit, "uniform": models.uniform}
+    found = choose(limit, table, measure=measure, **asked)  # type: ignore[arg-type]
+    assert found.allocation.choice == (0, 0, 0) and found.allocation.gap is None
+    assert len(models.made) == 2 and sum(models.made[0]) == 1
+    assert found.predicted == pytest.approx(0.9) and found.measured == pytest.approx(1.0)
+    sure = choose(limit, table, measure=plain, **asked)  # type: ignore[arg-type]
+    assert sum(sure.allocation.choice) == 1

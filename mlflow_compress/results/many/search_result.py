@@ -106,7 +106,12 @@ class GroupCost:
     size_bytes : int
         Stored bytes of the group.
     kl, kl_low, kl_high : float or None
-        KL on the search's text in nats, with its interval over windows.
+        KL on the search's text in nats, with its interval over windows; without one where it was not measured.
+    estimated : bool
+        Whether it was not measured: it is the estimate, times what the group's measured formats cost over theirs.
+    estimate : float or None
+        What was estimated before any measurement: nats ("fisher"), or a relative error ("linearity"); None without
+        estimates.
     """
 
     group: str
@@ -115,6 +120,36 @@ class GroupCost:
     kl: float
     kl_low: float | None
     kl_high: float | None
+    estimated: bool = False
+    estimate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostEstimate:
+    """How costs were estimated, and how much of it was measured.
+
+    Attributes
+    ----------
+    kind : str
+        "fisher" or "linearity".
+    swaps, possible : int
+        Swaps that were measured, of how many.
+    rank_correlation : float or None
+        Spearman's, of estimate and measured cost, over those that were measured; None for too few.
+    """
+
+    kind: str
+    swaps: int
+    possible: int
+    rank_correlation: float | None
+
+    @property
+    def note(self) -> str:
+        """How to read the costs."""
+        told = f"Costs are estimated ({self.kind}); {self.swaps} of {self.possible} swaps were measured"
+        if self.rank_correlation is None:
+            return told
+        return f"{told}, with a rank correlation of {self.rank_correlation:.2f} between estimate and measured cost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +166,8 @@ class Search(Tabular):
         What could be chosen for what.
     costs : tuple of GroupCost
         Of every group in every format.
+    estimate : CostEstimate or None
+        How costs were estimated; None where all were measured.
     recipes : mapping of str to mapping of str to str
         The format of each group, by searched variant.
     search_text, held_out : str
@@ -146,6 +183,7 @@ class Search(Tabular):
     formats: tuple[str, ...]
     groups: tuple[str, ...]
     costs: tuple[GroupCost, ...]
+    estimate: CostEstimate | None
     recipes: Mapping[str, Mapping[str, str]]
     search_text: str
     held_out: str
@@ -166,6 +204,7 @@ class Search(Tabular):
     def notes(self) -> list[str]:
         """How to read the table, and what to know before a decision."""
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
+        told += [self.estimate.note] if self.estimate is not None else []
         return [*told, f"AutoScheme is not beside them: {self.left_out.rstrip('.')}"] if self.left_out else told
 
     @property

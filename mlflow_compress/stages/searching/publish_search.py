@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from mlflow_compress.compression.shared.mixed_recipe import KEPT
 from mlflow_compress.config import EMBEDDED, Policy, SearchConfig
+from mlflow_compress.decide.cost_estimate import Estimation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes, linear_mix
 from mlflow_compress.decide.scoreboard.paired_mean import paired_mean
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.reporting.searched.search_tables import rows_csv, search_markdown
-from mlflow_compress.results import GroupCost, Search, SearchedVariant
+from mlflow_compress.results import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.stages.model_names import model_label, read_manifest
 from mlflow_compress.stages.searching.choose_formats import Choice
 from mlflow_compress.stages.searching.held_out import UnitKl, unit_kl
@@ -52,6 +54,7 @@ def publish_search(
     config: SearchConfig,
     *,
     table: CostTable,
+    estimation: Estimation | None,
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
     autoscheme: Mapping[Limit, tuple[Choice, Made]],
@@ -68,6 +71,8 @@ def publish_search(
         What was asked for.
     table : CostTable
         Costs in the baseline.
+    estimation : Estimation or None
+        Which of them were estimated.
     uniform : mapping of str to Made
         The uniform variant of each format.
     chosen : mapping of Limit to (Choice, Made)
@@ -102,7 +107,8 @@ def publish_search(
         variants=tuple(rows),
         formats=table.sizes.formats,
         groups=table.sizes.groups,
-        costs=tuple(_group_costs(table)),
+        costs=tuple(_group_costs(table, estimation)),
+        estimate=None if estimation is None else _estimate(estimation),
         recipes={made.name: _recipe(table.sizes, choice) for choice, made in (*chosen.values(), *autoscheme.values())},
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
@@ -166,12 +172,22 @@ def _against(own: UnitKl, searched: UnitKl) -> dict[str, Any]:
     }
 
 
-def _group_costs(table: CostTable) -> Iterator[GroupCost]:
-    """Iterate over the costs in the baseline, each with its interval over the windows."""
+def _estimate(found: Estimation) -> CostEstimate:
+    return CostEstimate(
+        kind=found.kind,
+        swaps=int(found.measured.sum()),
+        possible=found.possible,
+        rank_correlation=found.rank_correlation,
+    )
+
+
+def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[GroupCost]:
+    """Iterate over the costs in the baseline, each with its interval over the windows where it was measured."""
     for i, group in enumerate(table.sizes.groups):
         for j, name in enumerate(table.sizes.formats):
             kl = table.added[i, j]
-            interval = studentized_interval(kl)
+            estimated = estimation is not None and name != KEPT and not estimation.measured[i, j]
+            interval = None if estimated else studentized_interval(kl)
             yield GroupCost(
                 group=group,
                 format=name,
@@ -179,6 +195,8 @@ def _group_costs(table: CostTable) -> Iterator[GroupCost]:
                 kl=float(kl.mean()),
                 kl_low=None if interval is None else interval.low,
                 kl_high=None if interval is None else interval.high,
+                estimated=estimated,
+                estimate=None if estimation is None else float(estimation.estimates[i, j]),
             )
 
 
@@ -210,6 +228,7 @@ def _log(tracker: Tracker, run: TrackedRun, found: Search) -> None:
             "search/closer_than_mix": against.count("closer"),
             "search/farther_than_mix": against.count("farther"),
             **({"search/largest_prediction_error_pct": 100 * max(errors)} if errors else {}),
+            **({"search/measured_swaps": found.estimate.swaps} if found.estimate is not None else {}),
         }
     )
     run.set_tags({run_names.VERDICT: found.found})

@@ -12,11 +12,13 @@ from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.compression.shared.mixed_recipe import KEPT
 from mlflow_compress.config import SearchConfig, as_text
 from mlflow_compress.decide.allocation import Allocation
+from mlflow_compress.decide.cost_estimate import Estimation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
 from mlflow_compress.errors import CheckpointError, MissingDependencyError, StageError, UnsupportedError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
+from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
@@ -29,6 +31,7 @@ from mlflow_compress.stages.resumable_workdir import resumable_workdir
 from mlflow_compress.stages.resuming.noted_commands import unfinished_until_ended
 from mlflow_compress.stages.searching.autoscheme import autoscheme_choices, integer_formats
 from mlflow_compress.stages.searching.choose_formats import Choice, choose, first_table, measured
+from mlflow_compress.stages.searching.estimate_costs import first_estimated_table
 from mlflow_compress.stages.searching.publish_search import Made, publish_search
 from mlflow_compress.stages.searching.search_space import (
     CandidateFormat,
@@ -94,6 +97,7 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
                 "variants": sorted(variant.key for variant in prepared.variants),
                 "limits": [[limit.kind, limit.value] for limit in limits],
                 "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
+                "estimate": [config.space.estimate, config.space.measured_swaps],
                 "autoscheme": config.space.autoscheme,
             }
         )
@@ -159,8 +163,7 @@ class _Search:
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
-        self._say(f"[search] measures {len(self._found)} formats in {len(sizes.groups)} groups")
-        table = first_table(self._costs, self._folders, sizes)
+        table, estimation = self._table(limits, sizes)
         chosen = {limit: self._chosen(limit, table) for limit in limits}
         beside, left_out = self._autoscheme(chosen, table)
         variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
@@ -171,12 +174,26 @@ class _Search:
             self._run,
             self._config,
             table=table,
+            estimation=estimation,
             uniform=uniform,
             chosen={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in chosen.items()},
             autoscheme={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in beside.items()},
             left_out=left_out,
             costs=self._costs,
         )
+
+    def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
+        """Return the costs in the baseline, and what was estimated of them."""
+        space, what = self._config.space, f"{len(self._found)} formats in {len(sizes.groups)} groups"
+        if space.estimate == "none":
+            self._say(f"[search] measures {what}")
+            return first_table(self._costs, self._folders, sizes), None
+        self._say(f"[search] estimates {what}, and measures what is chosen")
+        table, found = first_estimated_table(
+            space.estimate, self._costs, self._folders, sizes, limits, space.measured_swaps
+        )
+        self._say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
+        return table, found
 
     def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
         """Return AutoScheme's choices within the same sizes, or why there are none."""
@@ -232,12 +249,17 @@ class _Search:
             make=partial(self._make, table.sizes),
             measure=self._costs.whole,
             refit=partial(self._refitted, table.sizes),
+            uniform=self._uniform_kl,
         )
         self._say(
             f"[search] {limit.short}: {found.variant.name}, predicted KL {found.predicted:.3g}, measured "
             f"{found.measured:.3g} on the search's text"
         )
         return found
+
+    def _uniform_kl(self, name: str) -> Float:
+        folder = self._folders[name]
+        return np.zeros(len(self._costs.text.windows.ids)) if folder is None else self._costs.whole(folder)
 
     def _make(
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""

@@ -24,6 +24,7 @@ from mlflow_compress.scoring.plan.trie import Ids
 from mlflow_compress.scoring.swaps.swap import Swap
 from mlflow_compress.scoring.swaps.swap_meter import WHOLE, SwapMeter
 from mlflow_compress.stages.evaluation.open_models import light
+from mlflow_compress.stages.get_or_create import digest
 from mlflow_compress.stages.model_names import model_path
 
 
@@ -116,27 +117,36 @@ class SwapCosts:
     resume: Path
     groups: tuple[WeightGroup, ...]
 
-    def alone(self, folder: str) -> Float:
-        """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows)."""
-        variant = self._open(folder)
-        swaps = [Swap.of(group, variant.model) for group in self.groups]
-        return self._per_group(self._measured("alone", swaps, [variant]))
+    def alone(self, folder: str, numbers: Sequence[int] | None = None) -> Float:
+        """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows).
+
+        `numbers` are the groups; all by default.
+        """
+        variant = self.open(folder)
+        groups = [self.groups[i] for i in (range(len(self.groups)) if numbers is None else numbers)]
+        kind = (
+            "alone" if len(groups) == len(self.groups) else f"alone-{digest({'groups': [g.name for g in groups]})[:12]}"
+        )
+        found = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
+        return np.stack([self._windows(found, group.name) for group in groups])
 
     def around(self, recipe: str, folder: str | None) -> Float:
         """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
-        chosen, other = self._open(recipe), self._open(folder)
+        chosen, other = self.open(recipe), self.open(folder)
         swaps = []
         for group in self.groups:
             rest = [Swap.of(one, chosen.model) for one in self.groups if one is not group]
             swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
-        return self._per_group(self._measured("around", swaps, [chosen, other]))
+        found = self._measured("around", swaps, [chosen, other])
+        return np.stack([self._windows(found, group.name) for group in self.groups])
 
     def whole(self, folder: str) -> Float:
         """Return the KL of a checkpoint, shape (n_windows,)."""
-        variant = self._open(folder)
+        variant = self.open(folder)
         return self._windows(self._measured("whole", [], [variant], variant=variant), WHOLE)
 
-    def _open(self, folder: str | None) -> LoadedModel:
+    def open(self, folder: str | None) -> LoadedModel:
+        """Return the model of a checkpoint; None is the baseline."""
         path = model_path(self.config.source.model) if folder is None else folder
         return load_model(light(path, self.config.source, self.config.inference).config)
 
@@ -146,11 +156,8 @@ class SwapCosts:
         hashes = [model.weights for model in models]
         folder = self.resume / f"{kind}-{'-'.join(one[:12] for one in hashes)}"
         identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
-        meter = SwapMeter(self._open(None), progress=False)
+        meter = SwapMeter(self.open(None), progress=False)
         return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
-
-    def _per_group(self, found: SwapDistances) -> Float:
-        return np.stack([self._windows(found, group.name) for group in self.groups])
 
     def _windows(self, found: SwapDistances, name: str) -> Float:
         """Return the mean KL of each window, whose scored positions are equally many."""

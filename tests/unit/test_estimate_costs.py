@@ -1,0 +1,89 @@
+"""Estimates of costs on random models: near the measured KL of small changes, and in their order."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
+from mlflow_compress.scoring.plan.corpus_windows import Windows
+from mlflow_compress.scoring.swaps.swap import Swap
+from mlflow_compress.scoring.swaps.swap_meter import SwapMeter
+from mlflow_compress.stages.searching.estimate_costs import estimates, fisher_costs
+from tests.unit.scoring_models import VOCAB, load_random
+
+TEXTS = [np.random.default_rng(i).integers(2, VOCAB, size=24).astype(np.int32) for i in range(16)]
+WINDOWS = Windows(TEXTS, [np.arange(1, 24)] * len(TEXTS))
+
+
+@pytest.fixture(scope="module")
+def base() -> LoadedModel:
+    return load_random("llama")
+
+
+def groups_of(base: LoadedModel) -> list[WeightGroup]:
+    return [one for one in weight_groups(base.model) if one.layer is not None and one.kind != "norm"]
+
+
+def changed(base: LoadedModel, size: float) -> LoadedModel:
+    """The model with noise in its matrices, of another size in every group."""
+    model = copy.deepcopy(base.model)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for number, group in enumerate(groups_of(base)):
+            for name in group.modules:
+                weight = model.get_submodule(name).weight
+                weight += size * 1.5 ** (number % 5) * weight.std() * torch.randn(weight.shape, generator=random)
+    return LoadedModel(model, base.tokenizer, base.path, base.dtype, base.device)
+
+
+def measured(base: LoadedModel, variant: LoadedModel) -> np.ndarray[Any, Any]:
+    groups = groups_of(base)
+    found = SwapMeter(base, progress=False).measure("t", WINDOWS, [Swap.of(g, variant.model) for g in groups])
+    return np.array([found.where(swap=group.name).column("kl").mean() for group in groups])
+
+
+def test_fisher_is_near_the_measured_kl_of_small_changes(base: LoadedModel) -> None:
+    variant = changed(base, 0.02)
+    before = {name: (p.requires_grad, p.clone()) for name, p in base.model.named_parameters()}
+    found = fisher_costs(base.model, variant.model, groups_of(base), WINDOWS, seed=0)
+    truth = measured(base, variant)
+    assert (found > 0.2 * truth).all() and (found < 5 * truth).all()
+    assert np.corrcoef(np.log(found), np.log(truth))[0, 1] > 0.9
+    again = fisher_costs(base.model, variant.model, groups_of(base), WINDOWS, seed=0)
+    assert (found == again).all()
+    assert (fisher_costs(base.model, base.model, groups_of(base), WINDOWS, seed=0) == 0).all()
+    for name, parameter in base.model.named_parameters():
+        assert (parameter.requires_grad, parameter.grad) == (before[name][0], None)
+        assert torch.equal(parameter, before[name][1])
+
+
+def costs_of(base: LoadedModel, variant: LoadedModel, groups: list[WeightGroup]) -> Any:
+    config = SimpleNamespace(source=SimpleNamespace(seed=0))
+    opened = {None: base, "variant": variant}
+    return SimpleNamespace(open=opened.__getitem__, groups=groups, config=config, text=SimpleNamespace(windows=WINDOWS))
+
+
+def test_relative_errors_are_those_of_the_weights_and_kept_layers_cost_nothing(base: LoadedModel) -> None:
+    variant, groups = changed(base, 0.02), groups_of(base)
+    found = estimates("linearity", costs_of(base, variant, groups), {"x:4": "variant", "none": None})
+    old, new = (
+        torch.cat([m.get_submodule(n).weight.data for n in groups[0].modules]) for m in (base.model, variant.model)
+    )
+    assert found[0, 0] == pytest.approx(float((new - old).square().sum() / old.square().sum()), rel=1e-4)
+    assert (found[:, 1] == 0).all() and found.shape == (len(groups), 2)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "linearity"])
+def test_groups_with_norms_cannot_be_estimated(base: LoadedModel, kind: Any) -> None:
+    """As `awq` has them, whose scales were moved into the norms."""
+    group = WeightGroup("layers.0.qkv", "qkv", 0, ("model.layers.0.input_layernorm", "model.layers.0.self_attn.q_proj"))
+    with pytest.raises(UnsupportedError, match="holds other modules than linear layers"):
+        estimates(kind, costs_of(base, base, [group]), {"x:4": "variant"})
