@@ -59,7 +59,7 @@ def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedD
         )
     assert found["speed/decode_ratio_batch_1"].value > 1.5  # 10 ms before each token against 50
     assert found["speed/token_gap_ms_p50_baseline"].value > 49
-    assert found.baseline == NAME and "writing 1 at a time" in found.summary
+    assert found.baseline == NAME and "decode (batch 1)" in found.summary
 
 
 @pytest.mark.parametrize(
