@@ -25,7 +25,7 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("gguf", {"bits": "4"}),
 ]
 HEAD = (
-    "| variant | runtime | writing, 1 | writing, 8 | reading, 1 | reading, 8 | first token | load | memory |\n"
+    "| variant | runtime | decode, 1 | decode, 8 | prefill, 1 | prefill, 8 | first token | load | peak memory |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
@@ -38,14 +38,17 @@ def row(measured: mc.SpeedMeasurement) -> str:
         return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
     def both(name: str, unit: str) -> str:
-        return f"{measured.values[name]:.3g} ({measured.values[f'{name}_baseline']:.3g}) {unit}"
+        return f"{measured[name].value:.3g} ({measured[f'{name}_baseline'].value:.3g}) {unit}"
 
-    first = f"{measured['speed/first_token_ms'].value:.3g} ({measured['speed/first_token_ms_baseline'].value:.3g}) ms"
     cells = [measured.name, measured.described["runtime"]]
     cells += [ratio(what, batch) for what in ("decode", "prefill") for batch in (1, 8)]
-    return " | ".join(
-        ["|", *cells, first, both("speed/load_seconds", "s"), both("speed/memory_resident_mb", "MB"), "|"]
-    )
+    loaded = (measured.values[f"speed/load_seconds{suffix}"] for suffix in ("", "_baseline"))
+    cells += [
+        both("speed/first_token_ms", "ms"),
+        "{:.3g} ({:.3g}) s".format(*loaded),
+        both("speed/memory_peak_mb", "MB"),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
