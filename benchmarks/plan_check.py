@@ -4,8 +4,8 @@
 
 The demo is planned and scored; with `--work` and `--data` the random Llama of 59 million parameters too. Each model is
 scored twice, in a process each: as a baseline whose states are stored, and against that store. The throughput that the
-prediction needs (`device_tflops` of `plan`) is measured before, on other items; that of a bare matrix product of the
-model's own shapes is printed beside it. Seconds are processor time, so that other work on the machine disturbs less.
+prediction needs (`device_tflops` of `plan`) is measured before and after, on other items; that of a bare product of
+matrices as wide as the model is printed beside it. Seconds are processor time, so that other work disturbs less.
 Memory is what the pass itself holds at its peak, above libraries, items and weights: anonymous memory (Linux), where
 freed blocks go back to the system. By default the C library keeps many of them for later, so that a process takes more.
 """
@@ -68,6 +68,13 @@ def product_flops(shape: ModelShape, tokens: int) -> float:
     return done / spent
 
 
+def pass_seconds(scorer: Scorer, suite: Suite) -> float:
+    """Return the processor time of scoring a suite."""
+    began = time.process_time()
+    run_model(scorer, suite, generations=False)
+    return time.process_time() - began
+
+
 def score(model: str, folder: str, data: str, items: str, store: str) -> dict[str, object]:
     """Score one model, as a baseline if there is no store yet, and return predicted and measured figures."""
     states, captures = Path(store), not Path(store).exists()
@@ -77,13 +84,13 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
     warm, known, asked = (suite_of(model, spec, data) for spec in specs)
     loaded = load_model(LoadConfig(path=folder, device="cpu", dtype="float32"))
     shape = model_shape(loaded.model.config, max_length=loaded.max_length)
-    limits, scorer = default_limits(shape.vocabulary, on_gpu=False), Scorer(loaded, ScoringConfig(progress=False))
+    limits, scoring = default_limits(shape.vocabulary, on_gpu=False), ScoringConfig(progress=False)
+    scorer = Scorer(loaded, scoring)
     run_model(scorer, warm, generations=False)  # compiles the kernels
     work = scored_work(asked, scorer.encoder, **limits)
     first = scored_work(known, scorer.encoder, **limits)
-    began = time.process_time()
-    run_model(scorer, known, generations=False)
-    flops = formulas.scoring_operations(shape, first) / (time.process_time() - began)
+    before = pass_seconds(scorer, known)
+    scorer = Scorer(loaded, scoring)  # a scorer keeps the memory of its products, which is part of what a pass needs
     give_back()
     began, heads = time.process_time(), 1 if captures else 2
     with anonymous_peak() as peak:
@@ -92,7 +99,9 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
                 run_model(scorer, asked, generations=False, capture=writer)
         else:
             run_model(scorer, asked, generations=False, baseline=StateStore.open(states, baseline=loaded))
-    seconds, size = time.process_time() - began, formulas.states_bytes(shape, work, 4)
+    seconds = time.process_time() - began
+    flops = 2 * formulas.scoring_operations(shape, first) / (before + pass_seconds(scorer, known))
+    size = formulas.states_bytes(shape, work, 4)
     memory = formulas.scoring_memory(shape, work, 4, weights=0.0, heads=heads, captures=captures)
     pairs = {
         "rows": (work.rows, StateStore.open(states).n_rows),
@@ -104,7 +113,7 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
         "model": model,
         "pass": "baseline" if captures else "variant",
         "tokens": work.tokens,
-        "gflops measured before": round(flops / 1e9, 1),
+        "gflops of other items": round(flops / 1e9, 1),
         "gflops of a product": round(product_flops(shape, limits["batch_tokens"]) / 1e9, 1),
         **{name: [round(a, 2), round(b, 2), f"ratio {a / b:.3f}"] for name, (a, b) in pairs.items()},
     }

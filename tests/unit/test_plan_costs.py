@@ -24,7 +24,7 @@ from mlflow_compress.scoring.costs.cost_formulas import (
     states_bytes,
 )
 from mlflow_compress.scoring.costs.model_shape import ModelShape, model_shape
-from mlflow_compress.scoring.costs.workload import Workload, generation_workload, workload
+from mlflow_compress.scoring.costs.workload import GroupSize, Workload, generation_workload, workload
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.stages.evaluation.run_model import run_model
@@ -93,10 +93,11 @@ def test_work_of_packs_and_batches_by_hand() -> None:
     packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (packed.tokens, packed.tokens_unshared, packed.rows, packed.units) == (6, 9, 2, 1)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.longest_unit == packed.most_cached == 6 and packed.largest_mask == 6 * 6 and packed.most_rows == 2
-    assert workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).most_rows == 1  # a product has one row
+    assert packed.groups == (GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, rows=2),)
+    assert workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row
     padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
-    assert (padded.tokens, padded.pairs, padded.longest_unit, padded.largest_mask) == (9, 10 + 15, 10, 0)
+    assert (padded.tokens, padded.pairs) == (9, 10 + 15)
+    assert padded.groups == (GroupSize(longest_unit=10, rows=2),)
 
 
 def test_cached_prefixes_are_counted_while_they_live() -> None:
@@ -105,16 +106,21 @@ def test_cached_prefixes_are_counted_while_they_live() -> None:
     plan = plan_packs(texts, [1] * 8, batch_tokens=24, min_shared=16)
     found = workload(plan, sum(map(len, texts)), 64)
     assert found.tokens == 20 + 8 * 2  # the stem once
-    assert found.most_cached == 20 + 20 + max(unit.n_tokens for unit in plan.units if unit.prefix)
+    most_cached = max(group.most_cached for group in found.groups)
+    assert most_cached == 20 + 20 + max(unit.n_tokens for unit in plan.units if unit.prefix)
 
 
 def test_work_adds_up() -> None:
-    a, b = Workload(tokens=3, rows=1, longest_unit=3), Workload(tokens=4, rows=2, longest_unit=2)
-    assert a + b == Workload(tokens=7, rows=3, longest_unit=3)
-    assert (Workload(largest_mask=5) + Workload(largest_mask=4)).largest_mask == 5
-    assert (Workload(most_rows=5) + Workload(most_rows=4)).most_rows == 5
+    small, large = GroupSize(rows=1), GroupSize(rows=2)
+    a, b = Workload(tokens=3, rows=1, groups=(small,)), Workload(tokens=4, rows=2, groups=(large,))
+    assert a + b == Workload(tokens=7, rows=3, groups=(small, large))
     assert generation_workload([2], 1) == Workload(
-        tokens=3, tokens_unshared=3, pairs=6, rows=1, units=1, longest_unit=2, most_cached=3, most_rows=1
+        tokens=3,
+        tokens_unshared=3,
+        pairs=6,
+        rows=1,
+        units=1,
+        groups=(GroupSize(longest_unit=2, most_cached=3, rows=1),),
     )
 
 
@@ -132,17 +138,26 @@ def test_formulas_by_hand() -> None:
 
 
 def test_memory_by_hand() -> None:
-    work = Workload(longest_unit=10, most_cached=12, largest_mask=30, rows=5, most_rows=3, tokens_unshared=11)
+    group = GroupSize(longest_unit=10, most_cached=12, largest_mask=30, rows=3)
+    work = Workload(groups=(group,), rows=5, tokens_unshared=11)
     shape, held = tiny(), 7 + 4 * 11  # weights and tokens
     layers = 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # keys and values of two layers, activations, masks
     product, head, sought = 4 * 3 * 10, 80 * 2, 3 * 10 * 128 * 21
     assert scoring_memory(shape, work, 2, weights=7.0) == held + layers > held + product
     assert scoring_memory(shape, work, 2, weights=7.0, heads=2) == held + head + 2 * product + sought
     assert scoring_memory(shape, work, 2, weights=7.0, captures=True) == held + layers
-    few = Workload(rows=5, most_rows=1)
-    assert scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 2 * 5 * (8 * 2 + 20)
+    few = Workload(rows=500, groups=(GroupSize(rows=1),))
+    assert scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 4 * 10 + 2 * 500 * (8 * 2 + 20)
     many = Workload(rows=10**9)  # no more than a shard is in memory
     assert scoring_memory(shape, many, 2, weights=7.0, captures=True) == 7 + 2 * 2**26
+
+
+def test_products_keep_their_memory_for_the_groups_after_them() -> None:
+    shape, wide, long = tiny(), GroupSize(rows=300), GroupSize(longest_unit=100)
+    product, layers = 4 * 300 * 10, 2 * 15 * 100 * 8
+    first = scoring_memory(shape, Workload(groups=(wide, long)), 2, weights=0.0)
+    assert first == product + layers
+    assert scoring_memory(shape, Workload(groups=(long, wide)), 2, weights=0.0) == max(product, layers)
 
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:

@@ -70,27 +70,31 @@ def _rows_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
 def scoring_memory(
     shape: ModelShape, work: Workload, number_bytes: int, *, weights: float, heads: int = 1, captures: bool = False
 ) -> float:
-    """Return the bytes that a pass needs at once: weights and tokens, and the most of what its steps need.
+    """Return the bytes that a pass needs at once: weights, tokens, and the most of what its groups of units need.
 
-    The steps follow one another, so the largest counts, not their sum:
+    The memory of a product of the head is kept for the next, and is as large as the largest so far: the logits, and
+    with a stored baseline (`heads` is 2) the baseline's, whose own head stays in memory too. Beside it a group needs
+    the larger of two steps:
 
     - layers: keys and values, and the activations of a unit. These are those of a gated feed-forward part, the widest
       place of a layer: five tensors of about three times the hidden size. The attention mask of a pack is there, and
       the blocks of it that its branches read, which are at most as large.
-    - logits: a product, and with a stored baseline (`heads` is 2) the baseline's, and what its most probable tokens are
-      looked for in. The baseline's own head stays in memory.
-    - states (`captures`): a shard that is joined and made a file, and the file of the head. A store that is read is
-      mapped: its pages belong to the system.
+    - distances: what the most probable tokens are looked for in.
+
+    With `captures`, a shard of states that is joined and made a file, and the file of the head, can be the largest. A
+    store that is read is mapped: its pages belong to the system.
     """
     head = float(shape.head * number_bytes)
-    layers = work.most_cached * shape.layers * shape.cache_width + 15 * work.longest_unit * shape.hidden
-    steps = [
-        float(number_bytes) * (layers + 2 * work.largest_mask),
-        work.most_rows * (4.0 * heads * shape.vocabulary + (heads == 2) * TOP * BLOCK * _LOOKED_AT_BYTES),
-    ]
+    most = product = 0.0
+    for group in work.groups:
+        cached = group.most_cached * shape.layers * shape.cache_width
+        activations = 15 * group.longest_unit * shape.hidden + 2 * group.largest_mask
+        most = max(most, product + number_bytes * (cached + activations))
+        product = max(product, 4.0 * heads * group.rows * shape.vocabulary)
+        most = max(most, product + (heads == 2) * group.rows * TOP * BLOCK * _LOOKED_AT_BYTES)
     if captures:
-        steps += [2 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES), head]
-    return weights + TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + max(steps)
+        most = max(most, product + max(2 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES), head))
+    return weights + TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + most
 
 
 def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:

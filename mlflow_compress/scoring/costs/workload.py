@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlflow_compress.scoring.plan.units import (
@@ -14,6 +14,28 @@ from mlflow_compress.scoring.plan.units import (
     last_uses,
     n_scored_rows,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSize:
+    """What a group of forward passes holds at most; the head takes its rows together.
+
+    Attributes
+    ----------
+    longest_unit : int
+        Most tokens in one forward pass.
+    most_cached : int
+        Most tokens whose keys and values are in memory at once.
+    largest_mask : int
+        Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
+    rows : int
+        Positions whose logits are there at once.
+    """
+
+    longest_unit: int = 0
+    most_cached: int = 0
+    largest_mask: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +54,8 @@ class Workload:
         Positions at which the head runs, and whose states a baseline stores.
     units : int
         Forward passes.
-    longest_unit : int
-        Most tokens in one forward pass.
-    most_cached : int
-        Most tokens whose keys and values are in memory at once.
-    largest_mask : int
-        Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
-    most_rows : int
-        Most positions whose logits are there at once.
+    groups : tuple of GroupSize
+        In the order in which they run.
     """
 
     tokens: int = 0
@@ -47,10 +63,7 @@ class Workload:
     pairs: int = 0
     rows: int = 0
     units: int = 0
-    longest_unit: int = 0
-    most_cached: int = 0
-    largest_mask: int = 0
-    most_rows: int = 0
+    groups: tuple[GroupSize, ...] = ()
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of both, one after the other."""
@@ -60,10 +73,7 @@ class Workload:
             pairs=self.pairs + other.pairs,
             rows=self.rows + other.rows,
             units=self.units + other.units,
-            longest_unit=max(self.longest_unit, other.longest_unit),
-            most_cached=max(self.most_cached, other.most_cached),
-            largest_mask=max(self.largest_mask, other.largest_mask),
-            most_rows=max(self.most_rows, other.most_rows),
+            groups=self.groups + other.groups,
         )
 
 
@@ -72,18 +82,13 @@ def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
 
     The head takes the rows of a group of units together, and at most `head_rows` at once.
     """
-    most_cached, largest_mask = _cached_and_masked(plan.units)
-    grouped = (group.rows.stop - group.rows.start for group in group_units(plan, head_rows))
     return Workload(
         tokens=plan.n_tokens,
         tokens_unshared=tokens_unshared,
         pairs=sum(_pairs(unit) for unit in plan.units),
         rows=sum(n_scored_rows(unit) for unit in plan.units),
         units=len(plan.units),
-        longest_unit=max((_computed(unit) for unit in plan.units), default=0),
-        most_cached=most_cached,
-        largest_mask=largest_mask,
-        most_rows=min(head_rows, max(grouped, default=0)),
+        groups=tuple(_group_sizes(plan, head_rows)),
     )
 
 
@@ -97,9 +102,7 @@ def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workl
         pairs=sum(n * (n + 1) // 2 for n in whole),
         rows=new_tokens * len(lengths),
         units=len(lengths),
-        longest_unit=max(lengths, default=0),
-        most_cached=max(whole, default=0),
-        most_rows=min(1, len(lengths)),
+        groups=tuple(GroupSize(longest_unit=n, most_cached=n + new_tokens, rows=1) for n in lengths),
     )
 
 
@@ -116,20 +119,22 @@ def _computed(unit: PackedBatch | PaddedBatch) -> int:
     return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
 
 
-def _cached_and_masked(units: Sequence[PackedBatch | PaddedBatch]) -> tuple[int, int]:
-    """Return `most_cached`, of kept prefixes and those of the running unit, and `largest_mask`."""
-    done, size = last_uses(units), {NO_PREFIX: 0}
-    most = kept = mask = 0
-    for number, unit in enumerate(units):
-        running = 0
-        if isinstance(unit, PackedBatch):
-            # The running unit's cache is a copy of its prefix, and its own tokens.
-            running = size[unit.prefix] + unit.n_tokens
-            if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
-                mask = max(mask, unit.n_tokens * running)
-            if unit.keep != NO_PREFIX:
-                size[unit.keep] = running
-                kept += running
-        most = max(most, kept + running)
-        kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
-    return most, mask
+def _group_sizes(plan: Plan, head_rows: int) -> Iterator[GroupSize]:
+    """Yield what each group holds: of kept prefixes, and of the unit that runs."""
+    done, size, kept = last_uses(plan.units), {NO_PREFIX: 0}, 0
+    for group in group_units(plan, head_rows):
+        longest = most = mask = 0
+        for number in range(group.units.start, group.units.stop):
+            unit, running = plan.units[number], 0
+            if isinstance(unit, PackedBatch):
+                # The running unit's cache is a copy of its prefix, and its own tokens.
+                running = size[unit.prefix] + unit.n_tokens
+                if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
+                    mask = max(mask, unit.n_tokens * running)
+                if unit.keep != NO_PREFIX:
+                    size[unit.keep] = running
+                    kept += running
+            longest, most = max(longest, _computed(unit)), max(most, kept + running)
+            kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
+        rows = min(head_rows, group.rows.stop - group.rows.start)
+        yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, rows=rows)

@@ -10,7 +10,7 @@ from mlflow_compress.config import PlanConfig
 from mlflow_compress.results import StageCost
 from mlflow_compress.scoring.costs import cost_formulas as formulas
 from mlflow_compress.scoring.costs.model_shape import ModelShape
-from mlflow_compress.scoring.costs.workload import Workload
+from mlflow_compress.scoring.costs.workload import GroupSize, Workload
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.stages.planning.workloads import GeneratedWork
 
@@ -82,12 +82,12 @@ class StageCosts:
             operations = formulas.calibration_operations(method.name, self.shape, tokens, length)
         return self._cost(
             f"quantize ({method.name})",
-            Workload(tokens=tokens, tokens_unshared=tokens, longest_unit=length),
+            Workload(tokens=tokens, tokens_unshared=tokens),
             operations,
             computing=None if operations is None else operations / self.machine.flops,
             read=self.base,
             written=self.checkpoint,
-            memory=self._memory(Workload(longest_unit=length), heads=0),
+            memory=self._memory(Workload(groups=(GroupSize(longest_unit=length),)), heads=0),
             times=self.config.variants,
             alone=True,
         )
