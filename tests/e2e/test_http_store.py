@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 
+from benchmarks.local_servers import TrackingServer
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.tracking import downloads
 from mlflow_compress.tracking.tracker import Tracker
@@ -21,26 +17,8 @@ from mlflow_compress.tracking.tracker import Tracker
 
 @pytest.fixture
 def server(workdir: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    store = ["--backend-store-uri", f"sqlite:///{workdir / 'mlflow.db'}", "--serve-artifacts"]
-    log = (workdir / "server.log").open("w")
-    places = ["--artifacts-destination", str(workdir / "artifacts")]
-    with log, subprocess.Popen([*command, *store, *places], cwd=workdir, stdout=log, stderr=log) as process:
-        uri = f"http://127.0.0.1:{port}"
-        try:
-            for _ in range(300):
-                try:
-                    urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, (workdir / "server.log").read_text()
-                    time.sleep(0.1)
-            yield uri
-        finally:
-            process.kill()  # its workers end with it
+    with TrackingServer(workdir, f"sqlite:///{workdir / 'mlflow.db'}") as started:
+        yield started.uri
 
 
 @pytest.mark.ci
