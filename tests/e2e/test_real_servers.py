@@ -49,6 +49,10 @@ XLLAMACPP = os.environ.get("MLFLOW_COMPRESS_XLLAMACPP_PYTHON", "")
 XLLAMACPP_SERVER = Path(__file__).parents[1] / "xllamacpp_server.py"
 NAT_PER_TOKEN = 1e-3
 UP_SECONDS = 240
+# Seen on two processors: where the server still holds the beginning of a prompt, it reads the rest alone. In Q4_K_M that
+# changes last bits, some activations are then rounded to another of their 8-bit steps, and one option in thirty differs
+# by 1.1e-3 nat a token. Native prompts that are split at the same token give the same number; whole ones differ by 1e-6.
+READ_IN_PARTS = "a prompt that the server reads in parts differs by 1.1e-3 nat a token"
 
 
 @contextmanager
@@ -151,7 +155,7 @@ def llama_cpp_python(file: Path, alias: str, port: int) -> list[str]:
 @pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
 @pytest.mark.parametrize(
     "quantization",
-    [pytest.param("Q4_K_M", marks=pytest.mark.xfail(reason="one token was seen to differ by 1.18e-3 nat")), "Q8_0"],
+    [pytest.param("Q4_K_M", marks=pytest.mark.xfail(reason=READ_IN_PARTS)), "Q8_0"],
 )
 def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str, tmp_path: Path) -> None:
     file, port = with_our_words(ORACLE / f"{quantization}.gguf", tmp_path), free_port()
@@ -202,8 +206,8 @@ def test_500_options_by_the_server_of_llama_cpp_equal_the_native_path(quantizati
     found = difference(scores, native_logliks(file, reader, asked))
     assert np.median(found) < NAT_PER_TOKEN / 10 and found.mean() < NAT_PER_TOKEN
     if found.max() >= NAT_PER_TOKEN:
-        # Another build of llama.cpp has other kernels, and activations that are rounded to 8 bits jump. The prefix
-        # cache is not the cause: without it, this server gives the same bits.
+        # The cause is not known. It is not the prefix cache: without it, this server gives the same bits. It is another
+        # build of llama.cpp, whose kernels may differ, and activations that are rounded to 8 bits jump.
         pytest.xfail(f"{np.sum(found >= NAT_PER_TOKEN)} of 500 options differ by up to {found.max():.1e} nat a token")
 
 
