@@ -159,7 +159,7 @@ class ServedDemo:
         """Return the answer to a POST."""
         if path == "/v1/completions":
             if self.kind == "llama.cpp":
-                return {**(self.completion({**body, "echo": False})), "model": NAME}  # type: ignore[dict-item]
+                return self.completion({**body, "echo": False})
             return self.completion(body)
         if path == "/v1/chat/completions" and self.chat is not None:
             return self.chat_completion(body)
