@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.utils.file_utils import get_local_path_or_none
 
 from mlflow_compress.tracking.shared_store.database import ARTIFACTS, database_file
@@ -55,16 +56,17 @@ def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
 def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:
     """Return where a new experiment's artifacts go; None lets the server decide.
 
-    In a SQLite store this is beside those of MLflow's "Default", if they are on remote storage or below the database's
-    folder. If they are behind a server, or in the folder where MLflow was first started, it is beside the database.
+    In a database this is beside those of MLflow's "Default": MLflow itself would take the working folder, which is
+    another one in every stage. A SQLite file's artifacts go beside the file, if those of "Default" are behind a server
+    or in the folder where MLflow was first started.
     """
     database = database_file(uri)
-    if database is None:
+    if uri.partition(":")[0].partition("+")[0] not in DATABASE_ENGINES:
         return None
     default = client.get_experiment(_DEFAULT_ID).artifact_location.rstrip("/")
     folder, inside = get_local_path_or_none(default), quote(name, safe="")
     if folder is None and not default.startswith("mlflow-artifacts:"):
         return f"{default.rpartition('/')[0]}/{inside}"
-    if folder is not None and Path(folder).resolve().is_relative_to(database.resolve().parent):
+    if folder is not None and (database is None or Path(folder).resolve().is_relative_to(database.resolve().parent)):
         return (Path(folder).resolve().parent / inside).as_uri()
-    return (database.parent / ARTIFACTS / inside).as_uri()
+    return None if database is None else (database.parent / ARTIFACTS / inside).as_uri()

@@ -64,6 +64,18 @@ def test_artifacts_go_beside_those_of_the_default_experiment_where_they_are_in_r
     assert tracker.client.get_experiment(tracker.experiment_id).artifact_location == f"{root}/{experiment.NAME}"
 
 
+@pytest.mark.parametrize("uri", ["postgresql+psycopg2://host/db", "mysql://host/db"])
+def test_a_database_of_several_machines_has_its_artifacts_beside_those_of_the_default_experiment(
+    uri: str, elsewhere: Path
+) -> None:
+    SqlAlchemyStore(f"sqlite:///{elsewhere / 'mlflow.db'}", f"{elsewhere}/mlruns")  # stands for that database
+    client = Tracker().client
+    found = client.get_experiment(experiment.choose_experiment(client, uri, "shared"))
+    assert found.artifact_location == (elsewhere / "mlruns" / "shared").as_uri()
+    at_server = client.get_experiment(experiment.choose_experiment(client, "http://127.0.0.1:1", "asked"))
+    assert at_server.artifact_location.endswith(f"/{at_server.experiment_id}")  # the server's own choice
+
+
 def run_of_mlflow(tracker: Tracker, monkeypatch: pytest.MonkeyPatch, **tags: str) -> str:
     """Return a run as `mlflow run` makes it for a process, in MLflow's "Default"."""
     run_id = tracker.client.create_run("0", tags=tags).info.run_id
