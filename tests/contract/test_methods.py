@@ -91,7 +91,11 @@ def settings_of(name: str, architecture: str, bases: Callable[[str, str], Path],
     return small_config(name, **settings)
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+# `autoround` takes 10 seconds and more, whatever the model.
+NAMES = [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.ci] if n == "autoround" else ()) for n in METHODS.names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     name: str,
     bases: Callable[[str, str], Path],
@@ -135,13 +139,10 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
 
-SLOW = [pytest.mark.slow, pytest.mark.ci]  # of a method that takes 10 seconds and more, whatever the model
-
-
 @pytest.mark.parametrize(
     ("architecture", "model"), [("neox", "GPTNeoXForCausalLM"), ("gemma2", "Gemma2ForCausalLM")], ids=["neox", "gemma2"]
 )
-@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW if n == "autoround" else ()) for n in METHODS.names()])
+@pytest.mark.parametrize("name", NAMES)
 def test_another_architecture_works_or_is_refused_with_a_reason(
     name: str,
     architecture: str,
@@ -180,22 +181,13 @@ def installed() -> list[str]:
     return [n for n, m in METHODS.items() if all(importlib.util.find_spec(p) is not None for p in m.requires)]
 
 
-def one_method_a_format() -> list[str]:
-    """Return one method of each checkpoint format."""
-    return list({METHODS.get(name).format: name for name in reversed(installed())}.values())
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(one_method_a_format(), id="one method a format"),
-        pytest.param(installed(), id="every method", marks=[pytest.mark.slow, pytest.mark.ci]),
-    ],
-)
-def test_checkpoints_of_each_format_load_in_a_fresh_process(
-    names: list[str], bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.ci
+def test_checkpoints_of_every_method_load_in_a_fresh_process(
+    bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+    names = installed()
     for name in names:
         compress_model(str(bases("llama", name)), name, settings_of(name, "llama", bases), TEXT, tmp_path / name)
     answers = reload_in_one_fresh_process([tmp_path / name for name in names])
