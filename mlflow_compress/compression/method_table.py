@@ -10,17 +10,13 @@ from typing import Any
 from mlflow_compress.compression.method import METHODS, Method
 
 COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it does")
-
-
 _MORE = 3.0  # times the KL that the dtype alone explains: more is a finding
+_UNKNOWN = "Unknown quantization method"  # in vLLM's own reason
 
 
 def rows() -> list[tuple[str, ...]]:
     """Return one row per method with the columns of `COLUMNS`, sorted by name."""
     return [_row(method) for _, method in METHODS.items()]
-
-
-_UNKNOWN = "Unknown quantization method"  # in vLLM's own reason
 
 
 def _row(method: Method) -> tuple[str, ...]:

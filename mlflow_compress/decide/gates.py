@@ -18,6 +18,7 @@ GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
 GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
 
+SPEED = "speed/"  # before the names of all that the speed stage measures
 DECODE_SPEEDUP = "speed/decode_ratio_batch_1"
 PREFILL_SPEEDUP = "speed/prefill_ratio_batch_1"
 MEMORY_RATIO = "speed/memory_peak_ratio"
@@ -38,6 +39,11 @@ class Check:
     passed: bool
     reason: str
     missing: str = ""
+
+
+def without_speed(reason: str) -> dict[str, str]:
+    """Return why speed and memory are missing, as `in_words` takes it; nothing where there is no reason."""
+    return {SPEED: reason} if reason else {}
 
 
 def in_words(check: Check, absent: Mapping[str, str]) -> str:

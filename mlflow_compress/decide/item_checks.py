@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
-from mlflow_compress.decide.gates import DivergenceGate, Gate
+from mlflow_compress.decide.gates import SPEED, DivergenceGate, Gate
 from mlflow_compress.decide.policy_gates import DELTA, gates_of
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.core.item_table import ItemTable
@@ -93,7 +93,7 @@ VALUES: Mapping[str, ItemValue] = {
 }
 """The metrics that can be decided item by item."""
 
-_WITHOUT_ITEMS = ("size/", "speed/")
+_WITHOUT_ITEMS = ("size/", SPEED)
 _REASONS = {
     "distance/kl_mean": "KL has no upper bound: one item may hold any part of the mean. Use the policy's part 'kl'",
     "distance/kl_reverse_mean": "KL has no upper bound: one item may hold any part of the mean",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
-from mlflow_compress.decide.gates import FLIPS, GATE_DROP, KL, LABELS, SIZE, Check, DivergenceGate, Gate
+from mlflow_compress.decide.gates import FLIPS, GATE_DROP, KL, LABELS, SIZE, SPEED, Check, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import Candidate, Rule, Score
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
@@ -14,7 +14,6 @@ from mlflow_compress.records import MetricResult
 
 DELTA = "quality/accuracy_delta"
 _OWN = ("size/", "gate/")  # metrics of the main run that no metric declares
-_SPEED = "speed/"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -78,7 +77,7 @@ class PolicyGates:
     @property
     def asks_speed(self) -> bool:
         """Whether a gate reads what the speed stage measures."""
-        return any(reading.metric.startswith(_SPEED) for reading in self.readings)
+        return any(reading.metric.startswith(SPEED) for reading in self.readings)
 
 
 def _declared(metric: str) -> MetricKey | None:

@@ -153,8 +153,8 @@ def draw_all(
     with matplotlib.rc_context(RC):
         drawings = {
             "size_against_kl": draw_variants(variants, current),
-            "speed_against_kl": draw_variants(variants, current, axes=(SPEED,), fewest=_A_CHOICE),
-            "memory_against_kl": draw_variants(variants, current, axes=(MEMORY,), fewest=_A_CHOICE),
+            "speed_against_kl": draw_variants(variants, current, costs=(SPEED,), fewest=_A_CHOICE),
+            "memory_against_kl": draw_variants(variants, current, costs=(MEMORY,), fewest=_A_CHOICE),
             "kl_by_item": _divergence(inputs),
             "change_by_margin": _margin(inputs),
             "flips_by_category": _categories(inputs, results),
@@ -183,8 +183,8 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
     with matplotlib.rc_context(RC):
         drawings = {
             "pareto_front": draw_variants(points, None, front=board.pareto),
-            "pareto_front_speed": draw_variants(points, None, front=speed, axes=(SPEED,), fewest=_A_CHOICE),
-            "pareto_front_memory": draw_variants(points, None, front=memory, axes=(MEMORY,), fewest=_A_CHOICE),
+            "pareto_front_speed": draw_variants(points, None, front=speed, costs=(SPEED,), fewest=_A_CHOICE),
+            "pareto_front_memory": draw_variants(points, None, front=memory, costs=(MEMORY,), fewest=_A_CHOICE),
             "correlations": draw_correlations(board),
         }
         return _saved(drawings, folder)

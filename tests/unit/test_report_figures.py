@@ -120,10 +120,10 @@ def test_the_finding_on_speed_and_on_memory_by_hand():
         {"name": "not timed", "kl": 0.01, "bytes": 4},
     ]
     with matplotlib.rc_context(RC):
-        speed = draw_variants(rows, "mine", axes=(SPEED,), fewest=2)
-        memory = draw_variants(rows, "mine", axes=(MEMORY,), fewest=2)
-        alone = draw_variants(rows[::2], "mine", axes=(SPEED,), fewest=2)
-        front = draw_variants(rows, None, axes=(SPEED,), front=["fast"])
+        speed = draw_variants(rows, "mine", costs=(SPEED,), fewest=2)
+        memory = draw_variants(rows, "mine", costs=(MEMORY,), fewest=2)
+        alone = draw_variants(rows[::2], "mine", costs=(SPEED,), fewest=2)
+        front = draw_variants(rows, None, costs=(SPEED,), front=["fast"])
     start = "mine: KL 0.1 at 1.20x the baseline's decode speed"
     assert speed.title == f"{start}; fast is both as fast and as close"
     assert memory.title.endswith(

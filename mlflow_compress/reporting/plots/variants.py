@@ -140,7 +140,7 @@ def draw_variants(
     current: str | None,
     *,
     front: Sequence[str] = (),
-    axes: Sequence[CostAxis] = SIZES,
+    costs: Sequence[CostAxis] = SIZES,
     fewest: int = 1,
 ) -> Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
@@ -154,7 +154,7 @@ def draw_variants(
         Name of the highlighted variant; None highlights the front.
     front : sequence of str
         Names of the variants on the Pareto front, the best cost first; they are joined by a line.
-    axes : sequence of CostAxis
+    costs : sequence of CostAxis
         The one that most variants have a value for is drawn.
     fewest : int
         Fewest variants that make a figure.
@@ -164,7 +164,7 @@ def draw_variants(
     Drawing or None
         None if too few variants have both a cost and a KL.
     """
-    axis, points = max(((axis, _points(variants, axis)) for axis in axes), key=lambda found: len(found[1]))
+    axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda found: len(found[1]))
     if len(points) < fewest or not points:
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
@@ -180,9 +180,9 @@ def draw_variants(
     lowest = strip if strip is not None else upper
     _cost_axis(lowest, axis, points)
     if axis.baseline is not None:
-        for axes_ in (upper, strip):
-            if axes_ is not None:
-                axes_.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
+        for axes in (upper, strip):
+            if axes is not None:
+                axes.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
     if upper is not None:
         _log_axis(upper, above)
     title = _front(points, front, axis) if current is None else _finding(points, current, axis)

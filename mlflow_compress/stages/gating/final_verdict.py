@@ -6,7 +6,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import GateConfig
 from mlflow_compress.config.policy import Policy, policy_yaml
 from mlflow_compress.decide.gate_values import gate_values
-from mlflow_compress.decide.gates import Gate, in_words
+from mlflow_compress.decide.gates import SPEED, Gate, in_words, without_speed
 from mlflow_compress.decide.item_checks import ItemPolicy
 from mlflow_compress.decide.policy_gates import gates_of, read
 from mlflow_compress.metrics.core.compute import compute_all, headline
@@ -25,14 +25,14 @@ def at_once(wanted: ItemPolicy, made: Made, timed: TimedForGate, verdict: str) -
     """Return the gates that need no item, those of one verdict."""
     sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
     values = {**sizes, **timed.values, "gate/kl_items": 0.0}
-    absent = {"speed/": timed.reason} if timed.reason else {}
+    absent = without_speed(timed.reason)
     rows = []
     for number in sorted(wanted.at_once):
         gate = wanted.gates[number]
         checks = gate.checks(values)
         found = "pass" if all(check.passed for check in checks) else "fail"
         if found == verdict:
-            by = "timing" if isinstance(gate, Gate) and gate.metric.startswith("speed/") else "checkpoint"
+            by = "timing" if isinstance(gate, Gate) and gate.metric.startswith(SPEED) else "checkpoint"
             rows.append(_row(number, "; ".join(in_words(check, absent) for check in checks), found, by))
     return rows
 

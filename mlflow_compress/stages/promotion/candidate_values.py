@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
@@ -63,8 +64,7 @@ def candidates_of(
 
 def absent_values(speed: Any | None) -> dict[str, str]:
     """Return why a variant has no speed and no memory, as candidates take it; nothing where it has both."""
-    reason = timed_in(speed).reason
-    return {"speed/": reason} if reason else {}
+    return without_speed(timed_in(speed).reason)
 
 
 def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]:

@@ -124,11 +124,9 @@ class SwapCosts:
         """
         variant = self.open(folder)
         groups = [self.groups[i] for i in (range(len(self.groups)) if numbers is None else numbers)]
-        kind = (
-            "alone" if len(groups) == len(self.groups) else f"alone-{digest({'groups': [g.name for g in groups]})[:12]}"
-        )
+        kind = f"alone-{digest({'groups': [group.name for group in groups]})[:12]}"
         found = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
-        return np.stack([self._windows(found, group.name) for group in groups])
+        return self._per_group(found, groups)
 
     def around(self, recipe: str, folder: str | None) -> Float:
         """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
@@ -137,8 +135,7 @@ class SwapCosts:
         for group in self.groups:
             rest = [Swap.of(one, chosen.model) for one in self.groups if one is not group]
             swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
-        found = self._measured("around", swaps, [chosen, other])
-        return np.stack([self._windows(found, group.name) for group in self.groups])
+        return self._per_group(self._measured("around", swaps, [chosen, other]), self.groups)
 
     def whole(self, folder: str) -> Float:
         """Return the KL of a checkpoint, shape (n_windows,)."""
@@ -158,6 +155,9 @@ class SwapCosts:
         identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
         meter = SwapMeter(self.open(None), progress=False)
         return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
+
+    def _per_group(self, found: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
+        return np.stack([self._windows(found, group.name) for group in groups])
 
     def _windows(self, found: SwapDistances, name: str) -> Float:
         """Return the mean KL of each window, whose scored positions are equally many."""
