@@ -51,7 +51,8 @@ NAT_PER_TOKEN = 1e-3
 UP_SECONDS = 240
 # Seen on two processors: where the server still holds the beginning of a prompt, it reads the rest alone. In Q4_K_M that
 # changes last bits, some activations are then rounded to another of their 8-bit steps, and one option in thirty differs
-# by 1.1e-3 nat a token. Seen by hand, no test shows it: native prompts that are split at the same token give the same number; whole ones differ by 1e-6.
+# by 1.1e-3 nat a token. Seen by hand, no test shows it: two of four such options had the same number when the native
+# prompt was split at one place; unsplit, other splits and all other options agreed within 1e-6.
 READ_IN_PARTS = "a prompt that the server reads in parts differs by 1.1e-3 nat a token"
 
 
