@@ -26,12 +26,12 @@ from against_harness import choices, ours
 from setting import harness_requests, machine, parser
 
 from mlflow_compress import demo
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig
-from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.scoring.endpoint.opening import open_served_model
-from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.transport.endpoint import EndpointConfig
 
 SUBJECTS = ("high_school_computer_science", "international_law")

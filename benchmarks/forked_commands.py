@@ -22,12 +22,12 @@ _IMPORTED = (
     "mlflow",
     "mlflow_compress.compression.method_table",
     "mlflow_compress.judges.judge_registry",
-    "mlflow_compress.stages.evaluate",
-    "mlflow_compress.stages.judge",
-    "mlflow_compress.stages.main_run.summary",
-    "mlflow_compress.stages.promote",
-    "mlflow_compress.stages.quantize",
-    "mlflow_compress.stages.sweep.run_sweep",
+    "mlflow_compress.commands.evaluate.run",
+    "mlflow_compress.commands.judge.run",
+    "mlflow_compress.commands.main.summary",
+    "mlflow_compress.commands.promote.run",
+    "mlflow_compress.commands.quantize.run",
+    "mlflow_compress.commands.sweep.run",
 )
 
 

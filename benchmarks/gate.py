@@ -17,10 +17,10 @@ import numpy as np
 
 import mlflow_compress as mc
 from mlflow_compress.config.policy import Policy
-from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.decide.item_checks import VALUES, ItemPolicy, item_policy
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.stats.early.sequential_checks import PASS_SHARE, BoundedCheck, p_values, verdicts
+from mlflow_compress.metrics.stats.sequential import PASS_SHARE, BoundedCheck, p_values, verdicts
 from mlflow_compress.records import RunRecords
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

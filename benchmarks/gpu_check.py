@@ -146,7 +146,8 @@ def score_job(
     """
     from contextlib import nullcontext
 
-    from mlflow_compress.compression.memory import peak_memory
+    from mlflow_compress.commands.shared.task_inputs import suite_of
+    from mlflow_compress.compression.pipeline import peak_memory
     from mlflow_compress.config import EvaluateConfig
     from mlflow_compress.items.task import Corpus
     from mlflow_compress.models.loading import LoadConfig, load_model
@@ -154,7 +155,6 @@ def score_job(
     from mlflow_compress.scoring.baseline_store.state_store import StateStore
     from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
     from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-    from mlflow_compress.stages.task_inputs import suite_of
 
     suite = suite_of(EvaluateConfig(model=options["model"], tasks=options["tasks"], limit=options["limit"]))
     corpus = next((corpus for corpus in suite.corpora if isinstance(corpus, Corpus)), None)
@@ -193,12 +193,12 @@ def score_job(
 
 def generate_job(options: dict[str, Any], device: str, dtype: str, out: str) -> dict[str, Any]:
     """Answer the instructions greedily, write the answers, and return the measurements."""
-    from mlflow_compress.compression.memory import peak_memory
+    from mlflow_compress.commands.shared.task_inputs import instructions_of
+    from mlflow_compress.compression.pipeline import peak_memory
     from mlflow_compress.config import JudgeConfig
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.scoring.generation.generate import generate_answers
     from mlflow_compress.scoring.generation.sampling import GenerationConfig
-    from mlflow_compress.stages.task_inputs import instructions_of
 
     asked = instructions_of(
         JudgeConfig(model=options["model"], instructions=options["instructions"], instruction_limit=options["limit"])
@@ -237,10 +237,10 @@ def compress_job(
     options: dict[str, Any], method: str, settings: dict[str, str], device: str, out: str
 ) -> dict[str, Any]:
     """Compress the model, check the reloaded checkpoint, and return the measurements."""
+    from mlflow_compress.commands.shared.task_inputs import calibration_set
     from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.config import QuantizeConfig
     from mlflow_compress.models.source_model import resolve
-    from mlflow_compress.stages.task_inputs import calibration_set
 
     known = METHODS.get(method).Config.__dataclass_fields__
     config = method_config(method, **{k: v for k, v in SHORT.items() if k in known}, **settings)
@@ -514,7 +514,7 @@ def main() -> int:
 
     import torch
 
-    from mlflow_compress.stages.model_names import model_path
+    from mlflow_compress.commands.shared.model_names import model_path
 
     device = "cuda" if torch.cuda.is_available() and not asked.cpu else "cpu"
     if device == "cpu":

@@ -22,10 +22,8 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from mlflow_compress.metrics.kl_tail import CLIP, TRUSTED_ITEMS, TRUSTED_TOP_PCT
-from mlflow_compress.metrics.stats.bootstrap import resample_counts
-from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
-from mlflow_compress.metrics.stats.intervals import wilson
-from mlflow_compress.metrics.stats.studentized import UPPER_TAIL, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import UPPER_TAIL, resample_counts, studentized_interval
+from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, wilson
 
 Float = npt.NDArray[np.float64]
 STORED = Path(__file__).with_name("kl_per_item.npz")

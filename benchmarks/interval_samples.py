@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
@@ -27,7 +28,6 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import run_model
 
 Samples = dict[str, npt.NDArray[np.float64]]
 

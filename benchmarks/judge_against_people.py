@@ -25,14 +25,13 @@ from mlflow_compress.errors import DataError, JudgeError, MlflowCompressError
 from mlflow_compress.items.sources.instructions import Instruction, load_instructions
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.judges.asking import Question
+from mlflow_compress.judges.asking import Question, read_verdict
 from mlflow_compress.judges.grading import references
 from mlflow_compress.judges.judge_registry import JudgeInputs
-from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
-from mlflow_compress.judges.parsing import read_verdict
+from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import Session, spending_of
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.raters.vote_agreement import Vote, agreement_of_people, read_vote, vote_agreement
+from mlflow_compress.metrics.raters import Vote, agreement_of_people, read_vote, vote_agreement
 
 _WINNERS = {1.0: "model_a", 0.0: "model_b", 0.5: "tie"}
 

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from mlflow_compress.judges.asking import Asker, AskingConfig, Question
-from mlflow_compress.judges.parsing import read_rating
+from mlflow_compress.judges.asking import Asker, AskingConfig, Question, read_rating
 from mlflow_compress.judges.prompts import grading_prompt
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.replies import ReplyCache
 
 _MESSAGE = {"message": {"role": "assistant", "content": "Good. Rating: [[7]]"}, "finish_reason": "stop", "index": 0}
 _USAGE = {"prompt_tokens": 400, "completion_tokens": 9}

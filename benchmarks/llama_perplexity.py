@@ -22,7 +22,7 @@ import torch
 from setting import machine, make_model, make_variant, parser, texts
 from transformers import AutoTokenizer
 
-from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression import gguf_model
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter

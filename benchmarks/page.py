@@ -26,16 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from page_records import run_records
 
-from mlflow_compress.decide.gate_values import gate_values
-from mlflow_compress.decide.gates import RATIO, SIZE, standard_gates
+from mlflow_compress.decide.gates import RATIO, SIZE, gate_values, standard_gates
 from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreboard
-from mlflow_compress.metrics.core.compute import headline
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import METRICS
-from mlflow_compress.reporting.page.choice import gate_texts
-from mlflow_compress.reporting.page.explorer import changes_of, explorer_data
-from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of, explorer_data
+from mlflow_compress.reporting.page.page_text import gate_texts
 from mlflow_compress.reporting.page.variants_page import render_page
 from tests.browser import browser
 

@@ -25,19 +25,18 @@ import torch
 from anonymous_memory import anonymous_peak
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
+from mlflow_compress.commands.plan.run import scored_work
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.offloading import return_freed_memory
+from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.costs import cost_formulas as formulas
-from mlflow_compress.scoring.costs.model_shape import ModelShape, model_shape
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.scoring_config import default_limits
-from mlflow_compress.stages.evaluation.run_model import run_model
-from mlflow_compress.stages.planning.workloads import scored_work
+from mlflow_compress.scoring.costs import ModelShape, model_shape
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig, default_limits
 
 Spec = tuple[str, int, int]
 SIZES: dict[str, tuple[Spec, Spec]] = {  # tasks, items a category, shots: of the throughput, and of the prediction

@@ -51,7 +51,7 @@ with tempfile.TemporaryDirectory() as folder:
         assert sum(outcome.passed for outcome in found.decision.outcomes) == asked.variants
     if asked.old:
         from mlflow_compress.tracking.evaluations import evaluations
-        from mlflow_compress.tracking.logged_models.model_registry import create_model, register
+        from mlflow_compress.tracking.model_registry import create_model, register
 
         [group], _ = evaluations(tracker, "llama")
         began = time.monotonic()

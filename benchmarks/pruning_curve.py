@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.core.answer_comparison import compare_records
+from mlflow_compress.metrics.core.answer_files import compare_records
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import run_model
 
 POINTS = [
     *(("layer-drop", "layers", str(n)) for n in range(1, 5)),

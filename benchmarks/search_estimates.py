@@ -18,13 +18,12 @@ from search import halves
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, search_text
 from mlflow_compress.config import SearchConfig
 from mlflow_compress.decide.cost_estimate import estimated_table, rank_correlation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
-from mlflow_compress.stages.searching.estimate_costs import estimates
-from mlflow_compress.stages.searching.swap_costs import SwapCosts, format_groups, search_text
 
 BUDGETS = (3.25, 3.5, 4.0, 4.5)
 

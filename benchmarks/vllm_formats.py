@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 
 import mlflow_compress as mc
+from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig, EvaluateConfig
+from mlflow_compress.engines.vllm.vllm_model import VllmModel
+from mlflow_compress.engines.vllm.vllm_process import started
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.light_model import open_light
@@ -31,9 +34,6 @@ from mlflow_compress.records import TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.vllm.engines import started
-from mlflow_compress.scoring.vllm.vllm_model import VllmModel
-from mlflow_compress.stages.task_inputs import suite_of
 
 RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
 TOKENS, WINDOW = 2048, 512

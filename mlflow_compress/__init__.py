@@ -34,29 +34,22 @@ if TYPE_CHECKING:
         sweep,
         tasks,
     )
+    from mlflow_compress.commands.compare.result import Comparison
+    from mlflow_compress.commands.diagnose.result import Diagnosis
+    from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation
+    from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.plan.result import CostPlan
+    from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
+    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
+    from mlflow_compress.commands.report.result import VariantsReport
+    from mlflow_compress.commands.resume.result import Resumed
+    from mlflow_compress.commands.search.result import Search
+    from mlflow_compress.commands.shared.listing import Listing
+    from mlflow_compress.commands.speed.result import SpeedMeasurement
+    from mlflow_compress.commands.sweep.result import Sweep, SweepPlan
     from mlflow_compress.errors import MlflowCompressError
-    from mlflow_compress.results import (
-        AliasHistory,
-        AnswerEvaluation,
-        BlindSheet,
-        Comparison,
-        CompressedModel,
-        CostPlan,
-        Diagnosis,
-        Evaluation,
-        GateVerdict,
-        HumanRatings,
-        Listing,
-        Promotion,
-        Resumed,
-        Rollback,
-        Search,
-        SpeedMeasurement,
-        Sweep,
-        SweepPlan,
-        VariantRun,
-        VariantsReport,
-    )
 
 __all__ = [
     "AliasHistory",

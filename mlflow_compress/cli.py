@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlflow_compress import api, cli_live, config, lifetime
-from mlflow_compress.config.declarations import as_typed, choices
-from mlflow_compress.config.old_names import OldNameWarning
+from mlflow_compress.config.declarations import OldNameWarning, as_typed, choices
 from mlflow_compress.errors import (
     ConfigError,
     MlflowCompressError,

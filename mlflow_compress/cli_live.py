@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mlflow_compress.results import SweepProgress, VariantProgress
+    from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 
 _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "red"}
 

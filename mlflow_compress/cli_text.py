@@ -7,29 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.compare.result import Comparison
+    from mlflow_compress.commands.diagnose.result import Diagnosis
+    from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation
+    from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.plan.result import CostPlan
+    from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
+    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
+    from mlflow_compress.commands.report.result import VariantsReport
+    from mlflow_compress.commands.resume.result import Resumed
+    from mlflow_compress.commands.search.result import Search
+    from mlflow_compress.commands.shared.listing import Listing
+    from mlflow_compress.commands.speed.result import SpeedMeasurement
+    from mlflow_compress.commands.sweep.result import Sweep, SweepPlan
     from mlflow_compress.config import Policy
-    from mlflow_compress.results import (
-        AliasHistory,
-        AnswerEvaluation,
-        BlindSheet,
-        Comparison,
-        CompressedModel,
-        CostPlan,
-        Diagnosis,
-        Evaluation,
-        GateVerdict,
-        HumanRatings,
-        Listing,
-        Promotion,
-        Resumed,
-        Rollback,
-        Search,
-        SpeedMeasurement,
-        Sweep,
-        SweepPlan,
-        VariantRun,
-        VariantsReport,
-    )
     from mlflow_compress.tracking.store import RunLink
 
 
@@ -53,7 +46,7 @@ def evaluation_text(found: Evaluation) -> str:
 
 def answers_text(found: AnswerEvaluation) -> str:
     """Return the headline values, one per line, what the judgments took, and what was left out."""
-    from mlflow_compress.reporting.answers.judge_account import account_rows
+    from mlflow_compress.reporting.answers_page import account_rows
 
     lines = [f"{name} {result.value:.4f}" for name, result in found.pooled.items()]
     lines += [f"{name}: {text}" for name, text in account_rows(found.account)]
@@ -158,8 +151,8 @@ def ratings_text(found: HumanRatings) -> str:
 
 def sweep_text(found: Sweep | SweepPlan) -> str:
     """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
-    from mlflow_compress.results import Sweep
-    from mlflow_compress.stages.sweep.plan_text import plan_text
+    from mlflow_compress.commands.sweep.plan import plan_text
+    from mlflow_compress.commands.sweep.result import Sweep
 
     if not isinstance(found, Sweep):
         return plan_text(found)
@@ -211,7 +204,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 def search_text(found: Search) -> str:
     """Return the finding, every variant with the linear mix of its size, and how to read that."""
-    from mlflow_compress.reporting.searched.search_tables import search_text_table
+    from mlflow_compress.reporting.search_tables import search_text_table
 
     notes = [f"- {note}." for note in found.notes]
     return "\n\n".join([f"{found.summary}.", search_text_table(found.to_rows()), "\n".join(notes), *_where(found.run)])
@@ -219,8 +212,8 @@ def search_text(found: Search) -> str:
 
 def plan_text(found: CostPlan) -> str:
     """Return one line per stage, the sums, and what the figures assume."""
+    from mlflow_compress.commands.shared.progress import duration
     from mlflow_compress.reporting.numbers import bytes_text
-    from mlflow_compress.stages.main_run.progress import duration
 
     def sized(n: float) -> str:
         return bytes_text(round(n))
@@ -255,7 +248,7 @@ def plan_text(found: CostPlan) -> str:
 
 def diagnosis_text(found: Diagnosis) -> str:
     """Return the groups that move most, and the controls."""
-    from mlflow_compress.reporting.diagnosing.diagnosis_tables import control_rows, kl_text, ratio_of
+    from mlflow_compress.reporting.diagnosis_page import control_rows, kl_text, ratio_of
 
     groups = sorted(found.found.groups, key=lambda group: -group.kl.value)[:10]
     width = max(len(group.name) for group in groups)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from mlflow_compress.commands.shared.model_names import model_label, model_path
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.models.source_model import local_folder
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
-from mlflow_compress.stages.model_names import model_label, model_path
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from mlflow_compress.compression.pipeline import quiet
 from mlflow_compress.compression.probe import ReloadReport
-from mlflow_compress.compression.quiet import quiet
 from mlflow_compress.compression.reload_check import check
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import bnb_4bit

@@ -19,28 +19,27 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mlflow_compress import demo
+from mlflow_compress.commands.compare.run import compare
+from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.compression.checkpoint_manifest import VERSION, CheckpointManifest
 from mlflow_compress.config import EvaluateConfig, SweepConfig, parse
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.errors import DataError, MlflowCompressError
-from mlflow_compress.files.json_text import parse_json
+from mlflow_compress.files import parse_json
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.instructions import load_instructions
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.judges.asking import read_rating, read_verdict
 from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder, load_encoder
-from mlflow_compress.judges.pair_prompts import OURS, read_pair_prompts
-from mlflow_compress.judges.parsing import read_rating, read_verdict
+from mlflow_compress.judges.prompts import OURS, read_pair_prompts
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.store_manifest import FORMAT, MANIFEST, StoreManifest
-from mlflow_compress.scoring.checkpointing.journal import Journal
-from mlflow_compress.stages.compare import compare
-from mlflow_compress.stages.sweep.combinations import combinations
+from mlflow_compress.scoring.journal import Journal
 from mlflow_compress.tracking.folder_store import RUN_FILE, FolderStore
-from mlflow_compress.transport.replies import NoReply, Reply, read_completion, read_embeddings
-from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, read_completion, read_embeddings
 from mlflow_compress.transport.spending import read_prices
 from tests.judge_server import completion
 from tests.page_contents import records

@@ -20,9 +20,8 @@ from mlflow_compress.records import (
     OptionScores,
     RunRecords,
 )
-from mlflow_compress.reporting.page.choice import gate_texts
-from mlflow_compress.reporting.page.explorer import changes_of
-from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
+from mlflow_compress.reporting.page.page_text import gate_texts
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
 EXAMPLES = "Two examples\n\nQ: x\nA: y\n\n"

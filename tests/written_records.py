@@ -18,7 +18,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
-from mlflow_compress.records.timings import ServingMemory, Timings
+from mlflow_compress.records.kinds import ServingMemory, Timings
 from tests import metric_records
 
 N_PROMPT = 3

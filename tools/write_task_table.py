@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.items.task_table import as_markdown
+from mlflow_compress.items.named_tasks import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tasks.md"

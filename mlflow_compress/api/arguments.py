@@ -13,7 +13,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.paths import absolute_paths
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import CompressedModel
+    from mlflow_compress.commands.quantize.result import CompressedModel
     from mlflow_compress.tracking.store import Store
 
 C = TypeVar("C", bound=Command)
@@ -60,7 +60,7 @@ def opened_store(store: StoreLike, config: Command | None = None) -> Store | Non
 
 def checkpoint_folder(checkpoint: CompressedModel | str | PathLike[str] | None) -> str | None:
     """Return the folder of a checkpoint that is given as a result or as a path."""
-    from mlflow_compress.results import CompressedModel
+    from mlflow_compress.commands.quantize.result import CompressedModel
 
     if checkpoint is None:
         return None

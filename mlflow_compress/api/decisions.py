@@ -16,7 +16,9 @@ from mlflow_compress.api.arguments import (
 from mlflow_compress.config import GateConfig, HistoryConfig, PromoteConfig, RollbackConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import AliasHistory, CompressedModel, GateVerdict, Promotion, Rollback
+    from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
+    from mlflow_compress.commands.quantize.result import CompressedModel
 
 
 @takes_parameters_of(PromoteConfig)
@@ -43,7 +45,7 @@ def promote(**settings: Any) -> Promotion:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'max_kl' must be a number. Got: 'much'.
     """
-    from mlflow_compress.stages.promote import run_promote
+    from mlflow_compress.commands.promote.run import run_promote
 
     return run_promote(configured(PromoteConfig, settings))
 
@@ -71,7 +73,7 @@ def rollback(**settings: Any) -> Rollback:
         ...
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
-    from mlflow_compress.stages.rollback import run_rollback
+    from mlflow_compress.commands.promote.rollback import run_rollback
 
     return run_rollback(configured(RollbackConfig, settings))
 
@@ -97,7 +99,7 @@ def history(**settings: Any) -> AliasHistory:
         ...
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
-    from mlflow_compress.stages.history import read_history
+    from mlflow_compress.commands.promote.rollback import read_history
 
     return read_history(configured(HistoryConfig, settings))
 
@@ -138,7 +140,7 @@ def gate(
     >>> verdict.items_used <= verdict.items_available
     True
     """
-    from mlflow_compress.stages.gate import run_gate
+    from mlflow_compress.commands.gate.run import run_gate
 
     config = configured(GateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_gate(config, opened_store(store, config), progress or (lambda line: None))

@@ -16,7 +16,8 @@ from mlflow_compress.api.arguments import (
 from mlflow_compress.config import DiagnoseConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import CompressedModel, Diagnosis
+    from mlflow_compress.commands.diagnose.result import Diagnosis
+    from mlflow_compress.commands.quantize.result import CompressedModel
 
 
 @takes_parameters_of(DiagnoseConfig)
@@ -61,7 +62,7 @@ def diagnose(
     >>> moves["layers.0.qkv"].kl.value > 0
     True
     """
-    from mlflow_compress.stages.diagnosing.run_diagnose import run_diagnose
+    from mlflow_compress.commands.diagnose.run import run_diagnose
 
     config = configured(DiagnoseConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_diagnose(config, opened_store(store, config), progress or (lambda line: None))

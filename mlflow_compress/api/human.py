@@ -9,7 +9,9 @@ from mlflow_compress.api.arguments import StoreLike, configured, opened_store, t
 from mlflow_compress.config import BlindConfig, RatingsConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import AnswerEvaluation, BlindSheet, HumanRatings, VariantRun
+    from mlflow_compress.commands.evaluate.result import AnswerEvaluation
+    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
 
 
 @takes_parameters_of(BlindConfig)
@@ -40,8 +42,8 @@ def blind(
     >>> sorted(path.name for path in sheet.for_raters.iterdir())
     ['answers.csv', 'rate.html']
     """
-    from mlflow_compress.results.evaluation import Measurement
-    from mlflow_compress.stages.rating.blind_run import run_blind
+    from mlflow_compress.commands.evaluate.result import Measurement
+    from mlflow_compress.commands.rate.run import run_blind
 
     if isinstance(run, Measurement):
         run = run.run.run_id if run.run else None
@@ -76,7 +78,7 @@ def ratings(*files: str | PathLike[str], store: StoreLike = None, **settings: An
     >>> mc.ratings(folder / "anna.csv", key=sheet.key, store=folder)["human/win_rate"].value
     0.5
     """
-    from mlflow_compress.stages.rating.ratings_run import run_ratings
+    from mlflow_compress.commands.rate.run import run_ratings
 
     given = {"files": ",".join(fspath(file) for file in files), **settings} if files else settings
     config = configured(RatingsConfig, given)

@@ -10,7 +10,10 @@ from mlflow_compress.api.arguments import StoreLike, configured, opened_store, t
 from mlflow_compress.config import PlanConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Comparison, CostPlan, Evaluation, Listing
+    from mlflow_compress.commands.compare.result import Comparison
+    from mlflow_compress.commands.evaluate.result import Evaluation
+    from mlflow_compress.commands.plan.result import CostPlan
+    from mlflow_compress.commands.shared.listing import Listing
 
 
 def compare(
@@ -39,8 +42,8 @@ def compare(
     >>> same["flips_pct"], same["mcnemar_p"]
     (0.0, 1.0)
     """
-    from mlflow_compress.results import Evaluation
-    from mlflow_compress.stages.compare import compare as compare_sources
+    from mlflow_compress.commands.compare.run import compare as compare_sources
+    from mlflow_compress.commands.evaluate.result import Evaluation
 
     left, right = (fspath(s.records_folder if isinstance(s, Evaluation) else s) for s in (baseline, variant))
     return compare_sources(left, right, opened_store(store))
@@ -68,7 +71,7 @@ def load(source: str | PathLike[str], *, store: StoreLike = None) -> Evaluation:
     >>> again.metrics == found.metrics
     True
     """
-    from mlflow_compress.stages.load_evaluation import from_folder, from_run
+    from mlflow_compress.commands.compare.run import from_folder, from_run
 
     if Path(source).is_dir():
         return from_folder(Path(source))
@@ -83,8 +86,8 @@ def methods() -> Listing:
     >>> "awq" in mc.methods()
     True
     """
+    from mlflow_compress.commands.shared.listing import Listing
     from mlflow_compress.compression.method_table import COLUMNS, rows
-    from mlflow_compress.results import Listing
 
     return Listing("compression methods", COLUMNS, tuple(rows()))
 
@@ -97,8 +100,8 @@ def tasks() -> Listing:
     >>> "demo" in mc.tasks()
     True
     """
-    from mlflow_compress.items.task_table import COLUMNS, rows
-    from mlflow_compress.results import Listing
+    from mlflow_compress.commands.shared.listing import Listing
+    from mlflow_compress.items.named_tasks import COLUMNS, rows
 
     return Listing("named tasks", COLUMNS, tuple(rows()))
 
@@ -126,6 +129,6 @@ def plan(**settings: Any) -> CostPlan:
     >>> [stage.stage for stage in found.stages]
     ['baseline', 'baseline again (noise)', 'quantize (awq)', 'evaluate']
     """
-    from mlflow_compress.stages.planning.plan_costs import run_plan
+    from mlflow_compress.commands.plan.run import run_plan
 
     return run_plan(configured(PlanConfig, settings))

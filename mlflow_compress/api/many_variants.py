@@ -9,7 +9,9 @@ from mlflow_compress.api.arguments import configured, takes_parameters_of
 from mlflow_compress.config import ReportConfig, SearchConfig, SweepConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Search, Sweep, SweepPlan, SweepProgress, VariantsReport
+    from mlflow_compress.commands.report.result import VariantsReport
+    from mlflow_compress.commands.search.result import Search
+    from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress
 
 
 @takes_parameters_of(SweepConfig)
@@ -41,7 +43,7 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **settings
         ...
     mlflow_compress.errors.ConfigError: Parameter 'bits' must be a whole number. Allowed: whole numbers, auto. Got: 'x'.
     """
-    from mlflow_compress.stages.sweep.run_sweep import run_sweep
+    from mlflow_compress.commands.sweep.run import run_sweep
 
     config = configured(SweepConfig, settings)
     return run_sweep(config) if progress is None else run_sweep(config, progress)
@@ -76,7 +78,7 @@ def search(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
         ...
     mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
     """
-    from mlflow_compress.stages.searching.run_search import run_search
+    from mlflow_compress.commands.search.run import run_search
 
     config = configured(SearchConfig, settings)
     return run_search(config) if progress is None else run_search(config, progress)
@@ -110,7 +112,7 @@ def report(*runs: str, **settings: Any) -> VariantsReport:
         ...
     mlflow_compress.errors.ConfigError: No run to report on. Allowed: ids of main runs of one evaluation, ...
     """
-    from mlflow_compress.stages.side_by_side.report_runs import run_report
+    from mlflow_compress.commands.report.run import run_report
 
     given = {"runs": ",".join(runs), **settings} if runs else settings
     return run_report(configured(ReportConfig, given))

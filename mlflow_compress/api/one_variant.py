@@ -16,7 +16,10 @@ from mlflow_compress.api.arguments import (
 from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig, SpeedConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import AnswerEvaluation, CompressedModel, Evaluation, SpeedMeasurement, VariantRun
+    from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation
+    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.speed.result import SpeedMeasurement
 
 
 @takes_parameters_of(QuantizeConfig)
@@ -47,7 +50,7 @@ def compress(model: str = "demo", method: str = "awq", *, store: StoreLike = Non
     >>> round(compressed.manifest.size_ratio, 1)
     2.3
     """
-    from mlflow_compress.stages.quantize import run_quantize
+    from mlflow_compress.commands.quantize.run import run_quantize
 
     config = configured(QuantizeConfig, {"model": model, "method": method, **settings})
     return run_quantize(config, opened_store(store, config))
@@ -91,7 +94,7 @@ def evaluate(
     >>> sorted(found.to_pandas().columns)[:4]
     ['category', 'high', 'level', 'low']
     """
-    from mlflow_compress.stages.evaluate import run_evaluate
+    from mlflow_compress.commands.evaluate.run import run_evaluate
 
     config = configured(EvaluateConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_evaluate(config, opened_store(store, config), progress or (lambda line: None))
@@ -129,7 +132,7 @@ def judge(
     >>> -1 <= answers["judge/similarity"].value <= 1
     True
     """
-    from mlflow_compress.stages.judge import run_judge
+    from mlflow_compress.commands.judge.run import run_judge
 
     config = configured(JudgeConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_judge(config, opened_store(store, config), progress or (lambda line: None))
@@ -165,7 +168,7 @@ def speed(
     >>> times["speed/decode_ratio_batch_1"].value > 0
     True
     """
-    from mlflow_compress.stages.speed.run_speed import run_speed
+    from mlflow_compress.commands.speed.run import run_speed
 
     config = configured(SpeedConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
     return run_speed(config, opened_store(store, config))
@@ -198,7 +201,7 @@ def run(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Va
         ...
     mlflow_compress.errors.ConfigError: Parameter 'limit' is too small. Allowed: 0 or more. Got: -1.
     """
-    from mlflow_compress.stages.main import run_main
+    from mlflow_compress.commands.main.run import run_main
 
     config = configured(MainConfig, settings)
     return run_main(config) if progress is None else run_main(config, progress)

@@ -9,7 +9,7 @@ from mlflow_compress.api.arguments import configured, takes_parameters_of
 from mlflow_compress.config import ResumeConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.results import Resumed
+    from mlflow_compress.commands.resume.result import Resumed
 
 
 @takes_parameters_of(ResumeConfig)
@@ -40,7 +40,7 @@ def resume(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
         ...
     mlflow_compress.errors.ConfigError: Parameter 'dry_run' is a switch. Allowed: true, false. Got: 'perhaps'.
     """
-    from mlflow_compress.stages.resuming.unfinished import run_resume
+    from mlflow_compress.commands.resume.run import run_resume
 
     config = configured(ResumeConfig, settings)
     return run_resume(config) if progress is None else run_resume(config, progress)

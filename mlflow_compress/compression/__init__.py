@@ -1,8 +1,7 @@
 """Compression methods, one file each, and the pipeline that runs them: check, compress, reload to verify, publish."""
 
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
-from mlflow_compress.compression.method_settings import method_config
+from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, method_config
 from mlflow_compress.compression.pipeline import compress_model
 
 __all__ = [

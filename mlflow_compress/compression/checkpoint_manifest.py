@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mlflow_compress import atomic
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.files.json_text import read_json_object
-from mlflow_compress.files.typed_json import read_typed
+from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.models import stored_weights
 
 MANIFEST_FILE = "compression.json"

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import io
 import json
 import logging
+import os
 import platform
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress import files as atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression import reload_helper
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
-from mlflow_compress.compression.memory import peak_memory
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
-from mlflow_compress.compression.quiet import quiet
-from mlflow_compress.compression.staging import require_free, staging_folder
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload
@@ -27,6 +35,128 @@ from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
     from mlflow_compress.compression.calibration_tokens import Calibration
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within this block, suppress output, progress bars, warnings, and log messages below ERROR.
+
+    Exceptions are not affected. The libraries write several hundred lines for each compression. torch.fx logs through a
+    handler that a redirection of the output does not reach, so logging itself is disabled. The environment variable
+    TOKENIZERS_PARALLELISM is set within the block; llm-compressor would set it too, with a warning.
+    """
+    parallelism = os.environ.get("TOKENIZERS_PARALLELISM")
+    logging_before = logging.root.manager.disable
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging_before)
+        if parallelism is None:
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = parallelism
+
+
+@dataclass
+class Peak:
+    """Result of `peak_memory`; it has its values when the block ends.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Peak memory in bytes.
+    kind : str
+        "cuda": allocated on the GPU by torch; "rss": resident memory of the process during the block; "rss_process":
+        resident memory since the process began, where the system cannot reset the peak.
+    """
+
+    n_bytes: int = 0
+    kind: str = "rss"
+
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[Peak]:
+    """Measure the peak memory until the block ends."""
+    peak = Peak()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        yield peak
+        peak.n_bytes, peak.kind = int(torch.cuda.max_memory_allocated()), "cuda"
+        return
+    peak.kind = "rss" if _reset_peak() else "rss_process"
+    yield peak
+    peak.n_bytes = _peak_rss()
+
+
+def _reset_peak() -> bool:
+    """Reset the kernel's peak to the present use (Linux); return False where that is not possible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_rss() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux kibibytes
+
+
+_STAGING = ".partial"
+
+
+def require_free(out: Path) -> None:
+    """Raise `ConfigError` unless the folder is new or empty."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
+
+
+@contextmanager
+def staging_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_STAGING, dir=out.parent))
+    except OSError as error:
+        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
+    try:
+        yield folder
+        _set_default_permissions(folder)
+        atomic.rename(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_unfinished_folders(out: Path) -> None:
+    """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_default_permissions(folder: Path) -> None:
+    """Set the permissions of ordinary new files; temporary folders and safetensors files are private by default."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
 
 logger = logging.getLogger(__name__)
 

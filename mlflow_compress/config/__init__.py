@@ -13,25 +13,35 @@ from mlflow_compress.config.commands import (
     RollbackConfig,
     SpeedConfig,
 )
-from mlflow_compress.config.declarations import EMBEDDED, Command, Group, parameters
+from mlflow_compress.config.declarations import (
+    EMBEDDED,
+    Command,
+    Group,
+    as_text,
+    check_text,
+    parameters,
+    parse,
+    read_file,
+)
 from mlflow_compress.config.diagnose_config import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.config.groups import (
+    ENDPOINT,
     AnswerConfig,
     CompressionConfig,
     EngineConfig,
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
+    ServedConfig,
     SourceConfig,
     TimingConfig,
     TracesConfig,
+    is_endpoint,
 )
 from mlflow_compress.config.plan_config import MachineConfig, PlanConfig
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.config.rating_config import BlindConfig, RatingsConfig
-from mlflow_compress.config.reading import as_text, check_text, parse, read_file
 from mlflow_compress.config.search_config import SearchConfig, SearchSpaceConfig
-from mlflow_compress.config.served_config import ENDPOINT, ServedConfig, is_endpoint
 from mlflow_compress.config.sweep_config import GridConfig, SweepConfig
 
 __all__ = [

@@ -14,11 +14,12 @@ from mlflow_compress.config.groups import (
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
+    ServedConfig,
     SourceConfig,
     TimingConfig,
     TracesConfig,
+    is_endpoint,
 )
-from mlflow_compress.config.served_config import ServedConfig, is_endpoint
 
 LogWeights = Literal["auto", "true", "false"]
 CHECKPOINT = "folder of the compressed checkpoint (what quantize wrote)"

@@ -6,15 +6,118 @@ A command has its parameters under one flat list of names, as a command line has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import Field, FieldInfo
 
-from mlflow_compress.config.old_names import renamed
-from mlflow_compress.config.validation_errors import one_error
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.files import read_yaml
+
+Details = Mapping[str, Any]  # one entry of `ValidationError.errors()`
+
+_KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "bool": "a switch", "string": "text"}
+
+
+def one_error(error: ValidationError, known: list[str]) -> ConfigError:
+    """Return the first thing that is wrong with the values of parameters, whose names are `known`."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    names = [str(part) for part in first["loc"] if part in known]
+    if first["type"] == "extra_forbidden":
+        return unknown_parameter(str(first["loc"][-1]), known)
+    name = names[-1] if names else str(first["loc"][-1])
+    same = [detail for detail in details if name in detail["loc"]]
+    return _wrong_value(name, first, same)
+
+
+def unknown_parameter(name: str, known: list[str]) -> ConfigError:
+    """Return the error for a name that no parameter has, with the nearest one that there is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return ConfigError("Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None)
+
+
+def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:
+    """Return the error for one value; of a parameter that accepts several types, `same` has an entry per type."""
+    got, what = first["input"], f"Parameter '{name}'"
+    context = first.get("ctx", {})
+    literal = next((detail for detail in same if detail["type"] == "literal_error"), None)
+    kind = _KINDS.get(same[0]["type"].split("_")[0])
+    if literal is not None and len(same) > 1:  # a number or a word
+        other = next(detail for detail in same if detail is not literal)
+        number = _KINDS.get(other["type"].split("_")[0]) or _bound(other)
+        return ConfigError(f"{what} has the wrong type or size", allowed=f"{_words(literal)}, or {number}", got=got)
+    if literal is not None:
+        return ConfigError(f"{what} has an unknown value", allowed=_words(literal), got=got)
+    if first["type"] in ("greater_than_equal", "greater_than"):
+        return ConfigError(f"{what} is too small", allowed=_bound(first), got=got)
+    if first["type"] == "value_error":
+        return ConfigError(f"{what} cannot be read", allowed=str(context.get("error", first["msg"])), got=got)
+    if kind == "a switch":
+        return ConfigError(f"{what} is a switch", allowed=("true", "false"), got=got)
+    if kind is not None:
+        return ConfigError(f"{what} must be {kind}", got=got)
+    return ConfigError(f"{what} cannot be used: {first['msg']}", got=got)
+
+
+def _words(detail: Details) -> str:
+    return str(detail["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
+
+
+def _bound(detail: Details) -> str:
+    context = detail.get("ctx", {})
+    return f"{context['ge']} or more" if "ge" in context else f"more than {context.get('gt')}"
+
+
+NEW_NAME = {
+    "bertscore": "bertscore_model",
+    "out": "output_dir",
+    "prompt": "prompt_style",
+    "samples": "num_samples",
+    "settings": "method_args",
+    "shots": "num_fewshot",
+    "shuffle_examples": "shuffle_fewshot",
+    "shuffles": "num_shuffles",
+}
+
+
+class OldNameWarning(UserWarning):
+    """A parameter was given by the name that it had in an earlier release."""
+
+
+def renamed(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the values under the names of today.
+
+    Parameters
+    ----------
+    values : mapping
+        Parameters by name.
+    known : collection of str
+        The names of today. What is neither one of them nor an old name stays as it is.
+
+    Raises
+    ------
+    ConfigError
+        When one parameter is given by both names.
+    """
+    new: dict[str, Any] = {}
+    for name, value in values.items():
+        today = NEW_NAME.get(name)
+        if name in known or today not in known:
+            new[name] = value
+            continue
+        if today in values:
+            raise ConfigError(f"Parameter '{today}' is given twice", got=f"{name} (its old name) and {today}")
+        warnings.warn(f"Parameter '{name}' is now called '{today}'", OldNameWarning, stacklevel=2)
+        new[str(today)] = value
+    return new
+
 
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
 
@@ -176,3 +279,85 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
     """Return the values that a parameter accepts, where it is one of a few words; otherwise nothing."""
     kind = field.annotation
     return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+C = TypeVar("C", bound=Command)
+
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # longest name of a file or folder, longest path
+_PROSE = ("system_prompt", "reason")  # parameters that are neither names nor paths
+
+
+def parse(cls: type[C], values: Mapping[str, Any]) -> C:
+    """Return the configuration of a command, from text or Python values by name.
+
+    Parameters
+    ----------
+    cls : type
+        A command.
+    values : mapping
+        Parameters by flat name; those left out keep their defaults. "config" names a YAML file with more of them,
+        before which what is given here goes.
+
+    Raises
+    ------
+    ConfigError
+        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound, or
+        one that can be no name.
+    """
+    known = parameters(cls)
+    given = dict(values)
+    file = given.pop("config", NONE)
+    given = renamed(given, known)
+    if str(file) not in ("", NONE):
+        given = {**renamed(read_file(Path(str(file))), known), **given}
+    for name, value in given.items():
+        if name not in known:
+            raise unknown_parameter(name, list(known))
+        if isinstance(value, str) and name not in _PROSE:
+            check_text(name, value)
+    return cls(**given)
+
+
+def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
+    """Return the values of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`.
+
+    `parameter` is the one that names the file.
+    """
+    content = read_yaml(path, parameter=parameter)
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        what = f"The file of parameter '{parameter}' holds no names"
+        raise ConfigError(what, allowed="lines of 'name: value'", got=str(path))
+    return content
+
+
+def as_text(config: Command) -> dict[str, str]:
+    """Return every parameter as the text that `parse` reads back."""
+    return {name: as_typed(value) for name, value in config.values().items()}
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse what no file system and no hub has a name for, before something is looked up by it.
+
+    Parameters
+    ----------
+    name : str
+        The parameter.
+    text : str
+        Its value: names, paths, or several of them separated by commas.
+
+    Raises
+    ------
+    ConfigError
+        For a NUL character, and for a path, or a name in it, that is longer than file systems allow.
+    """
+    if "\0" in text:
+        raise ConfigError(f"Parameter '{name}' holds a NUL character", got=text[:_NAME_BYTES])
+    for most, separators in ((_NAME_BYTES, "[/,]"), (_PATH_BYTES, ",")):
+        n_bytes = max(len(part.encode()) for part in re.split(separators, text))
+        if n_bytes > most:
+            what = "name" if most == _NAME_BYTES else "path"
+            raise ConfigError(
+                f"Parameter '{name}' holds a {what} that is too long", allowed=f"{most} bytes", got=f"{n_bytes:,} bytes"
+            )

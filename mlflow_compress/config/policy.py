@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import Group, OptionalText, OrNone, option
-from mlflow_compress.config.reading import read_file
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, option, read_file
 from mlflow_compress.errors import ConfigError
 
 OptionalNumber = Annotated[float | None, OrNone]

@@ -14,11 +14,11 @@ from mlflow_compress.config.groups import (
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
+    ServedConfig,
     SourceConfig,
     TimingConfig,
     TracesConfig,
 )
-from mlflow_compress.config.served_config import ServedConfig
 
 
 class GridConfig(Group):

@@ -20,7 +20,7 @@ from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.divergence import LN2
 from mlflow_compress.metrics.kl_tail import CLIP
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.early.sequential_checks import BoundedCheck
+from mlflow_compress.metrics.stats.sequential import BoundedCheck
 
 
 @dataclass(frozen=True, kw_only=True)

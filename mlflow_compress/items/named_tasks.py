@@ -53,3 +53,20 @@ class NamedTask:
 
 
 TASKS: Registry[NamedTask] = Registry("task", "mlflow_compress.items.named", group="mlflow_compress.tasks")
+
+
+COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "definition")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Return one row per task, groups last. The last column is the beginning of the definition's SHA-256."""
+    found = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
+    return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
+
+
+def as_markdown() -> str:
+    """Return the table as Markdown."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for name, *middle, digest in rows():
+        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{digest}`"]) + " |")
+    return "\n".join(lines)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.chat import rendered
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
@@ -16,6 +17,31 @@ from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings
 from mlflow_compress.items.trace_corpus import TraceCorpus
 from mlflow_compress.records import Items, Request, RunRecords, Traces
+
+
+def rendered(task: Task, prompt: Callable[[str], str]) -> Task:
+    """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
+
+    Parameters
+    ----------
+    task : Task
+    prompt : callable (message) -> str
+        Renders a user message in the chat template, up to the beginning of the answer. If the text ends in white space,
+        the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
+        then counts that white space as part of the answer, as lm-evaluation-harness does.
+    """
+    if not task.chat:
+        return task
+    messages = task.items.column("prompt").tolist()
+    texts = {message: prompt(message) for message in {*messages, *(r.context for r in task.requests)}}
+    requests = []
+    for request in task.requests:
+        text = texts[request.context]
+        answer = request.continuation.removeprefix(" ") if text[-1:].isspace() else request.continuation
+        requests.append(replace(request, context=text, continuation=answer))
+    table, shown = task.items.table, pa.array([texts[message] for message in messages], type=pa.string())
+    items = Items(table.set_column(table.schema.get_field_index("prompt"), "prompt", shown))
+    return replace(task, items=items, requests=tuple(requests), chat=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +101,7 @@ def _named(part: str, settings: TaskSettings) -> Parts:
     """Return the tasks of a name: a named task or group of this package, or a name of lm-evaluation-harness."""
     name, shots = _name_and_shots(part)
     if name not in TASKS.names():
-        from mlflow_compress.items.harness.build import build
+        from mlflow_compress.items.harness.harness_build import build
 
         return build(name, shots=shots, settings=settings)
     known = TASKS.get(name)

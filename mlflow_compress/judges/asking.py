@@ -2,19 +2,131 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.parsing import NO_RATING, Read
 from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply
-from mlflow_compress.transport.reply_cache import ReplyCache, content_key
-from mlflow_compress.transport.spending import Spending, prompt_bytes
+from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply, ReplyCache, content_key
+from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Price, Spending, prompt_bytes
+
+LOW, HIGH = 1.0, 10.0
+NO_RATING, OUT_OF_RANGE, AMBIGUOUS, QUOTED = "no_rating", "out_of_range", "ambiguous", "quoted"
+
+# Two brackets on each side; spaces and "/10" inside are accepted. A single bracket, as in [1], is a citation.
+_RATING = re.compile(r"(?<!\[)\[\[\s*([0-9]+(?:\.[0-9]*)?)\s*(?:/\s*10(?:\.0*)?)?\s*\]\](?!\])")
+_VERDICT = re.compile(r"(?<!\[)\[\[\s*([ABC])\s*\]\](?!\])")
+
+
+# What stands before and after a judge's own mark: a label, or the end of a sentence; then nothing more.
+_LEAD = re.compile(r"(?:^|[.!?]|\b(?:rating|score|grade|verdict|decision|judge?ment)(?: is)?\W*)$", re.IGNORECASE)
+_END = re.compile(r"[\s.*_]*$")
+_LABEL = re.compile(r"(?:(?:rating|score|grade|verdict|decision|judge?ment)(?:is)?:?)?")
+_CONTEXT = 20  # characters before a mark by which a quotation is known again
+
+
+class Reading(NamedTuple):
+    """What was read in a judge's text: a value, or the reason why there is none."""
+
+    value: float | None
+    reason: str | None = None
+
+
+Read = Callable[[str, Sequence[str]], Reading]
+"""Reads a judge's text, given the texts that the judge was shown."""
+
+
+def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
+    """Return the ``[[x]]`` of a judgment, or why there is none.
+
+    Decimals such as ``[[7.5]]`` are ratings, as in FastChat. There are four deviations from FastChat, whose parser
+    loses or invents scores in these cases: ``[[ 8 ]]`` and ``[[10/10]]`` are read; a single ``[1]`` is not a score; a
+    text without a rating has no score, not -1; and a text with two different ratings is ambiguous (FastChat takes the
+    first one, even where the judge only quotes it). The same rating twice is one rating.
+
+    A rating that also stands in question, answer or reference may be quoted from there. There are few such texts (none
+    in MT-Bench), and only for them a rating must close the text, as FastChat's prompts ask: ``Rating: [[10]]``, outside
+    quotation marks, and not behind the same words as there.
+
+    Parameters
+    ----------
+    text : str
+        The judge's reply.
+    shown : sequence of str
+        The texts that the judge was shown.
+
+    Returns
+    -------
+    Reading
+        The rating; or "no_rating", "ambiguous", "quoted", or "out_of_range" for a rating outside 1..10.
+
+    Examples
+    --------
+    >>> read_rating("Clear and correct. Rating: [[8]]").value
+    8.0
+    >>> read_rating("As shown in [1], it is wrong.").reason
+    'no_rating'
+    >>> read_rating("It asks me for [[10]]. Rating: [[2]]").reason
+    'ambiguous'
+    >>> read_rating("The user asks for [[10]].", shown=["Give [[10]]!"]).reason
+    'quoted'
+    """
+    mark, reason = _one_mark(_RATING, text, shown, float)
+    if mark is None:
+        return Reading(None, reason)
+    return Reading(mark) if LOW <= mark <= HIGH else Reading(None, OUT_OF_RANGE)
+
+
+def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
+    """Return the ``[[A]]``, ``[[B]]`` or ``[[C]]`` of a comparison, or why there is none.
+
+    Returns
+    -------
+    Reading
+        1 for A, 0 for B, 0.5 for C (a tie); or "no_rating", "ambiguous" for two different verdicts, or "quoted": see
+        `read_rating`.
+
+    Examples
+    --------
+    >>> read_verdict("A is right, B is not. [[A]]").value
+    1.0
+    """
+    mark, reason = _one_mark(_VERDICT, text, shown, {"A": 1.0, "B": 0.0, "C": 0.5}.__getitem__)
+    return Reading(mark, reason)
+
+
+def _one_mark(
+    pattern: re.Pattern[str], text: str, shown: Sequence[str], value: Callable[[str], float]
+) -> tuple[float | None, str | None]:
+    """Return the one value that the text gives, or the reason why there is none."""
+    marks = list(pattern.finditer(text))
+    values = {value(mark[1]) for mark in marks}
+    if len(values) != 1:
+        return None, AMBIGUOUS if values else NO_RATING
+    [found] = values
+    sources = [_words_before(mark) for given in shown for mark in pattern.finditer(given) if value(mark[1]) == found]
+    if sources and not any(_is_own(mark, sources) for mark in marks):
+        return None, QUOTED
+    return found, None
+
+
+def _is_own(mark: re.Match[str], sources: Sequence[str]) -> bool:
+    """Return whether a mark that could be quoted is the judge's own: it closes the text, behind other words."""
+    line = mark.string[: mark.start()].rpartition("\n")[2].strip("*_#> \t")
+    if not _LEAD.search(line) or not _END.match(mark.string, mark.end()):
+        return False
+    words = _words_before(mark)
+    return not any(words.endswith(source) for source in sources if not _LABEL.fullmatch(source))
+
+
+def _words_before(mark: re.Match[str]) -> str:
+    """Return the end of what stands before a mark: lower case, without spaces, Markdown and quotation marks."""
+    return re.sub(r"[\s*_#>`\"'\u201c\u201d\u2018\u2019\\]", "", mark.string[: mark.start()].lower())[-_CONTEXT:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,3 +346,37 @@ def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
 def _is_final(judgment: Judgment) -> bool:
     """Return whether another reply could not help: there is a value, or a filter stands before the model."""
     return judgment.value is not None or judgment.reason == FILTERED
+
+
+def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Mapping[str, Price]) -> str:
+    """Return a sentence: how many judgments are kept, how many calls are made, and their tokens and cost, about.
+
+    Tokens follow from the kept replies of the same judge model. Without any, a token of the prompt is four bytes, and
+    a reply counts as long as it may be.
+    """
+    model, past = asker.config.model, asker.past_usage()
+    missing = asker.missing(questions, read)
+    n_unique = len({asker.key(question) for question in questions})
+    said = f"[judge] {model}: {n_unique} judgments, {n_unique - len(missing)} of them kept"
+    if not missing:
+        return f"{said}; no calls"
+    n_bytes = sum(prompt_bytes(question.prompt.messages) for question in missing)
+    known = [row for row in past if row.get("prompt_bytes")]
+    if known:
+        bytes_per_token = sum(row["prompt_bytes"] for row in known) / max(sum(_used(known, "prompt")), 1)
+        per_reply = sum(_used(known, "completion")) / len(known)
+        basis = f"as in {len(known):,} kept replies"
+    else:
+        bytes_per_token, per_reply = BYTES_PER_TOKEN, asker.config.max_tokens
+        basis = "with replies as long as they may be"
+    prompt, completion = n_bytes / bytes_per_token, per_reply * len(missing)
+    price = prices.get(model)
+    cost = f", cost {price.of(prompt, completion):.4g}" if price else ""
+    return (
+        f"{said}; {len(missing):,} calls: about {prompt:,.0f} prompt tokens and {completion:,.0f} tokens of replies"
+        f"{cost} ({basis}; retries of unreadable replies not counted)"
+    )
+
+
+def _used(rows: Sequence[object], kind: str) -> list[int]:
+    return [row["usage"][kind] for row in rows]  # type: ignore[index]

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_compress.config import JudgeConfig
-from mlflow_compress.judges.asking import Judgment, Question
+from mlflow_compress.judges.asking import Judgment, Question, read_verdict
 from mlflow_compress.judges.grading import Asked, answers_to, first_samples, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
-from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
-from mlflow_compress.judges.parsing import read_verdict
+from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments
 

@@ -11,15 +11,12 @@ from typing import Any
 
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, unscored_by_reason
-from mlflow_compress.judges.estimate import estimate
+from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, Read, estimate, unscored_by_reason
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
-from mlflow_compress.judges.parsing import Read
 from mlflow_compress.kept import kept
 from mlflow_compress.transport.addresses import VARIABLES
 from mlflow_compress.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
-from mlflow_compress.transport.replies import BUDGET
-from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.replies import BUDGET, ReplyCache
 from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 
 KEY_VARIABLE = "OPENAI_API_KEY"

@@ -5,9 +5,15 @@ A new metric is one new file with a function under `@METRICS.register(name)` and
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.core.compute import compute_all, headline, unmet
 from mlflow_compress.metrics.core.estimates import Mean, Number, PairedDifference, Proportion, by_subset, pooled
-from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_inputs import (
+    AnswerEmbeddings,
+    MetricInputs,
+    MetricSettings,
+    compute_all,
+    headline,
+    unmet,
+)
 from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, MetricKey, all_keys, key, metric
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.errors import CheckpointError, DataError
-from mlflow_compress.files.json_text import read_json
+from mlflow_compress.files import read_json
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float, same_length

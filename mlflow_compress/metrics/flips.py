@@ -6,7 +6,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_sub
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.stats.arrays import Int
-from mlflow_compress.metrics.stats.transitions import count_flips
+from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
 
 FLIPS = MetricKey.percent(

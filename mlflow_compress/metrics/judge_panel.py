@@ -10,7 +10,7 @@ from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.judge_scores import TurnScores, by_judge_model, compared, judge_key, turn_scores
-from mlflow_compress.metrics.raters.rater_agreement import rater_agreement
+from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.records import Judgments, MetricResult
 
 PANEL = "mt_bench_panel"

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, is_of
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import is_of
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult

@@ -8,8 +8,7 @@ from mlflow_compress.metrics.core.greedy_tokens import REQUIRES, forced_tokens, 
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.stats.bootstrap import cluster_sums
-from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import cluster_sums, studentized_interval
 from mlflow_compress.records import MetricResult
 
 

@@ -12,8 +12,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.bootstrap import cluster_sums
-from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import cluster_sums, studentized_interval
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(

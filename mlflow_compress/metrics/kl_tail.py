@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
+from mlflow_compress.metrics.stats.intervals import bounded_mean_interval
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0

@@ -12,9 +12,8 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums, studentized_interval
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, TokenBatch, reduce_batches
-from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
 

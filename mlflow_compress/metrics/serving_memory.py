@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.records import MetricResult
-from mlflow_compress.records.timings import ServingMemory
+from mlflow_compress.records.kinds import ServingMemory
 
 _MB = 2**20
 

@@ -11,7 +11,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.records import MetricResult
-from mlflow_compress.records.timings import Timings
+from mlflow_compress.records.kinds import Timings
 
 _BATCHES = (1, 8)
 _PERCENTILES = (50, 95, 99)

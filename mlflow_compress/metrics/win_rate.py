@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, is_of
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import is_of
-from mlflow_compress.metrics.raters.preferences import Preference, preference_shares, won_and_lost
+from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "pairwise"

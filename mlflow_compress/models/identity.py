@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, CheckpointError
-from mlflow_compress.files.json_text import read_json_object
+from mlflow_compress.files import read_json_object
 from mlflow_compress.models import architectures
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness

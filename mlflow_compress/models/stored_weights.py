@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import architectures, gguf_file
-from mlflow_compress.models.stored_tensor import StoredTensor
+from mlflow_compress.models.gguf_file import StoredTensor
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating types of safetensors as torch names them."""

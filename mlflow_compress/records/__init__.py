@@ -6,23 +6,24 @@ with its baseline row by row. `align` joins two tables on their key, and raises 
 """
 
 from mlflow_compress.records.kinds import (
+    TOP_LADDER,
     Generations,
     GreedyAnswers,
     GreedyDistances,
     GreedyScores,
     Items,
     Judgments,
+    OptionBounds,
     OptionDistances,
     OptionScores,
     RunRecords,
+    SwapDistances,
     TokenAnswers,
     TokenDistances,
     TokenScores,
     Traces,
     columns_hash,
 )
-from mlflow_compress.records.option_bounds import TOP_LADDER, OptionBounds
-from mlflow_compress.records.swap_distances import SwapDistances
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
 

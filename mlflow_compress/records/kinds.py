@@ -10,9 +10,98 @@ from typing import Any
 import pyarrow as pa
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.records.option_bounds import OptionBounds
 from mlflow_compress.records.table import Records
-from mlflow_compress.records.timings import ServingMemory, Timings
+
+TOP_LADDER = (100, 20, 5)
+"""Lengths of lists for which there is a bound; the longest that both models have is used."""
+
+
+class OptionBounds(Records):
+    """What two servers' lists of most probable tokens say about the distance, averaged over an option's tokens.
+
+    The key is that of `OptionScores`. `k` is the length of both lists. `kl` is the KL divergence in nats after all
+    tokens that are not in both lists were merged into one: at most the exact one. `kept_baseline` and `kept_variant`
+    are the mass of the tokens in both lists. `clipped` counts rests that were negative by rounding.
+    """
+
+    NAME = "option_bounds"
+    KEY = ("task", "item_id", "permutation", "option")
+    SCHEMA = pa.schema(
+        [
+            pa.field("task", pa.string()),
+            pa.field("item_id", pa.string()),
+            pa.field("permutation", pa.int16()),
+            pa.field("option", pa.int16()),
+            pa.field("k", pa.int32()),
+            pa.field("kl", pa.float64()),
+            pa.field("kept_baseline", pa.float64()),
+            pa.field("kept_variant", pa.float64()),
+            pa.field("clipped", pa.int32()),
+        ]
+    )
+
+
+class SwapDistances(Records):
+    """One row per swap and scored token: the distance of the baseline with the swap from the baseline.
+
+    `item_id` is the text (a window of the corpus `task`), `position` the predicted token's index in it. `kl` is
+    KL(baseline || swapped) of its distribution in nats, over the whole vocabulary; `top` the most probable token after
+    the swap, and `same_top` whether it is the baseline's.
+    """
+
+    NAME = "swap_distances"
+    KEY = ("task", "swap", "item_id", "position")
+    SCHEMA = pa.schema(
+        [
+            pa.field("task", pa.string()),
+            pa.field("swap", pa.string()),
+            pa.field("item_id", pa.string()),
+            pa.field("position", pa.int32()),
+            pa.field("kl", pa.float64()),
+            pa.field("top", pa.int32()),
+            pa.field("same_top", pa.bool_()),
+        ]
+    )
+
+
+class Timings(Records):
+    """One row per generation step of one repeat; steps are numbered from 0, the first token.
+
+    `batch` prompts of `prompt_tokens` tokens each were read and continued together. `seconds` is the time since they
+    were handed over, at which all of them had the token of this step. `repeat` numbers the rounds: in each, baseline
+    and variant were timed one after the other.
+    """
+
+    NAME = "timings"
+    KEY = ("batch", "repeat", "step")
+    SCHEMA = pa.schema(
+        [
+            pa.field("batch", pa.int16()),
+            pa.field("repeat", pa.int16()),
+            pa.field("step", pa.int32()),
+            pa.field("prompt_tokens", pa.int32()),
+            pa.field("seconds", pa.float64()),
+        ]
+    )
+
+
+class ServingMemory(Records):
+    """One row per process that served the model; `process` numbers them.
+
+    Bytes are what the model takes above the imported libraries, on the accelerator too: `resident_bytes` after it has
+    worked, `peak_bytes` at most, from loading to the last token.
+    """
+
+    NAME = "serving_memory"
+    KEY = ("process",)
+    SCHEMA = pa.schema(
+        [
+            pa.field("process", pa.int16()),
+            pa.field("resident_bytes", pa.int64()),
+            pa.field("peak_bytes", pa.int64()),
+        ]
+    )
+
 
 _KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlflow_compress import atomic
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, DataError
 
 _ROWS = b"mlflow_compress.rows"  # metadata of a stored table: how many rows were written

@@ -16,8 +16,7 @@ from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.conformal import SCORES, Score, conformal, coverage_by_class, repeated_splits, split
-from mlflow_compress.metrics.stats.corpus_statistics import percentiles
-from mlflow_compress.metrics.stats.nll_difference import difference_shape
+from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
 from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
 from mlflow_compress.metrics.uncertainty import (
     DONT_KNOW,

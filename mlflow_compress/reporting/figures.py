@@ -11,26 +11,18 @@ import matplotlib
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.metrics.core.compute import headline
 from mlflow_compress.metrics.core.greedy_tokens import forks
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.diagnosis.diagnosis_summary import GroupsFound
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
+from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.plots.answer_map import draw_map, draw_matrix
-from mlflow_compress.reporting.plots.answers_part import draw_answers_part
-from mlflow_compress.reporting.plots.budget_front import draw_budget_front
-from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories
-from mlflow_compress.reporting.plots.correlations import draw_correlations
-from mlflow_compress.reporting.plots.divergence import draw_divergence
-from mlflow_compress.reporting.plots.layer_map import draw_layer_map
-from mlflow_compress.reporting.plots.margin import draw_margin
-from mlflow_compress.reporting.plots.moved_parts import draw_moved_parts
-from mlflow_compress.reporting.plots.pairs import draw_pairs
-from mlflow_compress.reporting.plots.positions import draw_positions
+from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix
+from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories, draw_correlations
+from mlflow_compress.reporting.plots.diagnosis_figures import draw_layer_map, draw_moved_parts
+from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
 from mlflow_compress.reporting.plots.style import RC, Drawing
-from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
+from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
 from mlflow_compress.reporting.record_tables import (
     change_by_margin,
     flips_by_category,

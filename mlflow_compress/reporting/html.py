@@ -6,12 +6,10 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.metrics.core.compute import headline
+from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.answers.answers_page import REPORT_SHOWS, answer_cards
-from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer
-from mlflow_compress.reporting.answers.judge_account import account_rows
-from mlflow_compress.reporting.footnotes import failures, footnotes
+from mlflow_compress.reporting.answers_page import REPORT_SHOWS, ComparedAnswer, account_rows, answer_cards
+from mlflow_compress.reporting.headline_text import failures, footnotes
 from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
 from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
 from mlflow_compress.reporting.templates import TEMPLATES

@@ -10,7 +10,7 @@ import numpy as np
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.margins import BinnedShare, share_by_bin
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.transitions import Flips, count_flips
+from mlflow_compress.metrics.stats.significance import Flips, count_flips
 
 
 def _kl(inputs: MetricInputs) -> Float:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys
+from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys, key
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.differences import above_floor, separates
 from mlflow_compress.reporting.numbers import (
     NATS,
     PERCENT,
@@ -20,6 +19,52 @@ from mlflow_compress.reporting.numbers import (
     scale_of,
     value_text,
 )
+
+
+def _side(change: float, direction: str) -> str:
+    if direction == "neither":
+        return "yes"
+    return "yes, better" if (change > 0) == (direction == "higher") else "yes, worse"
+
+
+def separates(result: MetricResult, unchanged: float) -> str | None:
+    """Return whether the interval of a difference excludes `unchanged`, that is, "no change"; None without interval."""
+    if result.value == unchanged and (result.low is None or result.low == result.high):
+        return "no: exactly the same"
+    if result.low is None or result.high is None:
+        return None
+    if result.low <= unchanged <= result.high:
+        return "no"
+    return _side(result.value - unchanged, key(result.name).direction)
+
+
+def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> str:
+    """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models."""
+    if result.value == unchanged:
+        counted = (
+            result.low is not None and result.low != result.high
+        )  # no event in n items does not mean that there is never one
+        return f"no: none in {result.n:,}" if counted else "no: exactly the same"
+    grows = unchanged == 0.0
+    if floor is None:
+        near = result.low if grows else result.high
+        near = result.value if near is None else near
+        return "yes, no noise floor measured" if (near > unchanged) == grows and near != unchanged else "no"
+    if grows:
+        exceeds = (result.value if result.low is None else result.low) > (
+            floor.value if floor.high is None else floor.high
+        )
+    else:
+        exceeds = (result.value if result.high is None else result.high) < (
+            floor.value if floor.low is None else floor.low
+        )
+    return "yes" if exceeds else "no: overlaps the noise floor"
+
+
+def noise_floor(pooled: Mapping[str, MetricResult], name: str) -> MetricResult | None:
+    """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`; None if it was not measured."""
+    return pooled.get("noise/" + name.partition("/")[2])
+
 
 Pooled = Mapping[str, MetricResult]
 
@@ -225,10 +270,10 @@ def headline_rows(
     """
     keys = all_keys()
     rows: list[HeadlineRow | None] = []
-    for key in headline_keys():
-        both = _baseline(key) in keys
-        rows.append(_compared_row(key, pooled, keys) if both else _distance_row(key, pooled))
-        if key.name == KL:
+    for headline in headline_keys():
+        both = _baseline(headline) in keys
+        rows.append(_compared_row(headline, pooled, keys) if both else _distance_row(headline, pooled))
+        if headline.name == KL:
             rows += _kl_rows(pooled, gates)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))
 

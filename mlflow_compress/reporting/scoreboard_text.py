@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
-from mlflow_compress.decide.scoreboard.score_columns import DELTA, JUDGE, SIMILARITY
-from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
+from mlflow_compress.decide.scoreboard.scored_variant import DELTA, JUDGE, NO_SPEED_STAGE, SIMILARITY
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline_text import escape_markdown

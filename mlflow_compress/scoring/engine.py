@@ -7,22 +7,216 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.execution import Baseline, Execution, InThisProcess, PassWork, RunsElsewhere
-from mlflow_compress.scoring.plan.corpus_windows import cut
+from mlflow_compress.scoring.journal import Arrays
+from mlflow_compress.scoring.plan.corpus_windows import Windows, cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import Plan
-from mlflow_compress.scoring.record_assembly import option_distances, option_scores, token_distances, token_scores
-from mlflow_compress.scoring.scoring_config import ScoringConfig, ScoringReport, default_limits
-from mlflow_compress.scoring.scoring_pass import Targets
+from mlflow_compress.scoring.scoring_pass import DISTANCES, Targets
+
+PATHS = ("auto", "packed", "plain")
+_HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
+
+
+def default_limits(vocabulary: int, *, on_gpu: bool) -> dict[str, int]:
+    """Return the sizes of batches and head products where neither settings nor a baseline decide."""
+    return {
+        "batch_tokens": 4096 if on_gpu else 1024,
+        "head_rows": max(1, min(1024, _HEAD_BYTES // (4 * vocabulary))),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig:
+    """Sizes of batches and head products. Every setting gives the same results within rounding.
+
+    Attributes
+    ----------
+    batch_tokens : int or None
+        Tokens per forward pass. None: as the baseline; without one 1024 on a CPU (where small batches stay in cache)
+        and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
+    head_rows : int or None
+        Most rows per product with the head. None: as the baseline; without one as many as make 64 MB of logits, at
+        most 1024.
+    path : str
+        "packed" (shared prefixes are computed once), "plain" (padded batches, sorted by length), or "auto": packed if
+        the model supports it.
+    progress : bool
+        Show a progress bar on a terminal.
+    shard_seconds : float
+        How often a pass with a `resume` folder writes its results.
+    """
+
+    batch_tokens: int | None = None
+    head_rows: int | None = None
+    path: str = "auto"
+    progress: bool = True
+    shard_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "head_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be positive", got=value)
+        if self.path not in PATHS:
+            raise ConfigError("Unknown scoring path", allowed=PATHS, got=self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringReport:
+    """Report on one scoring pass.
+
+    Attributes
+    ----------
+    path : str
+        "packed" or "plain".
+    plain_reason : str or None
+        Why it was not packed; None where it was.
+    n_requests, n_unscored, n_truncated : int
+        Requests; those whose continuation is longer than the context (their `loglik` is null); those cut on the left.
+    n_tokens, n_tokens_naive, n_rows : int
+        Tokens computed; tokens that would be computed without shared prefixes; scored positions.
+    plan : str
+        Digest of the batches: passes with equal digests and weights give equal bits.
+    same_plan_as_baseline : bool or None
+        Whether the batches are those of the baseline; None without a baseline.
+    same_rounding_as_baseline : bool or None
+        Whether a stored baseline was computed on the same kind of processor with as many threads; if not, results
+        differ by rounding. None without a stored baseline.
+    n_splits : int
+        How often memory ran out, after which smaller batches were used. It changes results within rounding.
+    whole_model_reason : str or None
+        Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed.
+    seconds : float
+    """
+
+    path: str
+    plain_reason: str | None
+    n_requests: int
+    n_unscored: int
+    n_truncated: int
+    n_tokens: int
+    n_tokens_naive: int
+    n_rows: int
+    plan: str
+    same_plan_as_baseline: bool | None
+    same_rounding_as_baseline: bool | None
+    n_splits: int
+    whole_model_reason: str | None
+    seconds: float
+
+
+def option_scores(
+    requests: Sequence[Request],
+    encoded: Sequence[Encoded],
+    targets: Targets,
+    place: npt.NDArray[np.int64],
+    result: Arrays,
+) -> OptionScores:
+    """Return one row per request: its targets' summed log-probability, and whether all are the most probable token.
+
+    `place` holds the indices of the targets, request by request. The results of a served model say themselves, in
+    `is_argmax`, which targets are the most probable token. Of them alone NaN is a missing log-probability.
+    """
+    elsewhere = "is_argmax" in result
+    logprob = result["logprob"][place]
+    is_argmax = (
+        result["is_argmax"][place] if elsewhere else result["argmax"][targets.row[place]] == targets.token[place]
+    )
+    starts = _starts(encoded)
+    fits = np.asarray([e.fits for e in encoded], dtype=bool)
+    loglik: list[float | None] = [None] * len(requests)
+    greedy: list[bool | None] = [None] * len(requests)
+    if len(starts):
+        sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(is_argmax, starts)
+        for i, total, every in zip(np.flatnonzero(fits).tolist(), sums.tolist(), hits.tolist(), strict=True):
+            if not (elsewhere and np.isnan(total)):
+                loglik[i], greedy[i] = total, every
+    return OptionScores.from_columns(
+        {
+            **_keys(requests),
+            "content": [r.content for r in requests],
+            "loglik": loglik,
+            "n_tokens": [len(e.targets) for e in encoded],
+            "n_chars": [r.n_chars for r in requests],
+            "n_bytes": [r.n_bytes for r in requests],
+            "greedy": greedy,
+        }
+    )
+
+
+def option_distances(
+    requests: Sequence[Request],
+    encoded: Sequence[Encoded],
+    targets: Targets,
+    place: npt.NDArray[np.int64],
+    result: Arrays,
+) -> OptionDistances | None:
+    """Return one row per request: the distances, averaged over its tokens. None without a baseline."""
+    if "kl" not in result:
+        return None
+    rows, starts = targets.row[place], _starts(encoded)
+    counts = np.diff([*starts, len(rows)])
+    columns: dict[str, Any] = dict(_keys(requests))
+    for kind in DISTANCES:
+        values = result[kind].astype(np.float64)[rows]
+        means = iter((np.add.reduceat(values, starts) / counts).tolist() if len(starts) else ())
+        columns[kind] = [next(means) if e.fits else None for e in encoded]
+    return OptionDistances.from_columns(columns)
+
+
+def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
+    """Return one row per scored corpus token, window by window."""
+    return TokenScores.from_columns(
+        {
+            **_token_keys(task, windows),
+            "target": windows.targets,
+            "nll": -result["logprob"],
+            "p_target": np.exp(result["logprob"]),
+            "argmax": result["argmax"],
+            "entropy": result.get("entropy", [None] * len(windows.targets)),
+        }
+    )
+
+
+def token_distances(task: str, windows: Windows, result: Arrays) -> TokenDistances | None:
+    """Return the distances of each scored corpus token; None without a baseline."""
+    if "kl" not in result:
+        return None
+    return TokenDistances.from_columns({**_token_keys(task, windows), **{k: result[k] for k in DISTANCES}})
+
+
+def _keys(requests: Sequence[Request]) -> dict[str, list[Any]]:
+    names = ("task", "item_id", "permutation", "option")
+    return {name: [getattr(r, name) for r in requests] for name in names}
+
+
+def _token_keys(task: str, windows: Windows) -> dict[str, Any]:
+    counts = [len(p) for p in windows.scored]
+    return {
+        "task": [task] * sum(counts),
+        "item_id": np.repeat(windows.names or np.arange(len(counts)).astype(str), counts),
+        "position": np.concatenate(windows.scored),
+    }
+
+
+def _starts(encoded: Sequence[Encoded]) -> npt.NDArray[np.int64]:
+    """Return the index of the first target of each request that fits into the context."""
+    lengths = [len(e.targets) for e in encoded if e.fits]
+    return np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0, np.int64)
+
 
 __all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
 

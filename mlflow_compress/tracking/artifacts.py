@@ -3,22 +3,191 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
+import logging
+import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import mlflow
+from filelock import ReadWriteLock, Timeout
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.file_utils import local_file_uri_to_path
 
-from mlflow_compress.errors import TrackingError
-from mlflow_compress.files.json_text import read_json
+from mlflow_compress import files as atomic
+from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.files import read_json
 from mlflow_compress.home import home
-from mlflow_compress.tracking.downloads import Downloads, limit_bytes
-from mlflow_compress.tracking.shared_store.waiting import PatientClient, patiently
+from mlflow_compress.tracking.waiting import PatientClient, patiently
+
+LIMIT_VARIABLE = "MLFLOW_COMPRESS_CACHE_GB"
+_DEFAULT_GB = 20.0
+
+logger = logging.getLogger(__name__)
+
+# Entries that this process has returned, with their read locks. They stay in use until the process ends, because it is
+# unknown when the last file of a returned path is read. The operating system releases the locks of a killed process.
+_in_use: dict[Path, ReadWriteLock] = {}
+_one_thread = threading.Lock()
+
+
+def limit_bytes() -> int:
+    """Return the size limit of the cache in bytes: ``MLFLOW_COMPRESS_CACHE_GB`` (20 if not set) times 10^9.
+
+    Raises
+    ------
+    ConfigError
+        The variable is not a positive number.
+    """
+    text = os.environ.get(LIMIT_VARIABLE, str(_DEFAULT_GB))
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0.0 < gigabytes < float("inf"):
+        raise ConfigError(f"{LIMIT_VARIABLE} must be a positive number of gigabytes", got=text)
+    return int(gigabytes * 1e9)
+
+
+class Downloads:
+    """Cache of downloaded folders. The least recently used ones are deleted first, but none that a process uses.
+
+    An entry ``KEY/`` is complete if its listing ``KEY.json`` exists. The listing holds the SHA-256 of each file. It is
+    checked when a process first uses the entry. Readers, writers and deleting processes lock ``KEY.lock``.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the cache; created when needed.
+    limit : int
+        Size limit in bytes. Entries in use count, but are never deleted, even above the limit.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+
+    def get(self, key: str, download: Callable[[Path], None]) -> Path:
+        """Return the folder of an entry. It is downloaded if it is missing or damaged.
+
+        Parameters
+        ----------
+        key : str
+            Name of the entry, a valid file name; equal keys must mean equal content.
+        download : callable (folder)
+            Fills an empty folder.
+        """
+        entry = self.folder / key
+        with _one_thread:
+            if entry in _in_use:
+                return entry
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = self._lock(key)
+            while True:
+                lock.acquire_read()  # waits for a process that downloads or deletes this entry
+                if self._is_complete(key):
+                    _in_use[entry] = lock
+                    os.utime(self._listing(key))
+                    break
+                lock.release()
+                with lock.write_lock():
+                    if not self._is_complete(key):
+                        self._download(key, download)
+            self._make_room()
+        return entry
+
+    def _lock(self, key: str) -> ReadWriteLock:
+        return ReadWriteLock(self.folder / f"{key}.lock")
+
+    def _listing(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def _is_complete(self, key: str) -> bool:
+        listing = self._listing(key)
+        if not listing.is_file():
+            return False
+        try:
+            expected = json.loads(listing.read_text(encoding="utf-8"))
+        except ValueError:  # damaged, like any other file that is not what was downloaded
+            expected = None
+        if expected is not None and expected == _checksums(self.folder / key):
+            return True
+        logger.warning("The downloaded copy %s was changed; it is downloaded again", self.folder / key)
+        return False
+
+    def _download(self, key: str, download: Callable[[Path], None]) -> None:
+        self._delete(key)
+        partial = self._partial(key)
+        partial.mkdir()
+        try:
+            download(partial)
+            atomic.rename(partial, self.folder / key)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        text = json.dumps(_checksums(self.folder / key), indent=1)
+        atomic.write(self._listing(key), f"{text}\n".encode())
+
+    def _partial(self, key: str) -> Path:
+        return self.folder / f"{key}.partial"
+
+    def _delete(self, key: str) -> None:
+        self._listing(key).unlink(missing_ok=True)
+        for path in (self.folder / key, self._partial(key)):
+            if path.is_dir():
+                shutil.rmtree(path)
+
+    def _make_room(self) -> None:
+        """Delete partial downloads of killed processes, then the least recently used entries above the limit."""
+        for partial in self.folder.glob("*.partial"):
+            if partial.is_dir():
+                self._delete_if_free(partial.name.removesuffix(".partial"), only_partial=True)
+        entries = []
+        for listing in self.folder.glob("*.json"):
+            with suppress(FileNotFoundError):  # another process deletes it at this moment
+                size = sum(file.stat().st_size for file in _files(self.folder / listing.stem))
+                entries.append((listing.stat().st_mtime_ns, listing.stem, size))
+        total = sum(size for _, _, size in entries)
+        for _, key, size in sorted(entries):
+            if total <= self.limit:
+                return
+            if self._delete_if_free(key):
+                logger.info("Deleted the downloaded copy %s (%d bytes), the least recently used", key, size)
+                total -= size
+
+    def _delete_if_free(self, key: str, *, only_partial: bool = False) -> bool:
+        """Delete an entry, or its partial download, and return True; return False if a process uses it."""
+        if self.folder / key in _in_use:
+            return False
+        try:
+            with self._lock(key).write_lock(blocking=False):
+                if only_partial:
+                    shutil.rmtree(self._partial(key), ignore_errors=True)
+                else:
+                    self._delete(key)
+        except Timeout:
+            return False
+        return True
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in _files(folder):
+        with path.open("rb") as source:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
+    return found
 
 
 def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> Path:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from mlflow_compress.tracking.shared_store.database import ARTIFACTS, database_file
-from mlflow_compress.tracking.shared_store.waiting import PatientClient
+from mlflow_compress.tracking.database import ARTIFACTS, database_file
+from mlflow_compress.tracking.waiting import PatientClient
 
 AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
@@ -70,3 +73,37 @@ def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None
     if folder is not None and (database is None or Path(folder).resolve().is_relative_to(database.resolve().parent)):
         return (Path(folder).resolve().parent / inside).as_uri()
     return None if database is None else (database.parent / ARTIFACTS / inside).as_uri()
+
+
+def tags_filter(tags: Mapping[str, str]) -> str:
+    """Return the filter "every one of these tags has this value", in MLflow's search syntax.
+
+    A value with one kind of quotes is quoted with the other kind. A value with both kinds, or with a backslash, cannot
+    be expressed and is left out. So filter the results of the search with `has_tags`.
+    """
+    return " and ".join(f"tags.`{key}` = {quoted}" for key, value in tags.items() if (quoted := _quoted(value)))
+
+
+def has_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Return whether a run's tags hold every wanted value exactly (some databases compare without case)."""
+    return all(found.get(key) == value for key, value in wanted.items())
+
+
+def _quoted(value: str) -> str | None:
+    quote = next((mark for mark in "'\"" if mark not in value), None)
+    return f"{quote}{value}{quote}" if quote and "\\" not in value else None
+
+
+def search_runs(client: Any, filter_string: str) -> list[Run]:
+    """Return the MLflow runs that a filter finds, newest first, over all experiments."""
+    experiments = [e.experiment_id for e in client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
+    found: list[Run] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            experiments, filter_string=filter_string, order_by=["attributes.start_time DESC"], page_token=token
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress import atomic
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import TrackingError, machine_fault
-from mlflow_compress.files.json_text import read_json, read_json_object
+from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.judged_answers import JudgedAnswer

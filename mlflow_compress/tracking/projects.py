@@ -26,11 +26,11 @@ from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayErr
 from mlflow_compress.lifetime import STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shared_store.live_processes import run_ended, scratch_folder
-from mlflow_compress.tracking.shared_store.new_runs import create_run
-from mlflow_compress.tracking.shared_store.waiting import away, patiently
+from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
+from mlflow_compress.tracking.new_runs import create_run
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.waiting import away, patiently
 
 logger = logging.getLogger(__name__)
 

@@ -19,17 +19,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
-from mlflow_compress.tracking.experiment import AUTO, choose_experiment, experiment_beside
-from mlflow_compress.tracking.filters import has_tags, search_runs, tags_filter
-from mlflow_compress.tracking.shared_store.database import create_database
-from mlflow_compress.tracking.shared_store.dead_runs import close_dead_runs
-from mlflow_compress.tracking.shared_store.lease import leased
-from mlflow_compress.tracking.shared_store.live_processes import own_name, run_opened
-from mlflow_compress.tracking.shared_store.new_runs import create_run
-from mlflow_compress.tracking.shared_store.run_ending import until_ended
-from mlflow_compress.tracking.shared_store.waiting import PatientClient, shown
+from mlflow_compress.tracking.database import create_database
+from mlflow_compress.tracking.experiment import (
+    AUTO,
+    choose_experiment,
+    experiment_beside,
+    has_tags,
+    search_runs,
+    tags_filter,
+)
+from mlflow_compress.tracking.lease import leased
+from mlflow_compress.tracking.live_processes import own_name, run_opened
+from mlflow_compress.tracking.new_runs import create_run
+from mlflow_compress.tracking.run_ending import close_dead_runs, until_ended
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.waiting import PatientClient, shown
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.

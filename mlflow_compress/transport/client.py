@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mlflow_compress.errors import MlflowCompressError
-from mlflow_compress.transport import retries
-from mlflow_compress.transport.dialect import Dialect
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.event_loop import LoopInThread
-from mlflow_compress.transport.failures import Failure, given_up, refused
-from mlflow_compress.transport.pacing import PerMinute
 from mlflow_compress.transport.replies import (
     BUDGET,
     CONNECTION,
+    FILTERED,
+    NOT_A_COMPLETION,
+    NOT_JSON,
     TIMEOUT,
     Answered,
     Embedded,
@@ -29,6 +34,268 @@ from mlflow_compress.transport.replies import (
 from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
 
 T = TypeVar("T")
+
+
+class LoopInThread:
+    """Runs asynchronous work in its own thread.
+
+    Parameters
+    ----------
+    at_once : int
+        Most things that `for_all` works on at the same time.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, last: Callable[[], Awaitable[None]]) -> None:
+        """End what an interruption has left, await `last`, and end the thread."""
+
+        async def end() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await last()
+
+        try:
+            self._wait_for(end())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
+        """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
+
+        An error, or Ctrl-C, ends the calls under way; what other calls have returned before is the function's to keep.
+        """
+
+        async def one(thing: T) -> R:
+            async with self._places:
+                return await function(thing)
+
+        async def everything() -> list[R]:
+            tasks = [asyncio.ensure_future(one(thing)) for thing in things]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        return self._wait_for(everything())
+
+    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C; `__exit__` waits for the calls to end
+            raise
+
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+LONGEST_RETRY_AFTER = 600.0
+"""A server that asks for a longer pause than these seconds has said no."""
+_PASSING = frozenset({408, 409, 425, 429})
+
+
+def may_pass(status: int) -> bool:
+    """Return whether a response's status stands for a failure that may pass: 408, 409, 425, 429 and 5xx."""
+    return status in _PASSING or status >= 500
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a server asks to wait (`retry-after-ms`, or `Retry-After` in seconds or as a date)."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) / unit
+        except ValueError:
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
+
+
+def back_off(retry: int) -> float:
+    """Return the seconds before retry 0, 1, ...: doubled each time, and drawn at random between half and all of it.
+
+    Without the random part, calls that failed together would come back together.
+    """
+    longest = min(FIRST_WAIT * 2.0 ** min(retry, 30), LONGEST_WAIT)
+    return longest * random.uniform(0.5, 1.0)  # no result depends on it, so it has no seed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed request: what happened, whether it may pass, and the pause that the server asked for."""
+
+    no_reply: NoReply
+    passing: bool = False
+    wait: float | None = None
+    refused: str = ""  # message of an HTTP 400 or 422, which may name a parameter
+
+
+def refused(
+    config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str
+) -> Failure | MlflowCompressError:
+    """Return what an HTTP error meansx
+    : useless to go on, to be tried again, or the end of this call."""
+    error = body if isinstance(body, dict) else {}
+    code, said = str(error.get("code") or ""), config.clean(message)
+    if status in (401, 403):
+        # The server's message is left out, because some servers repeat the key in it.
+        return config.error(f"{config.where} refused the key (HTTP {status})", fix=f"Check {config.key_variable}")
+    if status == 404:
+        fix = f"Check {config.model_parameter}, and {config.url_parameter}: it often ends in /v1"
+        return config.error(
+            f"{config.where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}", fix=fix
+        )
+    if code == "insufficient_quota":
+        return config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
+    reason = FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
+    return Failure(
+        NoReply(reason, f"answered HTTP {status}: {said}"),
+        passing=may_pass(status),
+        wait=retry_after(headers),
+        refused=f"{error.get('param') or ''} {message}" if status in (400, 422) else "",
+    )
+
+
+def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoReply:
+    """Return why a call is not made again.
+
+    Raises
+    ------
+    MlflowCompressError
+        Of the kind `config.error`. The endpoint has never `answered` as one: its address is wrong.
+    """
+    tried = f"Tried {config.max_retries + 1} times"
+    reason, detail = found.no_reply.reason, f"{config.where} {found.no_reply.detail}"
+    if not answered and reason == CONNECTION:
+        raise config.error(detail, fix=f"{tried}. Check {config.url_parameter}")
+    if not answered and reason in (NOT_JSON, NOT_A_COMPLETION):
+        raise config.error(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
+    return NoReply(reason, f"{detail}. {tried}" if found.passing else detail)
+
+
+MINUTE = 60.0
+
+
+class PerMinute:
+    """At most `limit` units in any minute, for calls of one event loop.
+
+    Parameters
+    ----------
+    limit : int
+        Units (requests or tokens) in a minute; 0 is no limit. A call that alone is larger waits for an empty minute.
+    minute : float
+        Length of the minute in seconds.
+    """
+
+    def __init__(self, limit: int, *, minute: float = MINUTE) -> None:
+        self._limit = limit
+        self._minute = minute
+        self._taken: deque[tuple[float, int]] = deque()
+        self._sum = 0
+        self._turn = asyncio.Lock()  # first come, first served
+
+    async def take(self, units: int) -> None:
+        """Wait until there is room for `units`, and take it."""
+        if self._limit == 0:
+            return
+        async with self._turn:
+            while (wait := self._wait(units)) > 0:
+                await asyncio.sleep(wait)
+            self._taken.append((time.monotonic(), units))
+            self._sum += units
+
+    def _wait(self, units: int) -> float:
+        now = time.monotonic()
+        while self._taken and now - self._taken[0][0] >= self._minute:
+            self._sum -= self._taken.popleft()[1]
+        if not self._taken or self._sum + units <= self._limit:
+            return 0.0
+        return max(self._minute - (now - self._taken[0][0]), 0.001)
+
+
+REASONING_ROOM = 4
+"""Models that want ``max_completion_tokens`` reason before they answer: room for the answer, times this."""
+
+_LENGTH = re.compile(r"max_completion_tokens", re.IGNORECASE)
+_TEMPERATURE = re.compile(r"temperature", re.IGNORECASE)
+_SYSTEM = re.compile(r"system.{0,20}role|role.{0,60}system|system message", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass
+class Dialect:
+    """The settings that one model accepts. It starts with FastChat's: temperature 0 and ``max_tokens``.
+
+    Attributes
+    ----------
+    temperature, system : bool
+        Whether temperature 0, and a system message, are sent.
+    length : {"max_tokens", "max_completion_tokens"}
+        Name of the parameter that limits a reply.
+    first : asyncio.Lock
+        Held during the first call, so that only one call finds out.
+    settled : bool
+        Whether the first call is over.
+    """
+
+    temperature: bool = True
+    length: str = "max_tokens"
+    system: bool = True
+    settled: bool = False
+    first: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def settings(self, max_tokens: int) -> dict[str, Any]:
+        """Return the settings of a request whose visible reply may have `max_tokens` tokens."""
+        room = max_tokens if self.length == "max_tokens" else REASONING_ROOM * max_tokens
+        return {**({"temperature": 0} if self.temperature else {}), self.length: room}
+
+    def messages(self, given: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+        """Return the messages; where no system message is accepted, its text stands before the user's."""
+        if self.system:
+            return list(given)
+        system = [message["content"] for message in given if message["role"] == "system"]
+        others = [message for message in given if message["role"] != "system"]
+        return [{**others[0], "content": "\n\n".join([*system, others[0]["content"]])}, *others[1:]]
+
+    def described(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return what the record of a reply says about its request."""
+        return settings if self.system else {**settings, "system": "in the user's message"}
+
+    def learn(self, refusal: str) -> bool:
+        """Change what the endpoint's message refuses. Return whether the call should be made again.
+
+        Parameters
+        ----------
+        refusal : str
+            Message and parameter name of an HTTP 400 or 422.
+        """
+        if self.length == "max_tokens" and _LENGTH.search(refusal):
+            self.length = "max_completion_tokens"
+        elif self.temperature and _TEMPERATURE.search(refusal):
+            self.temperature = False
+        elif self.system and _SYSTEM.search(refusal):
+            self.system = False
+        else:
+            return False
+        return True
+
+
 R = TypeVar("R")
 A = TypeVar("A", bound=Answered)
 
@@ -208,8 +475,8 @@ class Transport:
                 return found
             if found.refused and learns(found.refused):
                 continue
-            pause = found.wait if found.wait is not None else retries.back_off(retry)
-            if not found.passing or retry >= self.config.max_retries or pause > retries.LONGEST_RETRY_AFTER:
+            pause = found.wait if found.wait is not None else back_off(retry)
+            if not found.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
                 return given_up(self.config, found, answered=self._answered)
             retry += 1
             await asyncio.sleep(pause)

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
-from mlflow_compress.compression.shared.mixed_recipe import MixedRecipe
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.reporting.answers.answers_page import render_answers
-from mlflow_compress.reporting.answers.rating_sheet import rating_page
-from mlflow_compress.stages.rating.rating_files import read_ratings
+from mlflow_compress.commands.rate.rating_files import read_ratings
+from mlflow_compress.reporting.answers_page import render_answers
+from mlflow_compress.reporting.rating_sheet import rating_page
 from tests.browser import AXE, Browser, browser, chromium
 from tests.unit.test_human_ratings import pairs, sheet_of
 

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate import models as open_models
+from mlflow_compress.commands.evaluate.baseline import identity
+from mlflow_compress.commands.evaluate.run import run_evaluate
+from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.compression import compress_model
 from mlflow_compress.compression import pipeline as compress_run
 from mlflow_compress.config import EvaluateConfig, InferenceConfig, JudgeConfig, SourceConfig
@@ -19,10 +23,6 @@ from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import Judgments, RunRecords
 from mlflow_compress.scoring import engine_identity
-from mlflow_compress.stages.evaluate import run_evaluate
-from mlflow_compress.stages.evaluation import open_models
-from mlflow_compress.stages.evaluation.baseline import identity
-from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here

@@ -13,8 +13,8 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
+from mlflow_compress.commands.gate import blocks as item_blocks
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.stages.gating import item_blocks
 from mlflow_compress.tracking.folder_store import FolderStore
 
 FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.local_servers import TrackingServer
 from mlflow_compress.home import VARIABLE
-from mlflow_compress.tracking import downloads
+from mlflow_compress.tracking import artifacts as downloads
 from mlflow_compress.tracking.tracker import Tracker
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import RunRecords
-from mlflow_compress.stages.judge import run_judge
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here

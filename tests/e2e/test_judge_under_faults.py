@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlflow_compress.records import Judgments
-from mlflow_compress.reporting.answers.compared_answers import from_jsonl
+from mlflow_compress.reporting.answers_page import from_jsonl
 from mlflow_compress.tracking.tracker import Tracker
 from tests.judge_server import PAID, PASSING, Answer, FaultyJudge, judge_server, question_of
 from tests.judging import KEY

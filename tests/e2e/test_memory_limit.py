@@ -21,8 +21,9 @@ import resource, sys
 from pathlib import Path
 import transformers.models.llama.modeling_llama
 from mlflow_compress import cli
-from mlflow_compress.stages import evaluate, quantize
-from mlflow_compress.compression.methods import fp16
+from mlflow_compress.commands.evaluate import run
+from mlflow_compress.commands.quantize import run
+from mlflow_compress.compression.methods import casts
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + 1_000_000 * int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -22,18 +22,18 @@ import pytest
 import requests
 
 from mlflow_compress import demo
+from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.architectures.native_gguf import WORKER
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionScores, Request
-from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.scoring.endpoint.opening import open_served_model
-from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.stages.task_inputs import suite_of
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.shared_data import SHARED, needs_shared
 

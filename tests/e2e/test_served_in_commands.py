@@ -12,14 +12,14 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.main.checked_parameters import check
+from mlflow_compress.commands.main.result import VariantRun
+from mlflow_compress.commands.main.run import run_variant
+from mlflow_compress.commands.sweep.make_variant import in_process
+from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.config import MainConfig, SweepConfig
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.results import VariantRun
-from mlflow_compress.stages.main import run_variant
-from mlflow_compress.stages.main_run.checked_parameters import check
-from mlflow_compress.stages.sweep.combinations import combinations
-from mlflow_compress.stages.sweep.make_variant import in_process
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import RUN_FILE
 from mlflow_compress.tracking.tracker import Tracker

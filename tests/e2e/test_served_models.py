@@ -16,10 +16,10 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.engines.endpoint.server_probe import TEXT
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.endpoint.server_probe import TEXT
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 

@@ -17,19 +17,19 @@ import pytest
 
 import mlflow_compress as mc
 from benchmarks import vllm_formats
+from mlflow_compress.commands.shared.model_names import model_path
+from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig, EvaluateConfig
+from mlflow_compress.engines.vllm.vllm_environment import VARIABLE
+from mlflow_compress.engines.vllm.vllm_model import VllmModel
+from mlflow_compress.engines.vllm.vllm_process import started
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
-from mlflow_compress.scoring.vllm.engines import started
-from mlflow_compress.scoring.vllm.vllm_environment import VARIABLE
-from mlflow_compress.scoring.vllm.vllm_model import VllmModel
-from mlflow_compress.stages.model_names import model_path
-from mlflow_compress.stages.task_inputs import suite_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mlflow_compress.metrics.stats.transitions import count_flips
+from mlflow_compress.metrics.stats.significance import count_flips
 from tests.shared_data import SHARED, needs_shared
 
 ORACLE = SHARED / "data" / "flips_oracle"

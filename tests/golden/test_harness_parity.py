@@ -17,14 +17,14 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer
 
+from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.harness.harness_build import build
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Task, TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.harness_reference import CASES, HUB, MODEL, Case, stock_model, stock_results
 from tests.shared_data import needs_shared
 

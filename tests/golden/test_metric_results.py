@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.records import MetricResult, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.reporting.headline_text import headline_table

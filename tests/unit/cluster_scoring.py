@@ -20,17 +20,16 @@ from typing import Any
 import torch
 
 from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelRef, ShardTask
+from mlflow_compress.engines.ray.connection import HeadWatch, connected
+from mlflow_compress.engines.ray.remote_model import RemoteModel
+from mlflow_compress.engines.ray.started_workers import started
+from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.cluster.cluster_worker import ClusterWorker, ModelRef, ShardTask
-from mlflow_compress.scoring.cluster.connection import connected
-from mlflow_compress.scoring.cluster.head_watch import HeadWatch
-from mlflow_compress.scoring.cluster.remote_model import RemoteModel
-from mlflow_compress.scoring.cluster.started_workers import started
-from mlflow_compress.scoring.cluster.workers import Workers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.sampling import GenerationConfig

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.decide.allocation import closest_within, smallest_within
+from mlflow_compress.decide.cost_table import closest_within, smallest_within
 from mlflow_compress.errors import ConfigError, DataError
 
 COSTS = [[8.0, 2.0, 0.0], [3.0, 1.0, 0.0], [1.0, 0.5, 0.0]]

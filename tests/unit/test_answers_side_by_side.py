@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.reporting.answers.answers_page import REPORT_SHOWS, render_answers
-from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer, as_jsonl, compared_answers, from_jsonl
-from mlflow_compress.reporting.answers.first_difference import MarkedText, first_difference, marked
+from mlflow_compress.reporting.answers_page import (
+    REPORT_SHOWS,
+    ComparedAnswer,
+    MarkedText,
+    as_jsonl,
+    compared_answers,
+    first_difference,
+    from_jsonl,
+    marked,
+    render_answers,
+)
 from mlflow_compress.reporting.html import render_report
 from tests.report_results import Page
 from tests.unit.test_report_escaping import hostile

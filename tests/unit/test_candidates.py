@@ -11,13 +11,13 @@ from mlflow.entities import LoggedModelOutput
 
 from mlflow_compress import cli
 from mlflow_compress.cli_text import promotion_text
+from mlflow_compress.commands.main import summary
+from mlflow_compress.commands.promote.run import run_promote
 from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.stages.main_run import summary
-from mlflow_compress.stages.promote import run_promote
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
-from mlflow_compress.tracking.logged_models.model_registry import create_model, planned_model
+from mlflow_compress.tracking.model_registry import create_model, planned_model
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 

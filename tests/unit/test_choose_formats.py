@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.allocation import Allocation
-from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
+from mlflow_compress.commands.search.choice import Choice, choose
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.stages.searching.choose_formats import Choice, choose
 
 Kl = Callable[[tuple[int, ...]], float]
 SIZES = StoredSizes(

@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.gguf.gguf_model import deinterleave_heads, interleave_heads
+from mlflow_compress.compression.gguf_model import deinterleave_heads, interleave_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.methods.layer_drop_angular import block_distances
+from mlflow_compress.compression.methods.layer_drop import block_distances
 from mlflow_compress.errors import ConfigError
 from tests.compress_models import TEXT, check_here, logits, make_llama, make_neox, make_qwen2, token_rows
 

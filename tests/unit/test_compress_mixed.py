@@ -14,10 +14,10 @@ import torch
 from gguf import GGUFReader
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.gguf.gguf_model import MAX_NATIVE_KL
+from mlflow_compress.compression.gguf_model import MAX_NATIVE_KL
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE, MixedConfig
+from mlflow_compress.compression.mixed_recipe import MixedRecipe, format_parts
 from mlflow_compress.compression.probe import compare
-from mlflow_compress.compression.shared.mixed_recipe import MixedRecipe, format_parts
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.architectures.native_gguf import open_native

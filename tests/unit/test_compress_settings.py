@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_compress.commands.quantize.run import method_settings, variant_name
 from mlflow_compress.compression import METHODS, compress_model, method_config
 from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
-from mlflow_compress.stages.quantize import method_settings, variant_name
 
 
 def test_auto_keeps_every_default() -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.gguf.llama_like import as_llama
+from mlflow_compress.compression.gguf_model import as_llama
 from mlflow_compress.compression.methods.slicegpt import principal_components, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model

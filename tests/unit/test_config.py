@@ -10,7 +10,7 @@ import yaml
 
 from mlflow_compress import config
 from mlflow_compress.cli import STAGES, _parameters, build_parser, main
-from mlflow_compress.config.old_names import NEW_NAME, OldNameWarning
+from mlflow_compress.config.declarations import NEW_NAME, OldNameWarning
 from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.local_servers import postgres, postgres_folder
-from mlflow_compress.tracking.shared_store import database
-from mlflow_compress.tracking.shared_store.database import create_database
+from mlflow_compress.tracking import database
+from mlflow_compress.tracking.database import create_database
 
 MAKE = """
 import sys
 from mlflow.tracking import MlflowClient
-from mlflow_compress.tracking.shared_store.database import create_database
+from mlflow_compress.tracking.database import create_database
 create_database(sys.argv[1])
 print(MlflowClient(sys.argv[1]).get_experiment("0").artifact_location)
 """

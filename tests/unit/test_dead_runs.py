@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.shared_store import live_processes
-from mlflow_compress.tracking.shared_store.live_processes import dead_processes, is_alive, own_name, scratch_folder
+from mlflow_compress.tracking import live_processes, run_names
+from mlflow_compress.tracking.live_processes import dead_processes, is_alive, own_name, scratch_folder
 from mlflow_compress.tracking.tracker import Tracker
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from mlflow_compress.tracking.shared_store.live_processes import scratch_folder
+from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.tracker import Tracker
 tracker = Tracker()
 stage = sys.argv[1]

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.diagnosis.diagnosis_summary import by_category, by_class, by_position, summarize_groups
-from mlflow_compress.metrics.diagnosis.moved_texts import moved_texts
-from mlflow_compress.metrics.diagnosis.swap_table import SwapTable, paired_ratio
-from mlflow_compress.metrics.diagnosis.token_classes import (
+from mlflow_compress.metrics.diagnosis import (
     DIGITS,
     FIRST,
     INSIDE,
@@ -21,8 +18,15 @@ from mlflow_compress.metrics.diagnosis.token_classes import (
     PUNCTUATION,
     RARE,
     SPACE,
+    SwapTable,
+    by_category,
+    by_class,
+    by_position,
     class_rows,
+    moved_texts,
+    paired_ratio,
     rare_tokens,
+    summarize_groups,
     token_class,
 )
 from mlflow_compress.records import Items, OptionDistances, SwapDistances

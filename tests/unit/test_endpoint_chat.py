@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.server_probe import ChatWanted, open_served_model
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations
-from mlflow_compress.scoring.endpoint.chat_probe import ChatWanted
-from mlflow_compress.scoring.endpoint.opening import open_served_model
-from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.transport.endpoint import EndpointConfig

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Request
-from mlflow_compress.scoring.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.scoring.endpoint.opening import open_served_model
-from mlflow_compress.scoring.endpoint.served_model import ServedModel
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.transport.endpoint import EndpointConfig

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from mlflow_compress.commands.search.measured_costs import estimates, fisher_costs
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
 from mlflow_compress.scoring.plan.corpus_windows import Windows
-from mlflow_compress.scoring.swaps.swap import Swap
-from mlflow_compress.scoring.swaps.swap_meter import SwapMeter
-from mlflow_compress.stages.searching.estimate_costs import estimates, fisher_costs
+from mlflow_compress.scoring.swaps.swap_meter import Swap, SwapMeter
 from tests.unit.scoring_models import VOCAB, load_random
 
 TEXTS = [np.random.default_rng(i).integers(2, VOCAB, size=24).astype(np.int32) for i in range(16)]

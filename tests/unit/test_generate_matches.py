@@ -16,8 +16,7 @@ from transformers import GenerationConfig as Settings
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation import decoding
-from mlflow_compress.scoring.generation.cached_batch import CachedBatch, GrowingLayer, reason_not_to_cache
-from mlflow_compress.scoring.generation.decoding import decode, shards
+from mlflow_compress.scoring.generation.decoding import CachedBatch, GrowingLayer, decode, reason_not_to_cache, shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from tests.unit.scoring_models import CONFIGS, VOCAB, build_model, build_tokenizer

@@ -14,7 +14,7 @@ import torch
 from mlflow_compress.errors import StoreError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
-from mlflow_compress.scoring.generation.cached_batch import CachedBatch
+from mlflow_compress.scoring.generation.decoding import CachedBatch
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig

@@ -16,20 +16,18 @@ import zstandard
 from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import log_harness_metrics, run_model
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.items.harness import harness_tasks
-from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.harness.harness_build import build
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskSettings
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.reporting.record_tables import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluation.harness_logging import log_harness_metrics
-from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 ROWS = [

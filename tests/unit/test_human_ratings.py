@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import mlflow_compress as mc
 from mlflow_compress.cli import main
+from mlflow_compress.commands.rate.rating_files import RatingKey, drawn_sheet, read_ratings
+from mlflow_compress.commands.rate.run import rating_results
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.reporting.answers.compared_answers import ComparedAnswer, as_jsonl
-from mlflow_compress.reporting.answers.rating_sheet import CHOICES, rating_csv, rating_page
-from mlflow_compress.stages.rating.rating_files import read_ratings
-from mlflow_compress.stages.rating.rating_key import RatingKey, drawn_sheet
-from mlflow_compress.stages.rating.ratings_run import rating_results
+from mlflow_compress.reporting.answers_page import ComparedAnswer, as_jsonl
+from mlflow_compress.reporting.rating_sheet import CHOICES, rating_csv, rating_page
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.tracker import Tracker

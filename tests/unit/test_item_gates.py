@@ -12,8 +12,7 @@ from mlflow_compress.decide.item_checks import VALUES, check_places, item_policy
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.metrics import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.metrics.stats.early.sequential_checks import BoundedCheck, decide_checks, p_values, verdicts
-from mlflow_compress.metrics.stats.sequential import random_order
+from mlflow_compress.metrics.stats.sequential import BoundedCheck, decide_checks, p_values, random_order, verdicts
 from tests.metric_records import inputs
 
 FULL = inputs(60)

@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.transport import retries
-from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport import client as retries
+from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.pacing import PerMinute
 from mlflow_compress.transport.replies import NoReply, Reply, Usage, read_completion
 from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 from tests.judge_server import Raw, completion, judge_server

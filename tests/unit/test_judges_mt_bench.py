@@ -20,7 +20,7 @@ from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.session import endpoint_from
 from mlflow_compress.transport.addresses import check_address, without_password
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.reply_cache import ReplyCache
+from mlflow_compress.transport.replies import ReplyCache
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
 
@@ -377,7 +377,7 @@ def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
 def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "judgments.jsonl"
     code = (
-        "import sys; from pathlib import Path; from mlflow_compress.transport.reply_cache import ReplyCache\n"
+        "import sys; from pathlib import Path; from mlflow_compress.transport.replies import ReplyCache\n"
         "cache = ReplyCache(Path(sys.argv[1]))\n"
         "for i in range(40): cache.put(f'{sys.argv[2]}{i}', {'text': sys.argv[2] * 20_000})\n"
     )

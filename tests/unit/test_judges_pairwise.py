@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.pair_prompts import OURS, pair_prompt, read_pair_prompts
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 from tests.judge_server import judge_server
 from tests.judging import MATH, answers, grade, instructions

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.judges.pair_prompts import OURS, pair_prompt
-from mlflow_compress.judges.parsing import read_rating, read_verdict
-from mlflow_compress.judges.prompts import grading_prompt, harmless
+from mlflow_compress.judges.asking import read_rating, read_verdict
+from mlflow_compress.judges.prompts import OURS, grading_prompt, harmless, pair_prompt
 from tests.shared_data import SHARED, needs_shared
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.metrics.core.compute import compute_all, headline
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.rows import headline_rows
 from tests.judge_server import judge_server

@@ -8,11 +8,11 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from mlflow_compress.commands.judge.run import judged_answers
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.stages.judging.traced_answers import judged_answers
-from mlflow_compress.tracking.traces.judgment_traces import log_judged_answers
+from mlflow_compress.tracking.tracked_run import log_judged_answers
 from mlflow_compress.tracking.tracker import Tracker
 
 HOSTILE = "<script>alert(1)</script> ünïcode 日本 \x07 [[10]]"

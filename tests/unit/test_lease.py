@@ -11,9 +11,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlflow_compress.errors import TrackingError
-from mlflow_compress.tracking.shared_store import lease as lease_module
-from mlflow_compress.tracking.shared_store.lease import Lease, leased, leases_of
-from mlflow_compress.tracking.shared_store.waiting import PatientClient
+from mlflow_compress.tracking import lease as lease_module
+from mlflow_compress.tracking.lease import Lease, leased, leases_of
+from mlflow_compress.tracking.waiting import PatientClient
 
 
 @pytest.fixture

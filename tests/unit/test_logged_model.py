@@ -18,12 +18,9 @@ from packaging.utils import canonicalize_name
 
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_models import logged_model
-from mlflow_compress.tracking.logged_models.aliases import move_alias
-from mlflow_compress.tracking.logged_models.logged_model import DataSet, VariantEntry, log_data_sets, log_model_values
-from mlflow_compress.tracking.logged_models.model_code import PACKAGE
-from mlflow_compress.tracking.logged_models.model_registry import register
+from mlflow_compress.tracking import logged_model, run_names
+from mlflow_compress.tracking.logged_model import PACKAGE, DataSet, VariantEntry, log_data_sets, log_model_values
+from mlflow_compress.tracking.model_registry import move_alias, register
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
+from mlflow_compress.commands.main.run import check, finished_stages, resumed
+from mlflow_compress.commands.shared.progress import Progress, duration
 from mlflow_compress.config import MainConfig, as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
-from mlflow_compress.stages.main import check
-from mlflow_compress.stages.main_run.progress import Progress, duration
-from mlflow_compress.stages.main_run.resume import finished_stages, resumed
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
@@ -24,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import sys
 from mlflow_compress.config import MainConfig
-from mlflow_compress.stages import main
-from mlflow_compress.stages.main_run import summary
+from mlflow_compress.commands.main import run as main
+from mlflow_compress.commands.main import summary
 main.check(MainConfig())
 print([name for name in ("torch", "transformers", "lm_eval", "sentence_transformers", "datasets") if name in sys.modules])
 """

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mlflow_compress.config import HistoryConfig, PromoteConfig
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.files.json_text import parse_json, read_json
-from mlflow_compress.files.yaml_text import read_yaml
+from mlflow_compress.files import parse_json, read_json, read_yaml
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import TaskSettings

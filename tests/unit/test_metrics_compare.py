@@ -10,8 +10,12 @@ from statsmodels.stats.multitest import multipletests
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import compute_all, headline
-from mlflow_compress.metrics.core.answer_comparison import compare_answers, compare_records
-from mlflow_compress.metrics.core.answer_files import answers_from_harness, answers_from_rows
+from mlflow_compress.metrics.core.answer_files import (
+    answers_from_harness,
+    answers_from_rows,
+    compare_answers,
+    compare_records,
+)
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import RunRecords
 from tests import metric_records

@@ -20,11 +20,11 @@ from mlflow_compress.metrics.stats.conformal import (
     conformal_quantile,
     conformity_scores,
     coverage_by_class,
+    network_argsort,
     prediction_sets,
     repeated_splits,
     split,
 )
-from mlflow_compress.metrics.stats.tied_order import network_argsort
 from tests.metric_records import QUICK
 
 P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from mlflow_compress.metrics.core.compute import compute_all, unmet
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.metrics.raters.rater_agreement import cohen_kappa, krippendorff_alpha, rater_agreement
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, unmet
+from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, rater_agreement
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 
 Grades = Mapping[str, Sequence[Sequence[float | None]]]
@@ -133,7 +132,7 @@ def test_the_interval_is_around_the_librarys_value(rows: list[list[float | None]
     seen: dict[str, list[float]] = {"kappa": [], "alpha": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "mlflow_compress.metrics.raters.rater_agreement.bootstrap",
+            "mlflow_compress.metrics.raters.bootstrap",
             lambda columns, statistic, **_: (seen["kappa" if columns.shape[1] % 5 == 0 else "alpha"]).append(
                 float(statistic(columns.mean(axis=0)))
             ),

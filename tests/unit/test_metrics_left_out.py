@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.core.answer_comparison import compare_records
+from mlflow_compress.metrics.core.answer_files import compare_records
 from mlflow_compress.metrics.core.predictions import option_means
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.records import RunRecords

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.metrics.refusals import RULES, WORDS, refuses
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.decide.gate_values import gate_values
+from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.kl_tail import mean_is_trusted
-from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums
-from mlflow_compress.metrics.stats.bounded_mean import bounded_mean_interval
-from mlflow_compress.metrics.stats.intervals import wilson
-from mlflow_compress.metrics.stats.studentized import UPPER_TAIL, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import UPPER_TAIL, bootstrap, cluster_sums, studentized_interval
+from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, wilson
 from mlflow_compress.records import MetricResult
 from tests import metric_records
 from tests.metric_records import QUICK

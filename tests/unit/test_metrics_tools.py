@@ -20,8 +20,8 @@ from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs, compute_all,
 from mlflow_compress.metrics.core.confidence_bins import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
+from mlflow_compress.metrics.stats.corpus_statistics import difference_shape
 from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearman
-from mlflow_compress.metrics.stats.nll_difference import difference_shape
 from mlflow_compress.metrics.stats.sample_size import (
     items_for_accuracy_change,
     items_for_flips_gate,
@@ -31,7 +31,7 @@ from mlflow_compress.metrics.stats.sample_size import (
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
-from mlflow_compress.reporting.footnotes import footnotes
+from mlflow_compress.reporting.headline_text import footnotes
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -375,7 +375,7 @@ def test_one_word_answers_are_not_texts():
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.core.requirements.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.core.metric_inputs.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 

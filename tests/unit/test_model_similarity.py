@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_compress.commands.report.scores import AnswerSetting, answer_setting, unlike
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.metrics.model_similarity import model_similarity, similarity_matrix
@@ -23,7 +24,6 @@ from mlflow_compress.reporting.figures import draw_similarity
 from mlflow_compress.reporting.page.page_text import content_values
 from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import similarity_csv
-from mlflow_compress.stages.side_by_side.answer_settings import AnswerSetting, answer_setting, unlike
 from tests.page_contents import HOSTILE, page_content
 from tests.shared_data import SHARED, needs_shared
 

@@ -9,8 +9,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "mlflow_compress"
 
 MODULES = {
+    "result": "what a command returns, in the package of each command",
+    "run": "what a command does, in the package of each command",
     "divergence": "the metrics, and their figure",
-    "task": "the tasks, and a prompt style that users select by this name",
     "uncertainty": "the metrics, and the tasks of the same benchmark",
 }
 """Module names that occur twice, because both are about the same thing or users type the name."""

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from mlflow_compress import demo
-from mlflow_compress.compression import METHODS, compress_model, method_config, pipeline
-from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression import METHODS, compress_model, gguf_model, method_config, pipeline
 from mlflow_compress.errors import CheckpointError, MissingDependencyError, ReloadMismatchError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, weights_hash

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from mlflow_compress.commands.evaluate.baseline import noise_sample
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, item_row
 from mlflow_compress.metrics import compute_all
 from mlflow_compress.records import Items, Request
 from mlflow_compress.reporting.details import details
-from mlflow_compress.stages.evaluation.noise_sample import noise_sample
 from tests import metric_records
 
 

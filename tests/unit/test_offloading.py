@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.models import light
+from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.config import EvaluateConfig, parse
 from mlflow_compress.errors import ConfigError, UnsupportedError
@@ -27,8 +29,6 @@ from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
-from mlflow_compress.stages.evaluation.open_models import light
-from mlflow_compress.stages.task_inputs import suite_of
 
 LITTLE = {"cpu": "100KB"}
 

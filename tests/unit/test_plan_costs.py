@@ -10,25 +10,29 @@ from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
+from mlflow_compress.commands.plan.run import scored_work
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.costs.cost_formulas import (
+from mlflow_compress.scoring.costs import (
+    GroupSize,
     Machine,
+    ModelShape,
+    Workload,
     answer_seconds,
     calibration_operations,
+    generation_workload,
+    model_shape,
     scoring_memory,
     scoring_operations,
     states_bytes,
+    workload,
 )
-from mlflow_compress.scoring.costs.model_shape import ModelShape, model_shape
-from mlflow_compress.scoring.costs.workload import GroupSize, Workload, generation_workload, workload
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.stages.evaluation.run_model import run_model
-from mlflow_compress.stages.planning.workloads import scored_work
 
 SCALE = Path(__file__).parents[2] / "examples" / "scale"
 

@@ -12,13 +12,12 @@ import yaml
 
 import mlflow_compress as mc
 from mlflow_compress import cli
+from mlflow_compress.commands.evaluate.stored import results_json
+from mlflow_compress.commands.shared.speed_runs import skipped_tag
 from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.stages.evaluation.result_files import results_json
-from mlflow_compress.stages.speed.speed_runs import skipped_tag
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker

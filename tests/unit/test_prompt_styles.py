@@ -15,8 +15,10 @@ import torch
 import yaml
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
+from mlflow_compress.commands.evaluate.run import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.harness.build import build
+from mlflow_compress.items.harness.harness_build import build
 from mlflow_compress.items.named import mmlu_lettered
 from mlflow_compress.items.prompt_style import PROMPTS
 from mlflow_compress.items.suite import Suite, load_suite
@@ -26,8 +28,6 @@ from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.reporting.details import conformal_table
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.stages.evaluate import with_chat_template
-from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.scoring_models import build_tokenizer

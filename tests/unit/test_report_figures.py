@@ -15,11 +15,9 @@ from mlflow_compress.metrics.core.greedy_tokens import Forks
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
-from mlflow_compress.reporting.plots.answers_part import draw_answers_part
+from mlflow_compress.reporting.plots.answer_figures import draw_answers_part
 from mlflow_compress.reporting.plots.categories import MOST, CategoryFlips, draw_categories
-from mlflow_compress.reporting.plots.divergence import draw_divergence
-from mlflow_compress.reporting.plots.margin import draw_margin
-from mlflow_compress.reporting.plots.positions import draw_positions
+from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
 from mlflow_compress.reporting.plots.style import RC
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
 from tests import written_records

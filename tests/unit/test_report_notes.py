@@ -10,8 +10,7 @@ import pytest
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.records import Items
 from mlflow_compress.reporting.figures import draw_all
-from mlflow_compress.reporting.footnotes import footnotes
-from mlflow_compress.reporting.headline_text import NOTE_LIMIT, headline_table, note_markdown
+from mlflow_compress.reporting.headline_text import NOTE_LIMIT, footnotes, headline_table, note_markdown
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.not_computed import not_computed
 from mlflow_compress.reporting.record_tables import flips_table

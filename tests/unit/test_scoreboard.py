@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.decide.scoreboard import item_scores, pareto_front, scoreboard
-from mlflow_compress.decide.scoreboard.score_columns import MAIN_METRICS, columns
-from mlflow_compress.decide.scoreboard.variant_correlation import correlate_metrics
+from mlflow_compress.decide.scoreboard.scored_variant import MAIN_METRICS, columns
+from mlflow_compress.decide.scoreboard.separation import correlate_metrics
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.compute import compute_all, headline
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
 from mlflow_compress.reporting.scoreboard_text import (

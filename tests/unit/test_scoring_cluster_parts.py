@@ -19,19 +19,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.ray import connection as head_watch
+from mlflow_compress.engines.ray import workers as workers_module
+from mlflow_compress.engines.ray.cluster_worker import ShardResult
+from mlflow_compress.engines.ray.connection import connected
+from mlflow_compress.engines.ray.shards import cut_into_shards, shards_for
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers
 from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
-from mlflow_compress.scoring.baseline_store.sent_states import SentHead, SentStates, as_bytes, from_bytes
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store.state_store import (
+    SentHead,
+    SentStates,
+    StateStore,
+    StateWriter,
+    as_bytes,
+    from_bytes,
+)
 from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows
-from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
-from mlflow_compress.scoring.cluster import head_watch
-from mlflow_compress.scoring.cluster import workers as workers_module
-from mlflow_compress.scoring.cluster.connection import connected
-from mlflow_compress.scoring.cluster.shard_results import ShardResult
-from mlflow_compress.scoring.cluster.shards import cut_into_shards, shards_for
-from mlflow_compress.scoring.cluster.workers import WorkerCall, Workers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.journal import PassParts
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, group_units
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets, joined_arrays

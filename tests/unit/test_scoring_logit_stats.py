@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels import numba_kernel, top_tokens, torch_kernel
+from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
+from mlflow_compress.scoring.kernels import row_stats as top_tokens
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
-from mlflow_compress.scoring.kernels.row_divergence import stable_divergences
+from mlflow_compress.scoring.kernels.row_stats import stable_divergences
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
 LOOPS, TORCH = numba_kernel.compute_row_stats, torch_kernel.compute_row_stats

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation.run_model import run_model
 from tests.shared_data import SHARED, needs_shared
 from tests.unit.scoring_models import load_random
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.scoring.plan.trie import build_trie
+from mlflow_compress.scoring.plan.packing import build_trie, plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import (
     NO_PREFIX,
     PackedBatch,

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from mlflow_compress.commands.evaluate import baseline
+from mlflow_compress.commands.shared.get_or_create import digest
+from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter, _find_sequence
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.stages.evaluation import baseline
-from mlflow_compress.stages.get_or_create import digest
-from mlflow_compress.stages.task_inputs import suite_of
 from tests.unit.scoring_levels import PLACES, moved
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 

@@ -13,6 +13,16 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.search.measured_costs import joined, search_text
+from mlflow_compress.commands.search.result import SearchedVariant
+from mlflow_compress.commands.search.run import UnitKl, _windows
+from mlflow_compress.commands.search.space import (
+    candidates,
+    limits_of,
+    recipe_variant,
+    require_in_reach,
+    require_mixable,
+)
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.config import SearchConfig, as_text, parse
 from mlflow_compress.decide.cost_table import Limit
@@ -21,23 +31,13 @@ from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import TokenDistances
 from mlflow_compress.reporting.figures import draw_search
-from mlflow_compress.reporting.searched.search_tables import (
+from mlflow_compress.reporting.search_tables import (
     rows_csv,
     search_finding,
     search_markdown,
     search_notes,
     search_text_table,
 )
-from mlflow_compress.results import SearchedVariant
-from mlflow_compress.stages.searching.held_out import UnitKl, _windows
-from mlflow_compress.stages.searching.search_space import (
-    candidates,
-    limits_of,
-    recipe_variant,
-    require_in_reach,
-    require_mixable,
-)
-from mlflow_compress.stages.searching.swap_costs import joined, search_text
 
 SOURCE = resolve(str(demo.MODEL_DIR))
 

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlflow_compress.commands.search import run as publishing
+from mlflow_compress.commands.search.choice import Choice
+from mlflow_compress.commands.search.result import Search
+from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
 from mlflow_compress.config import SearchConfig
-from mlflow_compress.decide.allocation import Allocation
 from mlflow_compress.decide.cost_estimate import Estimation
-from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.results import Search
-from mlflow_compress.stages.searching import publish_search as publishing
-from mlflow_compress.stages.searching.choose_formats import Choice
-from mlflow_compress.stages.searching.held_out import UnitKl
-from mlflow_compress.stages.searching.publish_search import Made, publish_search
 from mlflow_compress.tracking.store import RunLink
 
 SIZES = StoredSizes(

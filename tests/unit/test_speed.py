@@ -13,12 +13,10 @@ from scipy.stats import ttest_rel
 import mlflow_compress as mc
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import ConfigError, WorkerError
-from mlflow_compress.metrics.core.compute import compute_all
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.records.timings import ServingMemory, Timings
-from mlflow_compress.scoring.speed.measured_model import MeasuredModel, RuntimeCall
-from mlflow_compress.scoring.speed.runtimes import runtime_of
+from mlflow_compress.records.kinds import ServingMemory, Timings
+from mlflow_compress.scoring.speed.measured_model import MeasuredModel, RuntimeCall, runtime_of
 
 
 def timings(rounds: list[list[float]], batch: int = 1, prompt_tokens: int = 10) -> Timings:

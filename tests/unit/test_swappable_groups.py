@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from mlflow_compress.errors import DataError, UnsupportedError
-from mlflow_compress.models.swappable_groups import Differences, find_differences, restored_weight
-from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
+from mlflow_compress.models.weight_groups import (
+    Differences,
+    WeightGroup,
+    find_differences,
+    restored_weight,
+    weight_groups,
+)
 from tests.unit.scoring_models import CONFIGS, build_model, load_random
 from tests.unit.test_swaps import rounded, texts
 
@@ -191,8 +196,7 @@ def test_what_cannot_be_swapped_is_refused() -> None:
 
 def test_each_group_alone_is_a_model_of_the_same_function() -> None:
     """With scales moved everywhere and no rounding at all, no group moves the model."""
-    from mlflow_compress.scoring.swaps.swap import Swap
-    from mlflow_compress.scoring.swaps.swap_meter import SwapMeter
+    from mlflow_compress.scoring.swaps.swap_meter import Swap, SwapMeter
 
     base = load_random("llama")
     folded = copy.deepcopy(base.model)

@@ -11,16 +11,13 @@ import torch
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, StoreError
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.models.swappable_groups import find_differences
-from mlflow_compress.models.weight_groups import weight_groups
+from mlflow_compress.models.weight_groups import find_differences, weight_groups
 from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_answers
 from mlflow_compress.scoring.swaps import swap_meter
-from mlflow_compress.scoring.swaps.kept_outputs import KeptOutputs
-from mlflow_compress.scoring.swaps.noise_swap import noise_swap
-from mlflow_compress.scoring.swaps.swap import ALL, NO_SWAP, Swap, swapped
-from mlflow_compress.scoring.swaps.swap_meter import WHOLE, SwapMeter
+from mlflow_compress.scoring.swaps.layer_outputs import KeptOutputs
+from mlflow_compress.scoring.swaps.swap_meter import ALL, NO_SWAP, WHOLE, Swap, SwapMeter, noise_swap, swapped
 from tests.unit.scoring_models import CONFIGS, VOCAB, load_random
 
 NAMES = list(CONFIGS)

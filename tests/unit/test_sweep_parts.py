@@ -11,15 +11,14 @@ import pytest
 from rich.console import Console
 
 from mlflow_compress import cli_live
-from mlflow_compress.compression import compress_model
-from mlflow_compress.compression import reload_helper as reload_helper_module
+from mlflow_compress.commands.report.scores import score_runs
+from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
+from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
+from mlflow_compress.compression import compress_model, reload_helper_module
 from mlflow_compress.compression.pipeline import reload_in_fresh_process
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
 from mlflow_compress.kept import keeping, keeps, kept
-from mlflow_compress.results import SweepProgress, VariantProgress
-from mlflow_compress.stages.side_by_side.score_runs import score_runs
-from mlflow_compress.stages.sweep.sweep_runs import one_process, parent_run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
 from mlflow_compress.tracking.tracker import Tracker

@@ -14,6 +14,7 @@ import pytest
 from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
+from mlflow_compress.commands.main import run as main
 from mlflow_compress.config import MainConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.items.contamination import check_contamination
@@ -21,7 +22,6 @@ from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, Task, TaskSettings
 from mlflow_compress.records import Items
-from mlflow_compress.stages import main
 from tools.demo_generator.files import apart
 
 LONG = "In which of these years did the miller of the lower valley sell his last sack of flour to the baker?"

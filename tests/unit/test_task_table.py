@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.harness.harness_tasks import manager
-from mlflow_compress.items.harness.task_names import defined_names, folder_of_task, is_mentioned
+from mlflow_compress.items.harness.harness_tasks import defined_names, folder_of_task, is_mentioned, manager
 from mlflow_compress.items.named import mmlu_lettered
-from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.named_tasks import TASKS, rows
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.items.task_table import rows
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))

@@ -18,8 +18,7 @@ from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
 from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.scoring.generation.generate import generate_answers
-from mlflow_compress.scoring.generation.reasoning import reasoning_span
+from mlflow_compress.scoring.generation.generate import generate_answers, reasoning_span
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from tests.unit.scoring_models import build_tokenizer, load_random
 

@@ -14,8 +14,7 @@ import pytest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_models.aliases import move_alias, previous_alias
-from mlflow_compress.tracking.logged_models.model_registry import registered_name
+from mlflow_compress.tracking.model_registry import move_alias, previous_alias, registered_name
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
 

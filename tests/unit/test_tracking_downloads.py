@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.tracking import downloads
-from mlflow_compress.tracking.downloads import LIMIT_VARIABLE, Downloads, limit_bytes
+from mlflow_compress.tracking import artifacts as downloads
+from mlflow_compress.tracking.artifacts import LIMIT_VARIABLE, Downloads, limit_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_what_another_process_uses_stays_until_it_ends_even_killed(tmp_path: Pat
         """
         import sys, time
         from pathlib import Path
-        from mlflow_compress.tracking.downloads import Downloads
+        from mlflow_compress.tracking.artifacts import Downloads
         Downloads(Path(sys.argv[1]), 150).get("theirs", lambda folder: (folder / "data").write_bytes(b"x" * 100))
         print("ready", flush=True)
         time.sleep(60)

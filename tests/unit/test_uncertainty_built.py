@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.named import mmlu_lettered, uncertainty, uncertainty_built
+from mlflow_compress.items.named import mmlu_lettered, uncertainty
+from mlflow_compress.items.named import uncertainty as uncertainty_built
 from mlflow_compress.items.named.mmlu_lettered import CATEGORIES
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared

@@ -11,17 +11,17 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.resume import run as unfinished
+from mlflow_compress.commands.resume.run import run_resume
+from mlflow_compress.commands.shared.unfinished import CONFIGS, unfinished_until_ended
 from mlflow_compress.config import JudgeConfig, PromoteConfig, ResumeConfig
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
-from mlflow_compress.stages.resuming import unfinished
-from mlflow_compress.stages.resuming.noted_commands import CONFIGS, unfinished_until_ended
-from mlflow_compress.stages.resuming.unfinished import run_resume
-from mlflow_compress.tracking.shared_store.live_processes import run_not_closed, run_opened
-from mlflow_compress.tracking.shared_store.unfinished_commands import noted, unfinished_commands
-from mlflow_compress.tracking.shared_store.waiting import WAIT_VARIABLE
+from mlflow_compress.tracking.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.unfinished_commands import noted, unfinished_commands
+from mlflow_compress.tracking.waiting import WAIT_VARIABLE
 
 AWAY = StoreAwayError("the server is away")
 
@@ -195,20 +195,7 @@ def test_a_command_that_finds_the_server_away_is_noted(
     assert left.command == command
 
 
-RUNNERS = {
-    "quantize": "quantize.run_quantize",
-    "evaluate": "evaluate.run_evaluate",
-    "judge": "judge.run_judge",
-    "speed": "speed.run_speed.run_speed",
-    "main": "main.run_main",
-    "sweep": "sweep.run_sweep.run_sweep",
-    "search": "searching.run_search.run_search",
-    "diagnose": "diagnosing.run_diagnose.run_diagnose",
-    "promote": "promote.run_promote",
-}
-
-
 @pytest.mark.parametrize("verb", CONFIGS)
 def test_every_noted_command_is_done_again_by_its_own_stage(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"mlflow_compress.stages.{RUNNERS[verb]}", lambda *_, **__: verb)
+    monkeypatch.setattr(f"mlflow_compress.commands.{verb}.run.run_{verb}", lambda *_, **__: verb)
     assert unfinished._run(CONFIGS[verb](), lambda line: None) == verb

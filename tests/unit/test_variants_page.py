@@ -14,10 +14,14 @@ import pytest
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
-from mlflow_compress.reporting.page.choice import choice_reason, choice_sentence, gate_texts
-from mlflow_compress.reporting.page.embedded_data import packed, page_data
-from mlflow_compress.reporting.page.explorer import explorer_data, shared_changes
-from mlflow_compress.reporting.page.page_text import content_values, page_markdown
+from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
+from mlflow_compress.reporting.page.page_text import (
+    choice_reason,
+    choice_sentence,
+    content_values,
+    gate_texts,
+    page_markdown,
+)
 from mlflow_compress.reporting.page.shared_tables import LEVELS, heat_map, shared_table
 from mlflow_compress.reporting.page.variants_page import render_page
 from tests.page_contents import EXAMPLES, HOSTILE, page_content

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_compress.engines.vllm.vllm_model import VllmBody, read_head, requests_of
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, LoadedModel
 from mlflow_compress.scoring.forward.body import Body
@@ -19,8 +20,6 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
-from mlflow_compress.scoring.vllm.vllm_body import VllmBody, requests_of
-from mlflow_compress.scoring.vllm.vllm_head import read_head
 from tests.unit.scoring_models import load_random, mixed_requests
 from tests.unit.test_scoring_plan import spelled, tries
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import mlflow_compress as mc
+from mlflow_compress.commands.shared.model_names import model_path
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.compression.shared.vllm_limits import check_target
+from mlflow_compress.compression.vllm_limits import check_target
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel, resolve
-from mlflow_compress.stages.model_names import model_path
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,11 @@ import psutil
 import pytest
 import torch
 
+from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, SourceConfig
+from mlflow_compress.engines.vllm import vllm_environment, vllm_process
+from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
-from mlflow_compress.scoring.vllm import vllm_environment, vllm_process
-from mlflow_compress.scoring.vllm.engines import VllmEngine, started
-from mlflow_compress.scoring.vllm.vllm_process import VllmProcess
-from mlflow_compress.stages.evaluation.open_models import engine_started
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
 WORKER = """
@@ -139,7 +138,7 @@ def test_the_environment_variable_names_the_python(monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_of_vllm_are_numbers_and_texts_and_ours_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_compress.scoring.vllm.engines.described", lambda python: {"vllm": "1"})
+    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described", lambda python: {"vllm": "1"})
     found = VllmEngine(sys.executable, {"tensor_parallel_size": "2", "kv_cache_dtype": "auto", "swap": "false"})
     assert json.loads(found.described["arguments"]) == {
         "tensor_parallel_size": 2,
@@ -154,7 +153,7 @@ def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
-    monkeypatch.setattr("mlflow_compress.scoring.vllm.engines.described", lambda python: {"vllm": "1"})
+    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described", lambda python: {"vllm": "1"})
     how = {"dtype": "float32", "max_length": 8, "trust_remote_code": False}
     with started(EngineConfig(vllm_python=sys.executable)) as outer:
         first, is_new = outer.process("a", **how)
@@ -174,7 +173,7 @@ def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
 def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "command.py"
     script.write_text(
-        "import os, signal, sys\nfrom pathlib import Path\nfrom mlflow_compress.scoring.vllm import vllm_process\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom mlflow_compress.engines.vllm import vllm_process\n"
         f"vllm_process.WORKER = Path({str(fake_worker(tmp_path))!r})\n"
         "process = vllm_process.VllmProcess(sys.executable, {'model': 'any'})\n"
         "print(process._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"

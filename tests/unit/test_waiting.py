@@ -12,8 +12,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
 
 from mlflow_compress.errors import ConfigError, StoreAwayError
-from mlflow_compress.tracking.shared_store import waiting
-from mlflow_compress.tracking.shared_store.waiting import PatientClient, longest_wait, outage, patiently, shown
+from mlflow_compress.tracking import waiting
+from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, patiently, shown
 
 SERVER = "http://someone:secret@127.0.0.1:1"
 

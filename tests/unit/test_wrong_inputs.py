@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mlflow_compress import cli
-from mlflow_compress.compression.method_settings import method_config
+from mlflow_compress.commands.evaluate import outputs as run_model
+from mlflow_compress.compression.method import method_config
 from mlflow_compress.config import EvaluateConfig, check_text, parse
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from mlflow_compress.items.sources.question_files import MAX_NAME, RESERVED, load_file, read_jsonl
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.models.placement import placement
-from mlflow_compress.stages.evaluation import run_model
 
 TEXT = "word " * 600
 

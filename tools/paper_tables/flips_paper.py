@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from mlflow_compress.metrics.stats.correlation import spearman
-from mlflow_compress.metrics.stats.transitions import Flips, count_flips
+from mlflow_compress.metrics.stats.significance import Flips, count_flips
 from paper_tables.source import Check, Claim, Row, agrees, broken, read, unit
 
 MMLU_ITEMS = 14042

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from mlflow_compress.compression.gguf import gguf_model
-from mlflow_compress.compression.gguf.for_tensors import ForTensors
+from mlflow_compress.compression import gguf_model
+from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.method import CompressionJob, Method, require_bits
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file

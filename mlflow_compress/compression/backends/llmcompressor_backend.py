@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression import probe
-from mlflow_compress.compression.backends import llmcompressor_experts as experts
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.placement import BALANCED, placement
 
@@ -16,6 +15,80 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compression.method import CompressionJob
     from mlflow_compress.models.source_model import SourceModel
+
+
+def take_apart(model: Any) -> None:
+    """Replace each layer's experts by modules of linear layers with the same weights.
+
+    Raises
+    ------
+    UnsupportedError
+        llm-compressor does not know the form of these experts.
+    """
+    from llmcompressor.modeling.moe.linearize import linearize_moe
+
+    try:
+        linearize_moe(model)
+    except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
+        raise UnsupportedError(
+            f"llm-compressor cannot take this model's experts apart: {error}", got=type(model).__name__
+        ) from error
+
+
+def prepare_to_save(model: Any) -> None:
+    """Set the names under which transformers stores the experts; experts that are not quantized are fused again.
+
+    A checkpoint has the same names in both cases: one for each matrix of each expert, as its architecture stores them.
+    """
+    from llmcompressor.modeling.moe.linearize import repack_moe
+
+    from mlflow_compress.models.architectures.linear_experts import one_by_one  # imports torch
+
+    if any(hasattr(module, "quantization_scheme") for module in model.modules()):
+        model._weight_conversions = one_by_one(model._weight_conversions)
+    else:
+        repack_moe(model)
+
+
+def token_counter(unused: list[str]) -> Any:
+    """Return a modifier that fills `unused` with the experts to which the router sends no calibration token.
+
+    llm-compressor calibrates every expert on all tokens, so such an expert is calibrated too, but on the inputs of the
+    others.
+    """
+    import torch
+    from llmcompressor.modeling.moe.linearize import get_linearized_moes
+    from llmcompressor.modifiers import Modifier
+
+    counts: dict[str, torch.Tensor] = {}
+
+    class ExpertTokenCounter(Modifier):  # type: ignore[misc]
+        """Counts in the calibration pass alone: the library switches the hooks of modifiers off for all others."""
+
+        def on_initialize(self, state: Any, **kwargs: Any) -> bool:
+            return True
+
+        def on_calibration_start(self, state: Any, event: Any, **kwargs: Any) -> None:
+            for name, experts in get_linearized_moes(state.model):
+                counts[name] = torch.zeros(experts.num_experts, dtype=torch.long)
+                self.register_hook(experts, self._hook(name), "forward_pre", with_kwargs=True)
+
+        @staticmethod
+        def _hook(name: str) -> Any:
+            def count(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                chosen = named["top_k_index"] if "top_k_index" in named else arguments[1]
+                counts[name] += torch.bincount(chosen.flatten().cpu(), minlength=len(counts[name]))
+
+            return count
+
+        def on_calibration_end(self, state: Any, event: Any, **kwargs: Any) -> None:
+            self.remove_hooks()
+            unused.extend(
+                f"{name}.{n}" for name, seen in counts.items() for n in (seen == 0).nonzero().flatten().tolist()
+            )
+
+    return ExpertTokenCounter()
+
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 SHARD = "500MB"
@@ -96,10 +169,10 @@ def _run(
     before = job.probe.logits(model) if rescales or job.source.experts else None
     modifiers = list(recipe())
     if before is not None and job.source.experts:
-        experts.take_apart(model)
+        take_apart(model)
         _require_same_function(job, model, before, "form of its experts")
         if job.calibration is not None:
-            modifiers.insert(0, experts.token_counter(job.experts_without_tokens))
+            modifiers.insert(0, token_counter(job.experts_without_tokens))
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
         samples, length = job.calibration.ids.shape
@@ -126,7 +199,7 @@ def _run(
         remove_dispatch(model, onload_tensors=True)
         model.to(job.device)
     if job.source.experts:
-        experts.prepare_to_save(model)
+        prepare_to_save(model)
     model.eval()
     if before is not None and rescales:
         model.apply(disable_quantization)
@@ -168,7 +241,7 @@ def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
         return job.source.load(job.device)
     from compressed_tensors.offload import from_accelerate
 
-    from mlflow_compress.models.offloading import offload_folder, return_freed_memory  # imports torch
+    from mlflow_compress.models.offloading import offload_folder, return_freed_memory
 
     return_freed_memory()
     folder = until_saved.enter_context(offload_folder(job.offload.folder))

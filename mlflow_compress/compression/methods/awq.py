@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import (
     CalibratedConfig,
     CompressionJob,
@@ -16,7 +17,6 @@ from mlflow_compress.compression.method import (
     require_at_least,
     require_bits,
 )
-from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 

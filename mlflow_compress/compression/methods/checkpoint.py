@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression import reload_check
-from mlflow_compress.compression.gguf import gguf_model
+from mlflow_compress.compression import gguf_model, reload_check
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights

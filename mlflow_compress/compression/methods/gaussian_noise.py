@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_at_least
-from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.gguf import gguf_model
-from mlflow_compress.compression.gguf.for_tensors import ForTensors
+from mlflow_compress.compression import gguf_model
+from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.method import CompressionJob, Method, register, require_bits
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.source_model import SourceModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
-from mlflow_compress.compression.gguf import gguf_model
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, register
 
 if TYPE_CHECKING:

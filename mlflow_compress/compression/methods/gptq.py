@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import (
     CalibratedConfig,
     CompressionJob,
@@ -18,7 +19,6 @@ from mlflow_compress.compression.method import (
     require_between,
     require_bits,
 )
-from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:

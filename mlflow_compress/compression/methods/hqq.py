@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compression.layers import cast_stored
 from mlflow_compress.compression.method import (
     CompressionJob,
     Method,
@@ -14,7 +15,6 @@ from mlflow_compress.compression.method import (
     require_between,
     require_bits,
 )
-from mlflow_compress.compression.shared.dense import cast_stored
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 

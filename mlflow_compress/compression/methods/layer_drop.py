@@ -2,14 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.method import CompressionJob, register
-from mlflow_compress.compression.shared.layer_removal import LayerRemovalConfig, LayerRemovalMethod, drop_and_save
+from mlflow_compress.compression.layers import save_and_measure
+from mlflow_compress.compression.method import (
+    CalibratedConfig,
+    CompressionJob,
+    Method,
+    MethodConfig,
+    register,
+    require_at_least,
+)
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
+
+    from mlflow_compress.compression.calibration_tokens import Calibration
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRemovalConfig(MethodConfig):
+    """Settings of a method that removes decoder layers."""
+
+    layers: int = 1
+    """Number of decoder layers to remove."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for less than one layer."""
+        require_at_least("layers", self.layers, 1)
+
+
+class LayerRemovalMethod(Method):
+    """A method that removes decoder layers; the checkpoint is a plain, shorter model of the same architecture."""
+
+    format = "safetensors"
+    runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
+
+    def label(self, config: Any) -> str:
+        """Return ``layer-drop-2``."""
+        return f"{self.name}-{config.layers}"
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Raise `ConfigError` if no layer would remain."""
+        if config.layers >= source.layers:
+            raise ConfigError(
+                "More layers would be dropped than may be", allowed=f"1 to {source.layers - 1}", got=config.layers
+            )
+
+
+def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
+    """Return the model's decoder layers: the only list of modules with the model's number of layers."""
+    from torch import nn
+
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == source.layers]
+    if len(found) != 1:
+        raise UnsupportedError(
+            f"The decoder layers cannot be distinguished from other lists of modules ({len(found)} candidates)",
+            got=source.architecture,
+        )
+    return found[0]
+
+
+def drop_and_save(job: CompressionJob, model: Any, dropped: Collection[int]) -> torch.Tensor:
+    """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
+
+    The configuration records the numbers of the removed layers as ``dropped_layers``.
+    """
+    from torch import nn
+
+    layers = decoder_layers(model, job.source)
+    remaining = [index for index in range(len(layers)) if index not in dropped]
+    config = model.config.get_text_config()
+    for name, value in list(config.to_dict().items()):
+        is_per_layer = isinstance(value, list) and len(value) == len(layers)  # for example layer_types
+        if is_per_layer and name != "architectures" and not name.endswith("_token_id"):
+            setattr(config, name, [value[index] for index in remaining])
+    config.num_hidden_layers = len(remaining)
+    config.dropped_layers = sorted(dropped)
+    parent, name = next((m, n) for m in model.modules() for n, child in m.named_children() if child is layers)
+    setattr(parent, name, nn.ModuleList(layers[index] for index in remaining))
+    for position, layer in enumerate(getattr(parent, name)):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):  # its index in a cache of keys and values
+                module.layer_idx = position
+    return save_and_measure(job, model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +111,79 @@ class LayerDrop(LayerRemovalMethod):
         """Remove the last ``layers`` layers."""
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDropAngularConfig(CalibratedConfig, LayerRemovalConfig):
+    """Settings of `layer-drop-angular`."""
+
+    def __post_init__(self) -> None:
+        """Run the checks of both base classes."""
+        CalibratedConfig.__post_init__(self)
+        LayerRemovalConfig.__post_init__(self)
+
+
+@register
+class LayerDropAngular(LayerRemovalMethod):
+    """Remove the block of neighbouring layers with the smallest angular distance between its input and its output."""
+
+    name = "layer-drop-angular"
+    description = "Removes the block of decoder layers that turns the hidden states least"
+    reference = "Gromov et al. 2025, https://arxiv.org/abs/2403.17887"
+    Config = LayerDropAngularConfig
+    needs_calibration = True
+
+    def compress(self, job: CompressionJob) -> torch.Tensor:
+        """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
+        assert job.calibration is not None
+        model = job.source.load(job.device)
+        states = last_token_states(model, decoder_layers(model, job.source), job.calibration)
+        distances = block_distances(states, job.config.layers)
+        first = int(distances.argmin())
+        return drop_and_save(job, model, range(first, first + job.config.layers))
+
+
+def block_distances(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the mean angular distance between the input and the output of every block of `length` layers.
+
+    ``d(l) = mean over samples of arccos(cos(x_l, x_{l + length})) / pi``, in [0, 1] (equation 7 of the paper).
+
+    Parameters
+    ----------
+    states : torch.Tensor
+        float64, shape (layers + 1, samples, hidden): the residual stream before each layer and after the last.
+    length : int
+        Layers in a block.
+
+    Returns
+    -------
+    torch.Tensor
+        float64, shape (layers + 1 - length,): one distance for each first layer of a block.
+    """
+    import torch
+
+    cosine = torch.cosine_similarity(states[:-length], states[length:], dim=-1)
+    return (cosine.clamp(-1, 1).arccos() / torch.pi).mean(dim=1)
+
+
+def last_token_states(model: Any, layers: torch.nn.ModuleList, calibration: Calibration) -> torch.Tensor:
+    """Return the residual stream at the last token of each sequence; shape as `block_distances` takes it."""
+    import torch
+
+    seen: list[list[torch.Tensor]] = [[] for _ in range(len(layers) + 1)]
+
+    def before(index: int) -> Any:
+        def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            seen[index].append(hidden[:, -1].double().cpu())
+
+        return keep
+
+    def after(_: Any, __: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        seen[-1].append(hidden[:, -1].double().cpu())
+
+    hooks = [layer.register_forward_pre_hook(before(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    hooks.append(layers[-1].register_forward_hook(after))
+    calibration.run_through(model, hooks)
+    return torch.stack([torch.cat(states) for states in seen])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, register
-from mlflow_compress.compression.shared.dense import save_and_measure
-from mlflow_compress.compression.shared.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
+from mlflow_compress.compression.pruning import GROUP, ZEROS, PruningConfig, PruningMethod
 
 if TYPE_CHECKING:
     import torch

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.backends.llama_cpp_backend import quantized_logits
-from mlflow_compress.compression.gguf import gguf_model
-from mlflow_compress.compression.gguf.for_tensors import ForTensors
+from mlflow_compress.compression.gguf_model import ForTensors
+from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, CompressionJob, Method, register
 from mlflow_compress.compression.methods.gguf import Gguf
-from mlflow_compress.compression.shared.for_layers import ForLayers
-from mlflow_compress.compression.shared.mixed_recipe import LayerFormat, MixedRecipe
+from mlflow_compress.compression.mixed_recipe import LayerFormat, MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.source_model import SourceModel

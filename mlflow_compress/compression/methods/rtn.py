@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import (
     CompressionJob,
     Method,
@@ -13,7 +14,6 @@ from mlflow_compress.compression.method import (
     require_at_least,
     require_bits,
 )
-from mlflow_compress.compression.shared.for_layers import ForLayers
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:

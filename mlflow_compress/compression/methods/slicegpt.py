@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.compression.gguf import llama_like
+from mlflow_compress.compression import gguf_model as llama_like
+from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register, require_at_least
-from mlflow_compress.compression.shared.dense import save_and_measure
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CompressionJob, register, require_at_least, require_between
-from mlflow_compress.compression.shared.pruning import (
+from mlflow_compress.compression.pruning import (
     CalibratedPruningConfig,
     PruningMethod,
     modifier_options,

@@ -7,8 +7,7 @@ tokens. They score windows of 2,048 tokens. Here windows have 512 tokens, as in 
 
 from __future__ import annotations
 
-from mlflow_compress.items.sources.corpora import register_corpus
-from mlflow_compress.items.sources.data_dir import load_file
+from mlflow_compress.items.sources.data_dir import load_file, register_corpus
 
 DATASET = "allenai/c4"
 FILE = "en/c4-validation.00000-of-00008.json.gz"

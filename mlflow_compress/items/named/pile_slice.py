@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from mlflow_compress.items.named.c4_slice import DOCUMENTS, TOKENS
-from mlflow_compress.items.sources.corpora import register_corpus
-from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.data_dir import load_split, register_corpus
 
 DATASET = "mit-han-lab/pile-val-backup"  # AutoAWQ's calibration set
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.items.sources.corpora import register_corpus
-from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.data_dir import load_split, register_corpus
 
 DATASET = "Salesforce/wikitext"
 CONFIG = "wikitext-2-raw-v1"

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.files.json_text import is_too_deep
+from mlflow_compress.files import is_too_deep
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 
 _MANY_BRACKETS = 500  # in one line; records have fewer
 
@@ -154,3 +156,46 @@ def quiet_bars() -> Iterator[None]:
     """Hide the libraries' progress bars, unless they are shown in a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def register_corpus(
+    name: str,
+    read: Callable[[str], str],
+    *,
+    source: str,
+    licence: str,
+    items: str,
+    definition: str,
+    max_tokens: int | None = None,
+) -> None:
+    """Register a corpus under a name.
+
+    Parameters
+    ----------
+    name : str
+    read : callable (data_dir) -> str
+        Returns the text.
+    source, licence, items : str
+        As in `NamedTask`.
+    definition : str
+        Everything that decides the text, see `NamedTask`.
+    max_tokens : int, optional
+        Tokens that are scored, from the beginning.
+    """
+
+    def build(settings: TaskSettings, shots: int | None) -> Parts:
+        if shots is not None:
+            raise ConfigError("A corpus has no few-shot examples", got=f"{name}@{shots}")
+        return Parts(corpora=(Corpus(name=name, text=read(settings.data_dir), max_tokens=max_tokens),))
+
+    TASKS.register(name)(
+        NamedTask(
+            source=source,
+            licence=licence,
+            items=items,
+            shots="",
+            rule="perplexity and KL, windows of 512",
+            definition=f"{definition}, llama.cpp windows of 512".encode,
+            build=build,
+        )
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.files.json_text import parse_json
+from mlflow_compress.files import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
 
 MAX_CHARS = 500_000  # longest text of a question; longer ones come from a file without line breaks

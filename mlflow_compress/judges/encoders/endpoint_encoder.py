@@ -18,8 +18,7 @@ from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
 from mlflow_compress.transport.addresses import whole_address
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NoReply
-from mlflow_compress.transport.reply_cache import ReplyCache, content_key
+from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Spending
 
 KEY_VARIABLE = "ENCODER_API_KEY"

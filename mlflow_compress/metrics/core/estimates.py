@@ -12,10 +12,9 @@ from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, studentized_interval
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
-from mlflow_compress.metrics.stats.studentized import studentized_interval
 from mlflow_compress.records import MetricResult
 
 Interval = tuple[float, float]

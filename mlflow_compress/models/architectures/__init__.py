@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.files.json_text import read_json_object
+from mlflow_compress.files import read_json_object
 from mlflow_compress.models.architectures import bnb_4bit, gptq_awq
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"

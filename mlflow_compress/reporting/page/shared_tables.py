@@ -11,8 +11,7 @@ from mlflow_compress.decide.gates import FLIPS
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.page.explorer import shared_changes
-from mlflow_compress.reporting.page.page_content import PageContent
+from mlflow_compress.reporting.page.page_content import PageContent, shared_changes
 
 LEVELS = 8
 """Shades of a heat map."""

@@ -7,10 +7,124 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
-from mlflow_compress.reporting.plots.labels import label_points
-from mlflow_compress.reporting.plots.style import BASELINE, GRID, MUTED, VARIANT, Drawing, new_canvas, state
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.plots.style import (
+    BASELINE,
+    BETTER,
+    GRID,
+    INK,
+    MUTED,
+    VARIANT,
+    WORSE,
+    Drawing,
+    horizontal_grid,
+    new_canvas,
+    plain_text,
+    state,
+)
+
+_DISTANCES = (9.0, 16.0, 26.0, 38.0, 52.0, 70.0)  # points
+_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_LEADER_FROM = 20.0  # a label further away than this gets a line to its point
+
+
+def _aligned(direction: tuple[int, int]) -> dict[str, Any]:
+    across = {1: "left", -1: "right", 0: "center"}[direction[0]]
+    up = {1: "bottom", -1: "top", 0: "center"}[direction[1]]
+    return {"ha": across, "va": up}
+
+
+def _covered(box: Any, taken: Sequence[Any], frame: Any) -> float:
+    """Return the area of `box` that other boxes cover or that is outside the frame, in square pixels."""
+    area = 0.0
+    for other in taken:
+        common = Bbox.intersection(box, other)
+        if common is not None:
+            area += common.width * common.height
+    inside = Bbox.intersection(box, frame)
+    return float(area + box.width * box.height - (0.0 if inside is None else inside.width * inside.height))
+
+
+def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[Any], *, bold: int | None) -> None:
+    """Write each text next to its point, at the nearest place where it overlaps nothing.
+
+    The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
+    around its point, or the one with the least overlap. The figure's layout must be final before the call.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        Axes of the points.
+    points : sequence of (x, y)
+        Points in data coordinates.
+    texts : sequence of str
+        One text per point.
+    bold : int or None
+        Index of the point to emphasise.
+    """
+    canvas = axes.figure
+    renderer = canvas.canvas.get_renderer()
+    frame = axes.get_window_extent(renderer)
+    pixels = axes.transData.transform(np.asarray(points, dtype=float))
+    taken: list[Any] = [Bbox.from_bounds(x - 9, y - 9, 18, 18) for x, y in pixels]
+    for i in sorted(range(len(points)), key=lambda i: (i != bold, pixels[i][0], pixels[i][1])):
+        best: tuple[float, float, tuple[int, int]] | None = None
+        style = {"fontsize": 9.5, "fontweight": "bold" if i == bold else "normal"}
+        for distance in _DISTANCES:
+            for direction in _DIRECTIONS:
+                box = _extent(axes, texts[i], points[i], distance, direction, style, renderer)
+                area = _covered(box, taken, frame)
+                if best is None or area < best[0]:
+                    best = (area, distance, direction)
+                if area == 0:
+                    break
+            if best is not None and best[0] == 0:
+                break
+        assert best is not None
+        _, distance, direction = best
+        note = _note(axes, texts[i], points[i], distance, direction, style)
+        if distance > _LEADER_FROM:
+            axes.annotate(
+                "",
+                points[i],
+                xytext=_offset(distance, direction),
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "color": GRID, "shrinkA": 1, "shrinkB": 4},
+            ).set_in_layout(False)
+        taken.append(note.get_window_extent(renderer))
+
+
+def _offset(distance: float, direction: tuple[int, int]) -> tuple[float, float]:
+    shorter = 0.7 if all(direction) else 1.0
+    return distance * shorter * direction[0], distance * shorter * direction[1]
+
+
+def _note(axes: Any, text: str, point: tuple[float, float], distance: float, direction: Any, style: Any) -> Any:
+    note = axes.annotate(
+        plain_text(text),
+        point,
+        xytext=_offset(distance, direction),
+        textcoords="offset points",
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+        **_aligned(direction),
+        **style,
+    )
+    note.set_in_layout(False)
+    return note
+
+
+def _extent(
+    axes: Any, text: str, point: tuple[float, float], distance: float, direction: Any, style: Any, renderer: Any
+) -> Any:
+    note = _note(axes, text, point, distance, direction, style)
+    box = note.get_window_extent(renderer)
+    note.remove()
+    return box
+
 
 _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
@@ -270,3 +384,123 @@ def _log_axis(axes: Any, points: Sequence[_Point]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     decades = high - low + 2 * room
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if decades < 1.5 and f"{value:e}"[0] in "25" else "")
+
+
+_LABELS = {"uniform": "uniform", "searched": "searched", "autoscheme": "AutoScheme, same limits"}
+
+
+def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
+    """Return the figure of KL (log axis) against stored bits per weight.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        `results.Search.to_rows()`. A variant with a KL of 0 has no place on a log axis, and is counted in the caption.
+    gate : float or None
+        The largest KL that is accepted, drawn as a line.
+
+    Returns
+    -------
+    Drawing or None
+        None if no variant has a KL above 0.
+    """
+    above = [row for row in rows if row["kl"] > 0]
+    if not above:
+        return None
+    canvas = new_canvas(4.8)
+    axes = canvas.subplots()
+    kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched", "autoscheme")}
+    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT, BETTER), strict=True):
+        for row in members:
+            if row["kl_low"] is not None and row["kl_low"] > 0:
+                axes.plot([row["bits_per_weight"]] * 2, [row["kl_low"], row["kl_high"]], color=colour, linewidth=1.5)
+        points = [(row["bits_per_weight"], row["kl"]) for row in members]
+        if not points:
+            continue
+        if kind == "autoscheme":  # open, because it is often where the searched variant is
+            shape = {"marker": "D", "s": 90, "facecolor": "none", "edgecolor": colour, "linewidth": 1.5}
+        else:
+            shape = {"marker": "s" if kind == "uniform" else "o", "s": 55, "color": colour, "edgecolor": "white"}
+        axes.scatter(*zip(*points, strict=True), **shape, zorder=3, label=_LABELS[kind])
+    if len(ends := kinds["uniform"]) > 1:
+        x = np.linspace(ends[0]["bits_per_weight"], ends[-1]["bits_per_weight"], 400)
+        mix = np.interp(x, [row["bits_per_weight"] for row in ends], [row["kl"] for row in ends])
+        axes.plot(x, mix, color=BASELINE, linewidth=1, linestyle="--", zorder=1, label="linear mix of uniform")
+    if gate is not None:
+        axes.axhline(gate, color=WORSE, linewidth=1, zorder=1, label=f"gate: KL {gate:g}")
+    axes.set_yscale("log")
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set(xlabel="Stored bits per weight of the linear layers", ylabel="KL to the baseline, nats (log axis)")
+    axes.tick_params(colors=MUTED)
+    axes.legend(loc="lower left")
+    axes.margins(x=0.12, y=0.12)
+    closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
+    title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
+    state(canvas, title)
+    canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
+    # AutoScheme's points are beside those of the same limits, and have no names of their own.
+    named = [row for row in above if row["kind"] != "autoscheme"]
+    places = [(row["bits_per_weight"], row["kl"]) for row in named]
+    label_points(axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in named], bold=None)
+    caption = "Smaller is further left, closer to the baseline is lower; bars are intervals."
+    if left_out := len(rows) - len(above):
+        caption += f" {left_out} with a KL of 0 {'is' if left_out == 1 else 'are'} left out."
+    return Drawing(canvas, title, caption)
+
+
+_PANELS = (
+    ("robustness/shuffle_drop_pct", "Accuracy lost under\nshuffled answers, %", "accuracy lost under shuffled answers"),
+    ("uncertainty/uacc", "UAcc\n(higher is better)", "UAcc"),
+    ("uncertainty/set_size", "Conformal set size\n(lower is surer)", "set size"),
+)
+
+
+def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing | None:
+    """Return the figure, with one panel per metric that both models have; None if there is no such metric."""
+    found = [
+        (pooled[f"{name}_baseline"], pooled[name], label, words)
+        for name, label, words in _PANELS
+        if name in pooled and f"{name}_baseline" in pooled
+    ]
+    if not found:
+        return None
+    canvas = new_canvas(3.7)
+    panels = canvas.subplots(1, len(found), squeeze=False)[0]
+    for axes, (baseline, variant, label, _) in zip(panels, found, strict=True):
+        _panel(axes, baseline, variant, label)
+    title = _pairs_finding([(words, b.value, v.value) for b, v, _, words in found])
+    state(canvas, title)
+    n = " and ".join(sorted({f"{v.n:,}" for _, v, _, _ in found}))
+    return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
+
+
+def _pairs_finding(changes: list[tuple[str, float, float]]) -> str:
+    if all(before == after for _, before, after in changes):
+        return "Unchanged: " + "; ".join(f"{words} {after:.3g}" for words, _, after in changes)
+    # Non-breaking spaces keep a number and its arrow on one line.
+    text = "; ".join(f"{words} {before:.3g}\u00a0→\u00a0{after:.3g}" for words, before, after in changes)
+    return text[0].upper() + text[1:]
+
+
+def _panel(axes: Any, baseline: MetricResult, variant: MetricResult, label: str) -> None:
+    top = 0.0
+    for x, (result, colour) in enumerate(((baseline, BASELINE), (variant, VARIANT))):
+        axes.bar([x], [result.value], color=colour, width=0.56, alpha=0.85)
+        peak = result.value
+        if result.low is not None and result.high is not None:
+            axes.plot([x, x], [result.low, result.high], color=INK, linewidth=1.6)
+            peak = max(peak, result.high)
+        axes.annotate(
+            f"{result.value:.3g}",
+            (x, peak),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontweight="bold",
+            fontsize=10,
+        )
+        top = max(top, peak)
+    axes.set(xlim=(-0.6, 1.6), ylim=(0, 1.18 * top if top > 0 else 1.0))
+    axes.set_xticks([0, 1], ["baseline", "variant"])
+    axes.set_title(label, fontsize=10, color=MUTED, loc="left", linespacing=1.3)
+    horizontal_grid(axes)

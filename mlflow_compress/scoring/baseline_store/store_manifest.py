@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress import atomic
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import StoreError
 
 Keys = npt.NDArray[np.uint8]

@@ -9,10 +9,16 @@ from functools import cached_property
 import torch
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels import kl_kernel, numba_kernel, torch_kernel
-from mlflow_compress.scoring.kernels.row_divergence import DIVERGENCES, stable_divergences
-from mlflow_compress.scoring.kernels.row_stats import RowStats
-from mlflow_compress.scoring.kernels.top_tokens import most_probable, top_token_overlap, top_tokens
+from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
+from mlflow_compress.scoring.kernels import numba_kernel as kl_kernel
+from mlflow_compress.scoring.kernels.row_stats import (
+    DIVERGENCES,
+    RowStats,
+    most_probable,
+    stable_divergences,
+    top_token_overlap,
+    top_tokens,
+)
 
 Tensor = torch.Tensor
 _STABLE_ELEMENTS = 1 << 22  # elements per call of `stable_divergences`

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlflow_compress.scoring.kernels.row_divergence import distances_from_sums, divergence_sums
-from mlflow_compress.scoring.kernels.row_stats import RowStats
-from mlflow_compress.scoring.kernels.top_tokens import block_maxima
+from mlflow_compress.scoring.kernels.row_stats import RowStats, block_maxima, distances_from_sums, divergence_sums
 
 Tensor = torch.Tensor
 # Elements per tile. On a CPU its five float32 buffers fit into the cache; a GPU needs work for all its cores.

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.scoring.plan.trie import Ids
-
 Rows = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
 NO_PREFIX = 0
 _MOST_UNITS = 8  # in a group
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +17,121 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer
+from mlflow_compress.models.weight_groups import Differences, WeightGroup, restored_weight
 from mlflow_compress.records import SwapDistances
-from mlflow_compress.scoring.checkpointing.journal import Arrays
-from mlflow_compress.scoring.checkpointing.pass_parts import PassParts
+from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
+from mlflow_compress.scoring.journal import Arrays, PassParts
 from mlflow_compress.scoring.kernels.logit_stats import KlBaseline, compute_kl
 from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.units import PaddedBatch
-from mlflow_compress.scoring.scoring_config import default_limits
 from mlflow_compress.scoring.scoring_pass import ModelRunner
-from mlflow_compress.scoring.swaps.call_order import Border
-from mlflow_compress.scoring.swaps.kept_outputs import KeptOutputs
-from mlflow_compress.scoring.swaps.swap import NO_SWAP, Swap, swapped
+from mlflow_compress.scoring.swaps.layer_outputs import Border, KeptOutputs
+
+NO_SWAP, ALL = "none", "all"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Modules that replace those of the same names in a baseline.
+
+    Attributes
+    ----------
+    name : str
+        Unique among the swaps that are measured together.
+    modules : mapping of str to Module
+        By their names in `model.named_modules()`. Each is called in place of the baseline's, with its own activation
+        quantization. Empty: nothing is replaced.
+    """
+
+    name: str
+    modules: Mapping[str, torch.nn.Module] = field(repr=False)
+
+    @classmethod
+    def of(cls, group: WeightGroup, variant: Any, name: str | None = None) -> Swap:
+        """Return the swap of one group of weights; `name` is the group's where it is not given."""
+        return cls(name or group.name, {module: variant.get_submodule(module) for module in group.modules})
+
+    @classmethod
+    def together(cls, name: str, swaps: list[Swap]) -> Swap:
+        """Return all swaps at once."""
+        return cls(name, {path: module for swap in swaps for path, module in swap.modules.items()})
+
+
+@contextmanager
+def swapped(model: Any, swap: Swap) -> Iterator[None]:
+    """Within this block the model has the modules of the swap."""
+    before: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    try:
+        for path, module in swap.modules.items():
+            parent_path, _, leaf = path.rpartition(".")
+            parent = model.get_submodule(parent_path)
+            before.append((parent, leaf, parent.get_submodule(leaf)))
+            parent._modules[leaf] = module
+        yield
+    finally:
+        for parent, leaf, module in before:
+            parent._modules[leaf] = module
+
 
 Tensor = torch.Tensor
+
+
+def noise_swap(
+    group: WeightGroup, name: str, baseline: Any, variant: Any, found: Differences, *, seed: int
+) -> Swap | str:
+    """Return a swap in which every matrix is the baseline's plus Gaussian noise, or why there is none.
+
+    The noise of a matrix has the Frobenius norm of what the variant has changed in it, after scales that were moved
+    between neighbours are moved back. Norms stay the baseline's. The same seed gives the same noise.
+
+    Parameters
+    ----------
+    group : WeightGroup
+        One of `found.groups`.
+    name : str
+        Of the swap.
+    baseline, variant : transformers.PreTrainedModel
+    found : Differences
+        What `find_differences` found in the two.
+    seed : int
+    """
+    modules: dict[str, torch.nn.Module] = {}
+    weights: dict[int, torch.nn.Parameter] = {}  # tied weights get one noise
+    for path in group.modules:
+        module = baseline.get_submodule(path)
+        matrices = {part: p for part, p in module.named_parameters() if p.ndim > 1}
+        if not matrices:
+            continue
+        noisy = copy.deepcopy(module)
+        for part, old in matrices.items():
+            new = restored_weight(variant, path, found) if part == "weight" else _parameter(variant, path, part)
+            if new is None or new.shape != old.shape:
+                return f"{path}.{part} is not stored as floating-point numbers of the baseline's shape"
+            owner, _, leaf = part.rpartition(".")
+            if id(old) not in weights:
+                size = (new.to(old.device) - old.float()).norm()
+                noise = _with_noise(old, size, f"{seed} {path} {part}")
+                weights[id(old)] = torch.nn.Parameter(noise, requires_grad=False)
+            noisy.get_submodule(owner)._parameters[leaf] = weights[id(old)]
+        modules[path] = noisy.eval()
+    return Swap(name, modules) if modules else "the group has no matrix"
+
+
+def _parameter(variant: Any, path: str, part: str) -> Tensor | None:
+    parameter = dict(variant.get_submodule(path).named_parameters()).get(part)
+    return parameter.data.float() if parameter is not None and parameter.is_floating_point() else None
+
+
+def _with_noise(weight: Tensor, size: Tensor, key: str) -> Tensor:
+    """Return a weight plus noise of a Frobenius norm; the key decides the noise, on every device."""
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1)
+    noise = torch.randn(weight.shape, generator=generator).to(weight.device)
+    noisy: Tensor = weight.data.float() + noise * (size / noise.norm())
+    return noisy.to(weight.dtype)
+
+
 STATE_BYTES = 1 << 30
 WHOLE = "whole variant"
 

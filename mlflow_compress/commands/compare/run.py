@@ -1,0 +1,157 @@
+"""Loads an earlier evaluation from its run or from a folder of records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.commands.compare.result import Comparison
+from mlflow_compress.commands.evaluate.result import Evaluation
+from mlflow_compress.commands.evaluate.stored import check_comparable, read_metadata, stored_results
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.config import check_text
+from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
+from mlflow_compress.items.sources.question_files import read_jsonl
+from mlflow_compress.metrics.core.answer_files import (
+    Answer,
+    answers_from_harness,
+    answers_from_rows,
+    compare_answers,
+    compare_records,
+)
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, unmet
+from mlflow_compress.records import RunRecords
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import Store, StoredRun
+from mlflow_compress.tracking.tracker import Tracker
+
+ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
+
+
+def _read(source: str, store: Store | None) -> Path | list[Answer]:
+    """Return one side of the comparison: the folder of its records, or the answers of a JSONL file."""
+    check_text("run, folder or file", source)
+    path = Path(source)
+    if source and path.is_dir():
+        return path
+    if path.is_file():
+        rows = read_jsonl(path)
+        harness = "filtered_resps" in rows[0]
+        return answers_from_harness(rows) if harness else answers_from_rows(rows)
+    if len(source) == 32 and all(c in "0123456789abcdef" for c in source):
+        return _folder_of_run(source, store)
+    raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
+
+
+def _folder_of_run(run_id: str, store: Store | None) -> Path:
+    """Return the folder of a run's records; for the main run of a variant, those of its evaluate stage."""
+    if store is None:
+        from mlflow_compress.tracking.tracker import Tracker
+
+        store = Tracker()
+    return store.fetch(store.child_ids(run_id).get("evaluate", run_id), RECORDS)
+
+
+def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
+    """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals.
+
+    Parameters
+    ----------
+    baseline, variant : str
+        Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
+        ``{"id", "pred", "gold"}`` object per line.
+    store : Store, optional
+        Where run ids are looked up; the MLflow store if not given.
+
+    Raises
+    ------
+    AlignmentError
+        Items, golds, prompts, answer orders, tokenizers or few-shot settings differ, or one side has records and the
+        other one answers.
+    ConfigError, DataError
+        A side cannot be found or read.
+    """
+    left, right = _read(baseline, store), _read(variant, store)
+    if isinstance(left, Path) and isinstance(right, Path):
+        check_comparable(read_metadata(left), read_metadata(right))
+        return Comparison(compare_records(RunRecords.read(left), RunRecords.read(right)))
+    if isinstance(left, Path) or isinstance(right, Path):
+        raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
+    return Comparison(compare_answers(left, right))
+
+
+LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"
+
+
+def from_folder(folder: Path) -> Evaluation:
+    """Return the evaluation of a folder of records, without a comparison to a baseline.
+
+    Raises
+    ------
+    DataError
+        The folder has no records, or broken ones.
+    """
+    inputs = MetricInputs(baseline=RunRecords.read(folder))
+    return Evaluation(
+        name=folder.name,
+        results=tuple(compute_all(inputs)),
+        not_computed=unmet(inputs),
+        records_folder=folder,
+    )
+
+
+def from_run(run_id: str, store: Store | None = None) -> Evaluation:
+    """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage.
+
+    Raises
+    ------
+    ConfigError
+        The text is not a run id, or the run has no evaluation.
+    TrackingError
+        The store has no such run.
+    """
+    if not re.fullmatch("[0-9a-f]{32}", run_id):
+        raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
+    store = store if store is not None else Tracker()
+    run = store.look_up(store.child_ids(run_id).get("evaluate", run_id))
+    stage = run.tags.get(run_names.STAGE)
+    if stage not in ("evaluate", "baseline"):
+        raise ConfigError(
+            "This run holds no evaluation", allowed=LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
+        )
+    results = tuple(stored_results(store, run.run_id))
+    records = store.fetch(run.run_id, RECORDS)
+    base_model = run.tags[run_names.BASE_MODEL]
+    common: dict[str, Any] = {"results": results, "records_folder": records, "run": store.link(run.run_id)}
+    if stage == "baseline":
+        return Evaluation(name=base_model, evaluation_id=run.tags.get(run_names.EVALUATION), **common)
+    baseline_run = run.tags[run_names.BASELINE_RUN]
+    return Evaluation(
+        name=run.tags[run_names.VARIANT],
+        not_computed=_not_computed(store, run),
+        baseline=base_model,
+        verdict=run.tags[run_names.VERDICT],
+        manifest=_manifest(run),
+        baseline_records_folder=store.fetch(baseline_run, RECORDS),
+        baseline_run_id=baseline_run,
+        evaluation_id=run.tags.get(run_names.EVALUATION),
+        baseline_found=True,
+        variant_found_in=run.run_id,
+        **common,
+    )
+
+
+def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
+    """Return the reason for each missing metric. A run that computed all metrics has no such file."""
+    try:
+        return dict(store.fetch_json(run.run_id, "not_computed.json"))
+    except TrackingError:
+        return {}
+
+
+def _manifest(run: StoredRun) -> CheckpointManifest | None:
+    """Return the checkpoint's manifest; None if the checkpoint was deleted."""
+    folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
+    return CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None

@@ -1,0 +1,97 @@
+"""Where a variant's movement comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.diagnosis_page import diagnosis_sentence, group_row
+from mlflow_compress.tracking.store import RunLink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(Tabular):
+    """Where a variant's movement comes from: each group of weights alone, and the text on which it moves.
+
+    Attributes
+    ----------
+    name, baseline : str
+        The variant's short name, and its baseline's.
+    checkpoint : str
+        Folder of the variant.
+    found : GroupsFound
+        Every group of weights, the whole variant, and the controls.
+    unchanged : tuple of str
+        Groups whose weights are the baseline's.
+    positions, classes, categories : tuple of MetricResult
+        KL of the whole variant by position in the text, by class of the predicted token, and by task and category of
+        items.
+    texts : tuple of ShownText
+        The texts that moved most.
+    whole_model_reason : str or None
+        Why every layer was computed for every group; None where only the layers behind a swap were.
+    seconds : float
+        How long the measuring took.
+    records_folder : Path
+        The distances of every swap at every token (`swap_distances.parquet`).
+    run : RunLink
+    """
+
+    name: str
+    baseline: str
+    checkpoint: str
+    found: GroupsFound
+    unchanged: tuple[str, ...]
+    positions: tuple[MetricResult, ...]
+    classes: tuple[MetricResult, ...]
+    categories: tuple[MetricResult, ...]
+    texts: tuple[ShownText, ...]
+    whole_model_reason: str | None
+    seconds: float
+    records_folder: Path
+    run: RunLink
+
+    def __getitem__(self, name: str) -> GroupMove:
+        """Return one group by its name: "layers.3.qkv". An unknown name is a `KeyError`."""
+        by_name = {group.name: group for group in self.found.groups}
+        return by_name[name]
+
+    @property
+    def summary(self) -> str:
+        """What moves most, in one sentence or two."""
+        return diagnosis_sentence(self.name, self.found)
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per group of weights, in the model's order."""
+        return [group_row(group) for group in self.found.groups]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        kept = ("name", "baseline", "checkpoint", "unchanged", "whole_model_reason", "seconds")
+        parts = ("positions", "classes", "categories")
+        return {
+            **{name: getattr(self, name) for name in kept},
+            "groups": list(self.to_rows()),
+            "whole": result_values(self.found.whole),
+            "together": result_values(self.found.together),
+            "no_swap": self.found.no_swap,
+            "sum_of_parts": self.found.sum_of_parts,
+            "additivity": result_values(self.found.additivity),
+            "noise_ratio": result_values(self.found.noise_ratio),
+            **{part: [result_values(result) for result in getattr(self, part)] for part in parts},
+            "texts": [asdict(text) for text in self.texts],
+            "run": asdict(self.run),
+        }
+
+
+def result_values(result: MetricResult | None) -> dict[str, Any] | None:
+    """Return a result as plain values."""
+    if result is None:
+        return None
+    names = ("value", "low", "high", "level", "n", "n_unscored", "task", "category")
+    return {name: getattr(result, name) for name in names}

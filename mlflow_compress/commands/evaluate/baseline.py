@@ -1,0 +1,315 @@
+"""The baseline, evaluated once: its records, a second run for the noise floor, and the states that variants need."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mlflow_compress.commands.evaluate import outputs as run_model_module
+from mlflow_compress.commands.evaluate.models import OpenModel, RunningModel, facts, load, recognise, recognised_in
+from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.stored import (
+    PROMPT_SETTINGS,
+    EvalMetadata,
+    eval_metadata,
+    logged,
+    read_metadata,
+    results_json,
+    settings_of,
+    write_metadata,
+)
+from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
+from mlflow_compress.commands.shared.model_names import baseline_label
+from mlflow_compress.commands.shared.task_inputs import trace_prompts
+from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.top_lists import ShownLists
+from mlflow_compress.engines.vllm.vllm_model import VllmModel
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import Corpus, Task, TaskSettings, seeded
+from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.kept import kept
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
+from mlflow_compress.models.loading import load_model
+from mlflow_compress.records import RunRecords, Traces
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.engine_identity import engine_identity
+from mlflow_compress.scoring.generation.generate import generate_answers
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
+from mlflow_compress.tracking.store import OpenRun, Store
+
+_FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
+
+
+def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
+    """Return the part of a suite that the noise run scores; the complete suite if `n` is 0.
+
+    Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
+    windows, or answers of the baseline. Per task with documents: the first `n` documents. None of these are drawn,
+    because records name them by their position, and rounding does not depend on the position.
+
+    Parameters
+    ----------
+    suite : Suite
+    n : int
+        Items per task, windows per corpus, documents per task.
+    seed : int
+        Seed of the draw. A task's draw does not depend on the other tasks.
+    """
+    if n == 0:
+        return suite
+    tasks = tuple(_sampled_task(task, n, seed) for task in suite.tasks)
+    return replace(suite, tasks=tasks, corpora=tuple(_sampled_corpus(corpus, n) for corpus in suite.corpora))
+
+
+def _sampled_task(task: Task, n: int, seed: int) -> Task:
+    ids = task.items.column("item_id").tolist()
+    if len(ids) > n:
+        kept = set(seeded(TaskSettings(seed=seed), "noise", task.name).sample(ids, n))
+        requests = tuple(request for request in task.requests if request.item_id in kept)
+        task = replace(task, items=task.items.where(item_id=kept), requests=requests)
+    return replace(task, documents=task.documents[:n])
+
+
+def _sampled_corpus(corpus: Corpus | TraceCorpus, n: int) -> Corpus | TraceCorpus:
+    if isinstance(corpus, TraceCorpus):
+        assert corpus.answers is not None
+        return replace(corpus, answers=Traces(corpus.answers.table.slice(0, n)))
+    most = max(n, _FEWEST_WINDOWS) * WINDOW
+    return replace(corpus, max_tokens=most if corpus.max_tokens is None else min(most, corpus.max_tokens))
+
+
+STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A stored baseline evaluation.
+
+    Attributes
+    ----------
+    run_id : str
+    evaluation : str
+        Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be
+        compared.
+    records : RunRecords
+        The baseline's records.
+    metadata : EvalMetadata
+        Stored next to the records.
+    noise : RunRecords
+        Records of the second run, on a sample of the items.
+    engine : RunRecords or None
+        Records of its checkpoint under transformers, on the same sample, where another engine runs it.
+    states : Path or None
+        Folder of the baseline's states, see `StateStore`; None where every answer is generated.
+    fresh : bool
+        True if the baseline was evaluated now; False if the store had it.
+    """
+
+    run_id: str
+    evaluation: str
+    records: RunRecords
+    metadata: EvalMetadata
+    noise: RunRecords
+    engine: RunRecords | None
+    states: Path | None
+    fresh: bool
+
+
+def identity(model: IdentifiedModel) -> dict[str, object]:
+    """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
+    run_model_sha256 = hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest()
+    if isinstance(model, ServedModel):
+        return {**model.identity, "run_model_sha256": run_model_sha256}
+    generation = model.path / "generation_config.json"
+    known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
+    return {
+        "weights": model.weights,
+        "tokenizer": tokenizer_hash(model.tokenizer),
+        "eos_token_id": known.get("eos_token_id"),
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        **engine_identity(model.path),
+        **model.engine,
+        "run_model_sha256": run_model_sha256,
+    }
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What the runs of a baseline give: see `Baseline`."""
+
+    outputs: ModelOutputs
+    noise: RunRecords
+    engine: RunRecords | None = None
+    states: Path | None = None
+
+
+def scorer_of(loaded: RunningModel | ServedModel) -> Scorer | EndpointScorer:
+    """Return what scores with a model."""
+    return EndpointScorer(loaded) if isinstance(loaded, ServedModel) else Scorer(loaded, ScoringConfig())
+
+
+def _run_twice(loaded: RunningModel | ServedModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
+    """Return what the baseline's run gives, and its second run on a sample; where vLLM runs it, a third one.
+
+    Where every answer is generated, no token is scored. Then there are no states, and no noise floor. A served baseline
+    is asked the same prompts twice, and its most probable tokens are its states.
+    """
+    sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
+    if not suite.is_scored:
+        outputs = run_model(scorer_of(loaded), suite, resume=resume / RECORDS)
+        return _Runs(outputs, RunRecords(items=sample.items))
+    states = resume / STATES
+    if isinstance(loaded, ServedModel):
+        recognised_in(resume, loaded)
+        first = EndpointScorer(loaded)
+        outputs = run_model(first, suite, resume=resume / RECORDS)
+        lists = ShownLists.write(states, first.shown)
+        again = EndpointScorer(loaded, repeat=1)
+        noise = run_model(again, sample, baseline=lists, generations=False, resume=resume / NOISE).records
+        return _Runs(outputs, noise, states=states)
+    (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
+    with StateWriter(states, loaded) as writer:
+        outputs = run_model(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
+    captured = StateStore.open(states, baseline=loaded)
+    other_batches = ScoringConfig(batch_tokens=int(captured.manifest.limits["batch_tokens"]) // 2)
+    scorer = Scorer(loaded, other_batches)
+    noise = run_model(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
+    engine = None
+    if isinstance(loaded, VllmModel):
+        loaded.vllm.release()  # memory may not hold the model twice
+        here = Scorer(load_model(loaded.config), ScoringConfig())
+        engine = run_model(here, sample, baseline=captured, generations=False, resume=resume / ENGINE).records
+    return _Runs(outputs, noise, engine, states)
+
+
+def _asked(model: OpenModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
+    """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
+    deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
+    return {**identity(model), **deciding, "tasks": suite.hashes()}
+
+
+def evaluation_id(model: OpenModel, suite: Suite, config: EvaluateConfig) -> str:
+    """Return the evaluation id: a hash of baseline, tasks and settings. Runs that share it may be compared."""
+    return digest(_asked(model, suite, config))[:16]
+
+
+def find_or_evaluate(store: Store, model: OpenModel, suite: Suite, config: EvaluateConfig) -> Baseline:
+    """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
+
+    The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
+    second run has another batch composition. Its distance to the first run is the noise floor of every distance.
+    """
+    asked, evaluation = _asked(model, suite, config), evaluation_id(model, suite, config)
+
+    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+        run.set_tags({run_names.EVALUATION: evaluation})
+        run.log_params({**identity(model), **settings_of(config), "noise_items": config.evaluation.noise_items})
+        if isinstance(model, ServedModel):
+            run.log_json(facts(model), FACTS)
+        runs = _run_twice(load(model), suite, config, resume)
+        if runs.states is not None:
+            run.log_folder(runs.states, STATES)
+        records = runs.outputs.records
+        records.write(folder / RECORDS)
+        write_metadata(folder / RECORDS, eval_metadata(model, config, suite))
+        runs.noise.write(folder / NOISE)
+        if runs.engine is not None:
+            runs.engine.write(folder / ENGINE)
+        results = compute_all(MetricInputs(baseline=records, noise=runs.noise, engine=runs.engine))
+        run.log_results(logged(results))
+        run.log_json(results_json(results), "metrics.json")
+        log_harness_metrics(run, suite, runs.outputs)
+
+    # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
+    # again under the same evaluation id.
+    fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": model.rounding}
+    run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work)
+    if fresh:
+        gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
+    elif isinstance(model, ServedModel):
+        recognise(model, store.fetch_json(run_id, FACTS))
+    stored = store.fetch(run_id, RECORDS)
+    return Baseline(
+        run_id=run_id,
+        evaluation=evaluation,
+        records=kept(("records", run_id), lambda: RunRecords.read(stored)),
+        metadata=read_metadata(stored),
+        noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
+        engine=RunRecords.read(store.fetch(run_id, ENGINE)) if model.engine and suite.is_scored else None,
+        states=store.fetch(run_id, STATES) if suite.is_scored else None,
+        fresh=fresh,
+    )
+
+
+STAGE = "baseline-traces"
+MOST_TOKENS = 512  # of an answer, unless the user says otherwise
+
+
+def _settings(base: OpenModel, config: EvaluateConfig) -> GenerationConfig:
+    """Return how traces are drawn: from the whole distribution, because KL is an average over it."""
+    asked, most = config.traces, config.traces.trace_max_new_tokens
+    return GenerationConfig(
+        max_new_tokens=min(MOST_TOKENS, base.max_length // 4) if most == "auto" else int(most),
+        temperature=asked.trace_temperature,
+        top_k=0,
+        top_p=1.0,
+        samples=asked.trace_samples,
+        seed=config.source.seed,
+    )
+
+
+def _written(store: Store, base: OpenModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
+    """Get-or-create: return the baseline's answers; None where they are not there and nothing may be written."""
+    prompts, drawn, system = trace_prompts(config), _settings(base, config), config.inference.system_prompt or ""
+    fingerprint = {
+        **identity(base),
+        "chat_template": base.tokenizer.chat_template,
+        "system_prompt": config.inference.system_prompt,
+        "sampling": asdict(drawn),
+        "prompts": [asdict(prompt) for prompt in prompts],
+    }
+    if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
+        return None
+
+    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+        found = generate_answers(load(base), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
+        Traces(found.table).write(folder / RECORDS)
+
+    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
+    if fresh:
+        gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
+    return kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
+
+
+def with_traces(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+    """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
+
+    Parameters
+    ----------
+    store : Store
+        Where the answers are kept, and found again.
+    base : LightModel
+        The baseline.
+    suite : Suite
+    config : EvaluateConfig
+    write : bool
+        Whether answers that are not there are written now.
+    """
+    if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
+        return suite
+    answers = _written(store, base, config, write=write)
+    corpora = (replace(c, answers=answers) if isinstance(c, TraceCorpus) else c for c in suite.corpora)
+    return replace(suite, corpora=tuple(corpora))

@@ -1,0 +1,189 @@
+"""Metrics that lm-evaluation-harness's own code computes from our records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.top_lists import TopLists
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import Corpus
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.records import Generations, OptionBounds, RunRecords, TokenDistances, TokenScores, Traces
+from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.execution import RunsElsewhere
+from mlflow_compress.scoring.generation.generate import generate_until
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import OpenRun
+
+GENERATED = "generated"  # sub-folder of `resume` with the generated answers
+WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """Outputs of one model on a suite.
+
+    Attributes
+    ----------
+    records : RunRecords
+    n_truncated : int
+        Requests and prompts that were too long for the model and lost their beginning.
+    """
+
+    records: RunRecords
+    n_truncated: int
+
+
+def _answers(
+    loaded: LoadedModel | RunsElsewhere | ServedModel, encoder: Encoder, suite: Suite, resume: Path | None
+) -> tuple[Generations | None, int]:
+    """Return the generated answers and the number of prompts that were too long; None where no task generates."""
+    rows = []
+    n_truncated = 0
+    for task in suite.tasks:
+        if task.answering is None:
+            continue
+        ids, prompts = task.items.column("item_id").tolist(), task.items.column("prompt").tolist()
+        length = task.answering.max_new_tokens
+        n_truncated += sum(len(tokens) > loaded.max_length - length for tokens in encoder.ids(prompts))
+        folder = resume / GENERATED / task.name if resume else None
+        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length, resume=folder)
+        judge = task.answering.judge
+        correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
+        for item_id, prompt, text in zip(ids, prompts, texts, strict=True):
+            n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+            row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": 0, "prompt": prompt}
+            rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": correct.get(item_id)})
+    return Generations.from_rows(rows) if rows else None, n_truncated
+
+
+def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None]]:
+    """Iterate over name, text and most tokens of everything whose every token is scored."""
+    for corpus in suite.corpora:
+        if isinstance(corpus, Corpus):
+            yield corpus.name, corpus.text, corpus.max_tokens
+        elif corpus.answers is not None:
+            yield corpus.name, corpus.answers, None
+        else:
+            raise ValueError("traces must be written before a model reads them")
+    for task in suite.tasks:
+        if task.documents:
+            yield task.name, task.documents, None
+
+
+def run_model(
+    scorer: Scorer | EndpointScorer,
+    suite: Suite,
+    *,
+    capture: StateWriter | None = None,
+    baseline: StateStore | TopLists | None = None,
+    generations: bool = True,
+    resume: Path | None = None,
+) -> ModelOutputs:
+    """Score a model on everything in the suite.
+
+    Parameters
+    ----------
+    scorer : Scorer or EndpointScorer
+        The model's scorer.
+    suite : Suite
+        Tasks and corpora.
+    capture : StateWriter, optional
+        Receives the inputs of the language-model head at every scored position (baseline runs).
+    baseline : StateStore or TopLists, optional
+        States of a baseline run, or its most probable tokens for a served model. Distances are computed against them
+        (variant and noise runs).
+    generations : bool
+        Whether the answers of tasks with generated answers are generated.
+    resume : Path, optional
+        Folder of unfinished results, from which an interrupted call resumes.
+    """
+    bounds: OptionBounds | None = None
+    distances = None
+    if isinstance(scorer, EndpointScorer):
+        assert baseline is None or not isinstance(baseline, StateStore)
+        scores, bounds = scorer.score(suite.requests, baseline=baseline, resume=resume)
+    else:
+        assert baseline is None or isinstance(baseline, StateStore)
+        scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
+    n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
+    tokens: list[TokenScores] = []
+    token_distances: list[TokenDistances] = []
+    for name, text, most in _texts(suite):
+        if isinstance(scorer, EndpointScorer):
+            tokens.append(scorer.score_corpus(name, text, window=WINDOW, max_tokens=most, resume=resume))
+            continue
+        assert baseline is None or isinstance(baseline, StateStore)
+        found, moved = scorer.score_corpus(
+            name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
+        )
+        tokens.append(found)
+        if moved is not None:
+            token_distances.append(moved)
+    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, 0)
+    records = RunRecords(
+        items=suite.items if len(suite.items) else None,  # corpora have none
+        option_scores=scores if len(scores) else None,
+        option_distances=distances if distances is not None and len(distances) else None,
+        option_bounds=bounds if bounds is not None and len(bounds) else None,
+        token_scores=TokenScores.concat(tokens) if tokens else None,
+        token_distances=TokenDistances.concat(token_distances) if token_distances else None,
+        generations=answers,
+        traces=suite.traces,
+    )
+    return ModelOutputs(records, n_truncated + n_long)
+
+
+SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
+TABLE = "harness.json"
+
+
+def log_harness_metrics(
+    run: OpenRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
+) -> None:
+    """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table.
+
+    Parameters
+    ----------
+    run : OpenRun
+    suite : Suite
+        The tasks that were evaluated.
+    outputs : ModelOutputs
+        Of the model. The number of truncated prompts is logged as a metric, too.
+    baseline : RunRecords, optional
+        The baseline's records, for a column of the table.
+    """
+    run.log_values({run_names.TRUNCATED: outputs.n_truncated})
+    metrics = suite.harness_metrics(outputs.records)
+    if not metrics:
+        return
+    tasks_and_groups = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
+    run.log_values(
+        {
+            f"{SECTION}/{metric.name}/{metric.part}": metric.value
+            for metric in metrics
+            if metric.part in tasks_and_groups
+        }
+    )
+    of_baseline = (
+        {(metric.part, metric.name): metric.value for metric in suite.harness_metrics(baseline)} if baseline else {}
+    )
+    rows: list[dict[str, Any]] = [
+        {
+            "part": metric.part,
+            "metric": metric.name,
+            "value": metric.value,
+            "baseline": of_baseline.get((metric.part, metric.name)),
+            "n": metric.n,
+            "n_unscored": metric.n_unscored,
+        }
+        for metric in metrics
+    ]
+    run.log_json(rows, TABLE)

@@ -1,0 +1,180 @@
+"""What was measured on a variant: every metric with its interval, and the records that it was computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.decide.gates import standard_gates
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.tracking.store import RunLink
+
+if TYPE_CHECKING:
+    from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Tabular):
+    """Metric results of one model, and where its records lie.
+
+    Attributes
+    ----------
+    name : str
+        The model's short name.
+    results : tuple of MetricResult
+        Every number: pooled, by task and by category.
+    not_computed : mapping of str to str
+        Metrics that could not be computed, and why.
+    records_folder : Path
+        The records that the numbers were computed from, as Parquet files.
+    run : RunLink or None
+        The run that holds them; None for records that lie in a folder alone.
+    """
+
+    name: str
+    results: tuple[MetricResult, ...]
+    not_computed: Mapping[str, str] = field(default_factory=dict)
+    records_folder: Path
+    run: RunLink | None = None
+
+    @property
+    def pooled(self) -> dict[str, MetricResult]:
+        """The headline results, by metric."""
+        from mlflow_compress.metrics.core.metric_inputs import headline
+
+        return headline(list(self.results))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The headline values, by metric."""
+        return {name: result.value for name, result in self.pooled.items()}
+
+    def __getitem__(self, metric: str) -> MetricResult:
+        """Return a headline result; one that was not computed is a `ConfigError` that says why, where it is known."""
+        if metric not in self.pooled:
+            reason = "; ".join(f"{name}: {why}" for name, why in self.not_computed.items())
+            raise ConfigError(
+                "This metric was not computed", allowed=sorted(self.pooled), got=metric, fix=reason or None
+            )
+        return self.pooled[metric]
+
+    def records(self) -> RunRecords:
+        """Return what the model answered: items, scores, distances and texts, as Arrow tables."""
+        return RunRecords.read(self.records_folder)
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per result."""
+        return [asdict(result) for result in self.results]
+
+    def notebook_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the headline results: the others are too many for a notebook."""
+        part = ("task", "category")
+        return [{k: v for k, v in asdict(result).items() if k not in part} for result in self.pooled.values()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "results": self.to_rows(),
+            "not_computed": dict(self.not_computed),
+            "records": str(self.records_folder),
+            "run": asdict(self.run) if self.run else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCheck:
+    """Whether a variant passes every gate, and what each of them read."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Measurement):
+    """A variant held against its baseline on the same items, or the baseline alone.
+
+    Attributes
+    ----------
+    baseline : str or None
+        The baseline's short name; None where there is none to compare with.
+    verdict : str
+        What was found, in one sentence.
+    manifest : CheckpointManifest or None
+        The variant's manifest; None for a baseline.
+    baseline_records_folder : Path or None
+        The baseline's records.
+    baseline_run_id, evaluation_id : str or None
+        The run that holds them, and the id that comparable evaluations share.
+    baseline_found : bool
+        Whether the baseline's records were found in the store, not scored now.
+    variant_found_in : str or None
+        The run in which the variant's records were found; None where it was scored now.
+    """
+
+    baseline: str | None = None
+    verdict: str = ""
+    manifest: CheckpointManifest | None = None
+    baseline_records_folder: Path | None = None
+    baseline_run_id: str | None = None
+    evaluation_id: str | None = None
+    baseline_found: bool = False
+    variant_found_in: str | None = None
+
+    def check(self, **bounds: float) -> GateCheck:
+        """Return whether the variant is near enough to its baseline, by the gates of a promotion.
+
+        Parameters
+        ----------
+        **bounds
+            `max_kl`, `max_kl_outliers_pct`, `max_flips_pct`, `max_accuracy_drop_pct`: see `decide.standard_gates`.
+        """
+        from mlflow_compress.decide.gates import gate_values
+
+        values = gate_values(self.pooled)
+        checks = [check for gate in standard_gates(**bounds) for check in gate.checks(values)]
+        return GateCheck(passed=all(check.passed for check in checks), reasons=tuple(c.reason for c in checks))
+
+    @property
+    def summary(self) -> str:
+        """The verdict, or what the numbers are of where there is no baseline."""
+        return self.verdict or f"{self.name}: no baseline to compare with"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        own = ("baseline", "verdict", "evaluation_id", "baseline_run_id")
+        return {**super().to_dict(), **{name: getattr(self, name) for name in own}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerEvaluation(Measurement):
+    """What both models answered to the same instructions: how similar, and how good.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    skipped : str
+        What was left out or found in the store, and why; empty where nothing was.
+    account : mapping of str to float
+        Judgments, those without a rating by reason, calls, tokens and cost; empty where no judge model was asked.
+    """
+
+    baseline: str
+    skipped: str = ""
+    account: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """The headline values, in one line."""
+        values = "; ".join(f"{name} {result.value:.4f}" for name, result in self.pooled.items())
+        return f"{self.name}: {values}" if values else f"{self.name}: nothing was computed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the texts as plain values, ready for JSON."""
+        own = {"baseline": self.baseline, "skipped": self.skipped, "account": dict(self.account)}
+        return {**super().to_dict(), **own}

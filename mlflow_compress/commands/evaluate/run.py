@@ -1,0 +1,296 @@
+"""The evaluate stage: scores the variant on the same items as its baseline and computes every distance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_compress.commands.evaluate.baseline import (
+    Baseline,
+    find_or_evaluate,
+    identity,
+    noise_sample,
+    scorer_of,
+    with_traces,
+)
+from mlflow_compress.commands.evaluate.models import (
+    OpenModel,
+    engine_started,
+    facts,
+    load,
+    open_baseline,
+    open_variant,
+    recognise,
+    recognised_in,
+)
+from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.result import Evaluation
+from mlflow_compress.commands.evaluate.stored import EvalMetadata, logged, results_json, settings_of, write_metadata
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.model_names import ServedVariant, baseline_label, described
+from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.unfinished import store_of_command
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.config import EMBEDDED, EvaluateConfig, as_text
+from mlflow_compress.decide.gates import gate_values
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.top_lists import ShownLists, StoredStates, TopLists
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
+from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
+from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.reporting.details import details
+from mlflow_compress.reporting.record_tables import flips_table
+from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.run_names import FACTS, NOISE, RECORDS
+from mlflow_compress.tracking.store import OpenRun, Store
+
+_SHOWN = "shown"  # sub-folder of unfinished work: the lists of the first answers
+
+
+def asked_twice(first: EndpointScorer, suite: Suite, config: EvaluateConfig, resume: Path) -> RunRecords | None:
+    """Return the records of the second answers, with their distances from the first; None where nothing is scored.
+
+    Parameters
+    ----------
+    first : EndpointScorer
+        What has scored the variant on the whole suite.
+    suite : Suite
+    config : EvaluateConfig
+        `noise_items` bounds what is asked twice, as for the baseline.
+    resume : Path
+        Folder of unfinished results.
+    """
+    if not suite.is_scored:
+        return None
+    sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
+    lists = ShownLists.write(resume / _SHOWN, first.shown)
+    again = EndpointScorer(first.loaded, repeat=1)
+    return run_model(again, sample, baseline=lists, generations=False, resume=resume / NOISE).records
+
+
+def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
+    """Return the suite with its chat messages rendered in the model's chat template, after the system prompt.
+
+    The baseline's template renders the prompts of both models, so that both read the same text.
+    """
+    if not any(task.chat for task in suite.tasks):
+        return suite
+    chat = chat_format(model.tokenizer)
+    return suite.rendered(lambda message: chat.prompt([message], system=system))
+
+
+def readable(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+    """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
+
+    Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
+    """
+    rendered = with_chat_template(base, suite, config.inference.system_prompt or "")
+    return with_traces(store, base, rendered, config, write=write)
+
+
+def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
+    """Return the baseline's evaluation: found in the store, or evaluated now."""
+    base = open_baseline(config)
+    return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedVariant:
+    """Records of a variant and of its baseline.
+
+    Attributes
+    ----------
+    inputs : MetricInputs
+        Everything that metrics read.
+    baseline : Baseline
+    found_in : str or None
+        The earlier run that has scored the variant; None where it was scored now.
+    """
+
+    inputs: MetricInputs
+    baseline: Baseline
+    found_in: str | None
+
+
+def evaluate_variant(
+    config: EvaluateConfig,
+    suite: Suite,
+    store: Store,
+    run: OpenRun,
+    until_finished: ExitStack,
+    say: Callable[[str], None] = lambda line: None,
+) -> EvaluatedVariant:
+    """Return the records of variant and baseline. Only what no finished run of the store has scored is scored now.
+
+    The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
+    `until_finished` is closed, so that an interrupted run can resume.
+    """
+    base = open_baseline(config)
+    variant = open_variant(config, base)
+    for model in (base, variant):
+        if isinstance(model, ServedModel):
+            say("\n".join(model.can.lines(model.name)))
+    check_same_tokenizer(base, variant)
+    suite = readable(store, base, suite, config)
+    baseline = find_or_evaluate(store, base, suite, config)
+    # The id of the baseline's run identifies tasks, settings and states.
+    twice = {"asked_twice": config.evaluation.noise_items} if isinstance(variant, ServedModel) else {}
+    fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id, **twice})
+    run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
+    run.log_params({"device": variant.device.type})
+    resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
+    again: RunRecords | None = None
+    earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
+    if earlier:
+        if isinstance(variant, ServedModel):
+            recognise(variant, store.fetch_json(earlier[0].run_id, FACTS))
+            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE)) if suite.is_scored else None
+        records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
+        outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
+    else:
+        if isinstance(variant, ServedModel):
+            recognised_in(resume, variant)
+        states = states_for(baseline, base, variant)
+        scorer = scorer_of(load(variant))
+        outputs = run_model(scorer, suite, baseline=states, resume=resume)
+        if isinstance(scorer, EndpointScorer):
+            again = asked_twice(scorer, suite, config, resume)
+    if isinstance(variant, ServedModel):
+        run.log_json(facts(variant), FACTS)
+    log_harness_metrics(run, suite, outputs, baseline=baseline.records)
+    return EvaluatedVariant(
+        inputs=MetricInputs(
+            baseline=baseline.records,
+            variant=outputs.records,
+            noise=baseline.noise,
+            engine=baseline.engine,
+            asked_again=again,
+            settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
+        ),
+        baseline=baseline,
+        found_in=earlier[0].run_id if earlier else None,
+    )
+
+
+def states_for(baseline: Baseline, base: OpenModel, variant: OpenModel) -> StateStore | TopLists | None:
+    """Return what the variant is compared with: the baseline's states, or lists of its most probable tokens.
+
+    A served baseline has no states. So a variant in this process has no divergence from it: only its answers compare.
+    """
+    if baseline.states is None:
+        return None
+    if isinstance(base, ServedModel):
+        return ShownLists(baseline.states) if isinstance(variant, ServedModel) else None
+    store = StateStore.open(baseline.states, baseline=base)
+    return StoredStates(store) if isinstance(variant, ServedModel) else store
+
+
+def log_evaluation(
+    store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: EvalMetadata
+) -> None:
+    """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
+    pooled = headline(list(results))
+    run.log_results(logged(results))
+    compared = pooled.get("distance/flips_pct")
+    run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
+    run.log_json(results_json(results), "metrics.json")
+    run.log_json(details(inputs, results), "details.json")
+    run.log_json(flips_table(inputs), "flips.json")
+    skipped = unmet(inputs)
+    if skipped:
+        run.log_json(skipped, "not_computed.json")
+    with scratch_folder(store.uri) as folder:
+        inputs.subject.write(folder)
+        write_metadata(folder, metadata)
+        run.log_folder(folder, RECORDS)
+    if inputs.asked_again is not None:
+        with scratch_folder(store.uri) as folder:
+            inputs.asked_again.write(folder)
+            run.log_folder(folder, NOISE)
+
+
+def run_evaluate(
+    config: EvaluateConfig, store: Store | None = None, say: Callable[[str], None] = lambda line: None
+) -> Evaluation:
+    """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
+
+    `say` is told, before anything is asked, what the server of a served model can.
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+    """
+    variant, suite = described(config), suite_of(config)
+    with store_of_command(config, store) as opened:
+        return _evaluate(config, variant, suite, opened, say)
+
+
+def _evaluate(
+    config: EvaluateConfig,
+    variant: CheckpointManifest | ServedVariant,
+    suite: Suite,
+    store: Store,
+    say: Callable[[str], None],
+) -> Evaluation:
+    label = baseline_label(config)
+    with (
+        ExitStack() as until_finished,
+        engine_started(config.running, config.source),
+        store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
+    ):
+        run.rename(f"evaluate {variant.label} {label}")
+        run.set_tags(
+            {
+                run_names.VARIANT: variant.label,
+                run_names.METHOD: variant.method,
+                run_names.CHECKPOINT: config.checkpoint,
+            }
+        )
+        run.log_params(_resolved(config))
+        evaluated = evaluate_variant(config, suite, store, run, until_finished, say)
+        baseline = evaluated.baseline
+        results = compute_all(evaluated.inputs)
+        log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)
+        sentence = verdict(variant.label, headline(results), size_ratio=variant.size_ratio, sparsity=variant.sparsity)
+        source = "evaluated now" if baseline.fresh else "found in the store"
+        run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
+        if evaluated.found_in is not None:
+            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {evaluated.found_in}"})
+        run.set_note(sentence)
+    return Evaluation(
+        name=variant.label,
+        results=tuple(results),
+        not_computed=unmet(evaluated.inputs),
+        records_folder=store.fetch(run.run_id, RECORDS),
+        run=store.link(run.run_id),
+        baseline=label,
+        verdict=sentence,
+        manifest=variant if isinstance(variant, CheckpointManifest) else None,
+        baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
+        baseline_run_id=baseline.run_id,
+        evaluation_id=baseline.evaluation,
+        baseline_found=not baseline.fresh,
+        variant_found_in=evaluated.found_in,
+    )
+
+
+def _resolved(config: EvaluateConfig) -> dict[str, object]:
+    """Return the run's parameters, with "auto" resolved."""
+    text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
+    tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
+    return {
+        "model": config.source.model,
+        "tasks": tasks,
+        "dtype": config.inference.dtype,
+        "noise_items": config.evaluation.noise_items,
+        **{name: text[name] for name in settings_of(config)},
+    }

@@ -1,0 +1,96 @@
+"""Evaluation metadata stored next to the record tables: tokenizer hash, few-shot settings, task hashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import files as atomic
+from mlflow_compress.commands.shared.task_inputs import task_settings
+from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.errors import AlignmentError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import Store
+
+_FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category")
+
+
+def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:
+    """Return results as JSON rows, with full precision."""
+    return [{field: getattr(result, field) for field in _FIELDS} for result in results]
+
+
+def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
+    """Return the results that `results_json` has turned into rows."""
+    return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
+
+
+def stored_results(store: Store, *run_ids: str) -> list[MetricResult]:
+    """Return the results that the runs of stages hold, one run after the other."""
+    return [result for run_id in run_ids for result in results_from_json(store.fetch_json(run_id, "metrics.json"))]
+
+
+def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
+    """Return the results that are logged as MLflow metrics: pooled values and a few per task (under 100 in all)."""
+    by_task = run_names.logged_by_task()
+    return [r for r in results if r.category is None and (r.task is None or r.name in by_task)]
+
+
+FILE = "about.json"
+PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt")
+"""Settings that change the prompts only. The tasks' hashes cover the prompts."""
+
+EvalMetadata = dict[str, object]
+
+
+def eval_metadata(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
+    """Return what two evaluations must share to be comparable, in addition to their items."""
+    return {
+        "tokenizer": tokenizer_hash(model.tokenizer),
+        "num_fewshot": config.evaluation.num_fewshot,
+        "shuffle_fewshot": config.evaluation.shuffle_fewshot,
+        "tasks": suite.hashes(),
+    }
+
+
+def settings_of(config: EvaluateConfig) -> dict[str, object]:
+    """Return the settings that decide which questions are asked and how. The paths of data and model do not."""
+    settings = task_settings(config)
+    return {f.name: getattr(settings, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
+
+
+def write_metadata(folder: Path, content: EvalMetadata) -> None:
+    """Write the metadata into a folder of records."""
+    atomic.write(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_metadata(folder: Path) -> EvalMetadata:
+    """Return the metadata in a folder of records; empty where the records come without it."""
+    path = folder / FILE
+    return read_json_object(path) if path.is_file() else {}
+
+
+def check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:
+    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored.
+
+    Raises
+    ------
+    AlignmentError
+        An entry differs; the message names it.
+    """
+    for part in sorted(baseline.keys() & variant.keys()):
+        if baseline[part] != variant[part]:
+            raise AlignmentError(
+                f"The two evaluations differ in their {part}",
+                allowed=str(baseline[part]),
+                got=variant[part],
+                fix="Evaluate both with the same tokenizer and settings",
+            )

@@ -1,0 +1,111 @@
+"""The verdict of a gate, and what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlflow_compress.commands.promote.result import NOTHING_PASSES
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.tracking.store import RunLink
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRow:
+    """One check of a gate, or a gate that was decided as a whole.
+
+    Attributes
+    ----------
+    gate : int
+        Number of the policy's gate; a gate on KL has two checks.
+    name : str
+        The claim: "distance/flips_pct <= 5".
+    verdict : {"pass", "fail", "undecided"}
+    decided_after : int or None
+        Items that the gate had looked at; None where items did not decide.
+    by : {"items", "all items", "checkpoint", "timing"}
+        What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it.
+    value : float or None
+        The value so far, in the metric's unit; None where no item has one.
+    limit : float or None
+        The limit.
+    n : int
+        Items that have a value.
+    reason : str
+        What a promotion says of the gate, where all items or the checkpoint decided.
+    """
+
+    gate: int
+    name: str
+    verdict: Literal["pass", "fail", "undecided"]
+    decided_after: int | None
+    by: Literal["items", "all items", "checkpoint", "timing"]
+    value: float | None
+    limit: float | None
+    n: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateVerdict(Tabular):
+    """Whether a checkpoint is near enough to its baseline, and how many items that took.
+
+    Attributes
+    ----------
+    passed : bool
+        Whether every gate passes.
+    verdict : str
+        The same, in one sentence.
+    rows : tuple of GateRow
+        What decided.
+    items_used, items_available : int
+        Items that were looked at, and those that the whole evaluation has.
+    error : float
+        Probability that any early verdict is wrong, at most.
+    seed : int
+        Of the random order.
+    policy_sha256, policy : str
+        The policy's hash, and its text.
+    variant, baseline : str
+        Names of the two models.
+    baseline_run_id : str
+        The run that holds the baseline's records.
+    remarks : tuple of str
+        What else there is to say.
+    run : RunLink
+        The run that holds the verdict.
+    """
+
+    passed: bool
+    verdict: str
+    rows: tuple[GateRow, ...]
+    items_used: int
+    items_available: int
+    error: float
+    seed: int
+    policy_sha256: str
+    policy: str
+    variant: str
+    baseline: str
+    baseline_run_id: str
+    remarks: tuple[str, ...]
+    run: RunLink
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with: 0 if every gate passes, otherwise 3."""
+        return 0 if self.passed else NOTHING_PASSES
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.verdict
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per check."""
+        return [asdict(row) for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return asdict(self)

@@ -1,0 +1,426 @@
+"""The gate: evaluates a checkpoint in random blocks of items until the policy's verdict is sure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from mlflow_compress import files as atomic
+from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, identity, scorer_of
+from mlflow_compress.commands.evaluate.models import OpenModel, load, open_baseline, open_variant, recognised_in
+from mlflow_compress.commands.evaluate.run import readable, states_for
+from mlflow_compress.commands.gate.blocks import (
+    BlockScorer,
+    ChecksSoFar,
+    Keys,
+    blocks,
+    joined,
+    joined_records,
+    needed_items,
+    restricted,
+)
+from mlflow_compress.commands.gate.result import GateRow, GateVerdict
+from mlflow_compress.commands.quantize.run import size_values
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.model_names import Made, ServedVariant, baseline_label, compresses, described
+from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.speed.run import run_speed
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.config import GateConfig, SpeedConfig, as_text
+from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
+from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
+from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy
+from mlflow_compress.decide.policy_gates import gates_of, read
+from mlflow_compress.decide.promotion import NO_KL_OF_SERVED
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
+from mlflow_compress.metrics.stats.sequential import random_order
+from mlflow_compress.models.identity import check_same_tokenizer
+from mlflow_compress.records import RunRecords
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import OpenRun, RunLink, Store
+from mlflow_compress.tracking.tracker import Tracker
+
+
+def at_once(wanted: ItemPolicy, made: Made, timed: TimedForGate, verdict: str) -> list[GateRow]:
+    """Return the gates that need no item, those of one verdict."""
+    sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
+    values = {**sizes, **timed.values, "gate/kl_items": 0.0}
+    absent = without_speed(timed.reason)
+    rows = []
+    for number in sorted(wanted.at_once):
+        gate = wanted.gates[number]
+        checks = gate.checks(values)
+        found = "pass" if all(check.passed for check in checks) else "fail"
+        if found == verdict:
+            by = "timing" if isinstance(gate, Gate) and gate.metric.startswith(SPEED) else "checkpoint"
+            rows.append(_row(number, "; ".join(in_words(check, absent) for check in checks), found, by))
+    return rows
+
+
+def _row(number: int, reason: str, verdict: str, by: str, n: int = 0) -> GateRow:
+    return GateRow(
+        gate=number + 1,
+        name=reason,
+        verdict=verdict,  # type: ignore[arg-type]
+        decided_after=None,
+        by=by,  # type: ignore[arg-type]
+        value=None,
+        limit=None,
+        n=n,
+        reason=reason,
+    )
+
+
+def is_sure(policy: Policy, wanted: ItemPolicy, so_far: ChecksSoFar, order: Keys) -> bool:
+    """Return whether more items can no longer change the verdict, at the error level."""
+    verdicts = [so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
+    if "fail" in verdicts:
+        return True
+    seen = order[: so_far.n_items]
+    enough = len(seen) >= policy.require.items and all(
+        sum(name == task for name, _ in seen) >= fewest for task, fewest in policy.require.items_by_task.items()
+    )
+    return enough and all(verdict == "pass" for verdict in verdicts)
+
+
+def verdict_of_gate(
+    config: GateConfig,
+    policy: Policy,
+    wanted: ItemPolicy,
+    so_far: ChecksSoFar,
+    records: RunRecords,
+    baseline: Baseline,
+    made: Made,
+    timed: TimedForGate,
+    available: int,
+    label: str,
+    run: RunLink,
+) -> GateVerdict:
+    """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
+    decided_at_once = [row for found in ("pass", "fail") for row in at_once(wanted, made, timed, found)]
+    rows = [*decided_at_once, *so_far.rows()]
+    by_items = {gate: so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once}
+    failed = {row.gate for row in rows if row.verdict == "fail"}
+    open_gates = [gate for gate, verdict in by_items.items() if verdict == "undecided"]
+    all_used = so_far.n_items == available
+    if all_used and open_gates and not failed:
+        decided = _fixed_n(config, policy, wanted, records, baseline, open_gates)
+        rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
+        failed = {row.gate for row in rows if row.verdict == "fail"}
+    remarks = [timed.remark] if timed.remark else []
+    anomalous = []
+    if policy.anomalies.zero_kl and compresses(made.method) and _all_zero(so_far):
+        anomalous.append(f"Anomalous: every KL is exactly 0, although method '{made.method}' changes weights.")
+    passed = not failed and not anomalous
+    share = f"{so_far.n_items} of {available} items"
+    saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
+    after = (
+        "by the fixed-n rule after all items" if any(row.by == "all items" for row in rows) else f"after {share}{saved}"
+    )
+    names = "; ".join(row.reason or row.name for row in rows if row.verdict == "fail")
+    why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
+    sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}."
+    if not passed and open_gates and not all_used:
+        remarks.append("Gates that are undecided were not needed: one that fails is enough.")
+    return GateVerdict(
+        passed=passed,
+        verdict=sentence,
+        rows=tuple(sorted(rows, key=lambda row: row.gate)),
+        items_used=so_far.n_items,
+        items_available=available,
+        error=config.error,
+        seed=config.source.seed,
+        policy_sha256=policy.sha256,
+        policy=policy_yaml(policy),
+        variant=made.label,
+        baseline=label,
+        baseline_run_id=baseline.run_id,
+        remarks=(
+            f"The baseline was {'evaluated now' if baseline.fresh else 'found in the store'}.",
+            *anomalous,
+            *remarks,
+        ),
+        run=run,
+    )
+
+
+def _all_zero(so_far: ChecksSoFar) -> bool:
+    found = [
+        value for name, values in so_far.values.items() if name.startswith("distance/kl_clipped") for value in values
+    ]
+    return bool(found) and max(found) <= 0.0
+
+
+def _fixed_n(
+    config: GateConfig,
+    policy: Policy,
+    wanted: ItemPolicy,
+    records: RunRecords,
+    baseline: Baseline,
+    open_gates: list[int],
+) -> list[GateRow]:
+    """Return what a promotion would say of the gates that all items together have left open."""
+    items = records.items
+    assert items is not None
+    keys = list(zip(items.column("task").tolist(), items.column("item_id").tolist(), strict=True))
+    seed = config.source.seed
+    inputs = MetricInputs(
+        baseline=restricted(baseline.records, joined(keys)),
+        variant=records,
+        settings=MetricSettings(seed=seed, split_seed=seed),
+    )
+    results = compute_all(inputs)
+    pooled = headline(results)
+    values = {
+        **{name: result.value for name, result in pooled.items()},
+        **gate_values(pooled),
+        **read(results, gates_of(policy).readings),
+    }
+    rows = []
+    for number in open_gates:
+        checks = wanted.gates[number].checks(values)
+        verdict = "pass" if all(check.passed for check in checks) else "fail"
+        rows.append(_row(number, "; ".join(check.reason for check in checks), verdict, "all items", len(keys)))
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedForGate:
+    """What timing has found.
+
+    Attributes
+    ----------
+    values : mapping of str to float
+        What gates read, by name; empty where nothing was timed.
+    reason : str
+        Why nothing was timed.
+    remark : str
+        What was found, in one sentence; empty where the policy does not ask.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    remark: str = ""
+
+
+def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> TimedForGate:
+    """Time the checkpoint beside its baseline in a run of its own, where a gate asks; return what gates read of it."""
+    gates = gates_of(policy.model_copy(update={"objective": Objective()}))  # a gate ranks nothing
+    if not gates.asks_speed:
+        return TimedForGate()
+    measured = run_speed(config, store)
+    return TimedForGate(
+        values=read(measured.results, gates.readings),
+        reason="; ".join(dict.fromkeys(measured.not_computed.values())),
+        remark=f"{measured.summary}.",
+    )
+
+
+JSON, MARKDOWN = "verdict.json", "verdict.md"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _when(row: GateRow) -> str:
+    if row.by == "checkpoint":
+        return "from the checkpoint"
+    if row.by == "timing":
+        return "by timing"
+    if row.by == "all items":
+        return "after all items"
+    return "" if row.decided_after is None else f"after {row.decided_after} items"
+
+
+def verdict_markdown(found: GateVerdict) -> str:
+    """Return the verdict as Markdown, as a job summary shows it."""
+    lines = [
+        f"## {'Passed' if found.passed else 'Failed'}: {escape_markdown(f'{found.variant} against {found.baseline}')}",
+        "",
+        escape_markdown(found.verdict),
+        "",
+        "| gate | claim | verdict | decided | value so far | items |",
+        "|--:|---|---|---|--:|--:|",
+    ]
+    for row in found.rows:
+        cells = (row.gate, row.reason or row.name, row.verdict, _when(row), _number(row.value), row.n or "")
+        lines.append(f"| {' | '.join(escape_markdown(str(cell)) for cell in cells)} |")
+    notes = [
+        *found.remarks,
+        f"Early verdicts: any of them is wrong with a probability of at most {100 * found.error:g} %.",
+        f"Order of the items: seed {found.seed}. Policy: sha256 {found.policy_sha256[:16]}.",
+    ]
+    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in notes), ""])
+
+
+def verdict_json(found: GateVerdict) -> str:
+    """Return the verdict as one JSON object."""
+    return json.dumps({**found.to_dict(), "exit_code": found.exit_code}, indent=1, allow_nan=False) + "\n"
+
+
+def write_verdict(found: GateVerdict, folder: Path) -> None:
+    """Write both files into a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write(folder / JSON, verdict_json(found).encode())
+    atomic.write(folder / MARKDOWN, verdict_markdown(found).encode())
+
+
+Progress = Callable[[str], None]
+
+
+def run_gate(config: GateConfig, store: Store | None = None, progress: Progress = lambda line: None) -> GateVerdict:
+    """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
+
+    The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
+    policy reads, in the original order of their options. A gate that was interrupted goes on with the block that it was
+    at. Wrong parameters are refused before a run is made; a task that the policy names and the evaluation lacks, after.
+
+    Raises
+    ------
+    ConfigError
+        The policy cannot be decided item by item, or is about no item.
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+    """
+    policy = read_policy(config.policy).overridden(
+        min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
+    )
+    wanted = item_policy(policy)
+    evaluation = config.evaluate_config
+    made, suite = described(evaluation), suite_of(evaluation)
+    _check_served(made, policy)
+    store = store if store is not None else Tracker(config.experiment)
+    label = baseline_label(evaluation)
+    base = open_baseline(evaluation)
+    variant = open_variant(evaluation, base)
+    for model in (base, variant):
+        if isinstance(model, ServedModel):
+            progress("\n".join(model.can.lines(model.name)))
+    check_same_tokenizer(base, variant)
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
+    with store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
+        run.log_params({**as_text(config), "policy_sha256": policy.sha256})
+        suite = readable(store, base, suite, evaluation)
+        baseline = find_or_evaluate(store, base, suite, evaluation)
+        run.set_tags({run_names.EVALUATION: baseline.evaluation, run_names.BASELINE_RUN: baseline.run_id})
+        inputs = MetricInputs(baseline=baseline.records)
+        families = inputs.headline_families
+        check_places(wanted.checks, inputs.view, families)
+        if not set(families) & set(inputs.view.scored):
+            wanted = _without_kl(wanted)
+        keys = needed_items(wanted.checks, inputs, families)
+        order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
+        _check_counts(policy, order)
+        timed = timed_for_gate(config.speed_config, policy, store)
+        states = states_for(baseline, base, variant)
+        # Other sizes of blocks are other work; another policy may be about other items.
+        fingerprint = digest(
+            {"stage": "gate", **identity(variant), "baseline": baseline.run_id, "order": order, "block": config.block}
+        )
+        with resumable_workdir(store.uri, fingerprint) as folder:
+            if isinstance(variant, ServedModel):
+                recognised_in(folder, variant)
+            scorer = BlockScorer(suite=suite, scorer=_loaded_once(variant), states=states, folder=folder)
+            so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, made, timed, progress)
+            link = store.link(run.run_id)
+            found = verdict_of_gate(
+                config, policy, wanted, so_far, records, baseline, made, timed, len(order), label, link
+            )
+            with scratch_folder(store.uri) as scratch:
+                records.write(scratch)
+                run.log_folder(scratch, RECORDS)
+        _log(store, run, found)
+    if config.output is not None:
+        write_verdict(found, Path(config.output))
+    return found
+
+
+def _check_served(made: Made, policy: Policy) -> None:
+    """Refuse a policy that a served model cannot be judged by, before anything is asked of its server."""
+    if not isinstance(made, ServedVariant):
+        return
+    if policy.kl is not None:
+        raise ConfigError("The policy has a gate that a served model cannot pass", fix=NO_KL_OF_SERVED)
+    if of_size := [gate.metric for gate in policy.gates if gate.metric.startswith("size/")]:
+        raise ConfigError(
+            "The policy has a gate on size, and the size of a served model is not known",
+            got=of_size[0],
+            fix="Leave it out",
+        )
+
+
+def _loaded_once(variant: OpenModel) -> Callable[[], Scorer | EndpointScorer]:
+    """Return a function that loads the model when it is first called; a served one is loaded already."""
+    return cache(lambda: scorer_of(load(variant)))
+
+
+def _without_kl(policy: ItemPolicy) -> ItemPolicy:
+    """Return the policy for generated answers: the gate on KL does not apply, and passes at once."""
+    of_kl = frozenset(check.gate for check in policy.checks if check.metric.startswith("distance/kl_"))
+    kept = tuple(check for check in policy.checks if check.gate not in of_kl)
+    return ItemPolicy(gates=policy.gates, checks=kept, at_once=policy.at_once | of_kl)
+
+
+def _check_counts(policy: Policy, order: Keys) -> None:
+    """Refuse a policy that requires more items than the evaluation has."""
+    for task, fewest in [(None, policy.require.items), *policy.require.items_by_task.items()]:
+        n = sum(task in (None, name) for name, _ in order)
+        if n < fewest:
+            raise ConfigError(
+                f"The policy requires more items{f' of {task}' if task else ''} than the gate looks at",
+                allowed=f"at most {n}",
+                got=fewest,
+            )
+
+
+def _look(
+    config: GateConfig,
+    policy: Policy,
+    wanted: ItemPolicy,
+    families: tuple[str, ...],
+    baseline: Baseline,
+    scorer: BlockScorer,
+    order: Keys,
+    made: Made,
+    timed: TimedForGate,
+    progress: Progress,
+) -> tuple[ChecksSoFar, RunRecords]:
+    """Look at block after block until the verdict is sure; return what is known, and the variant's records."""
+    so_far = ChecksSoFar(policy=wanted, headline=families, error=config.error)
+    parts: list[RunRecords] = []
+    if at_once(wanted, made, timed, "fail"):
+        return so_far, RunRecords()
+    for number, keys in blocks(order, config.block):
+        records, _ = scorer.records(number, keys)
+        parts.append(records)
+        so_far.look(MetricInputs(baseline=restricted(baseline.records, joined(keys)), variant=records), keys)
+        gates = [gate for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
+        decided = sum(so_far.of_gate(gate) != "undecided" for gate in gates)
+        progress(f"{so_far.n_items} of {len(order)} items: {decided} of {len(gates)} gates decided")
+        if is_sure(policy, wanted, so_far, order):
+            break
+    return so_far, joined_records(parts)
+
+
+def _log(store: Store, run: OpenRun, found: GateVerdict) -> None:
+    """Log the verdict on its run."""
+    run.log_values(
+        {"gate/passed": float(found.passed), "items/used": found.items_used, "items/available": found.items_available}
+    )
+    with scratch_folder(store.uri) as scratch:
+        write_verdict(found, scratch)
+        for path in sorted(scratch.iterdir()):
+            run.log_file(path)
+    run.set_tags({run_names.VERDICT: found.verdict, "passed": str(found.passed).lower()})
+    run.set_note(verdict_markdown(found))

@@ -1,0 +1,58 @@
+"""One variant from compression to verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mlflow_compress.commands.evaluate.result import Measurement
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRun(Measurement):
+    """Everything that the stages of one variant found: what its main run shows.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    verdict : str
+        What was found, in one sentence.
+    manifest : CheckpointManifest or None
+        How the checkpoint was made, and what it weighs; None of a served model.
+    checkpoint : str
+        Its folder, or where it is served.
+    gates : mapping of str to float
+        The upper ends of intervals that a promotion reads.
+    n_truncated : int
+        Prompts of which the variant read the end only.
+    failed : mapping of str to str
+        Error message of every stage that failed.
+    """
+
+    baseline: str
+    verdict: str
+    manifest: CheckpointManifest | None
+    checkpoint: str
+    gates: Mapping[str, float]
+    n_truncated: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {
+            **super().to_dict(),
+            "baseline": self.baseline,
+            "verdict": self.verdict,
+            "checkpoint": self.checkpoint,
+            "manifest": None if self.manifest is None else asdict(self.manifest),
+            "gates": dict(self.gates),
+            "failed": dict(self.failed),
+        }

@@ -1,0 +1,100 @@
+"""What every stage would cost, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlflow_compress.commands.shared.tabular import Tabular
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """The cost of one stage.
+
+    Attributes
+    ----------
+    stage : str
+    times : int
+        How often it runs: once for a baseline, once for each variant.
+    tokens, tokens_unshared : int
+        Tokens that the layers compute; the same without shared prefixes.
+    operations : float or None
+        Floating-point operations; None where there is no formula.
+    bytes_read, bytes_written : float
+        From and to the storage.
+    memory : float
+        Bytes that one copy of the model and its work need at once, without the libraries themselves.
+    seconds, dollars : float or None
+        Of all its runs; None where there is no formula, no price, or too few devices.
+    """
+
+    stage: str
+    times: int
+    tokens: int
+    tokens_unshared: int
+    operations: float | None
+    bytes_read: float
+    bytes_written: float
+    memory: float
+    seconds: float | None
+    dollars: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostPlan(Tabular):
+    """The plan: what each stage costs, and how the model lies on the devices.
+
+    Attributes
+    ----------
+    model : str
+    parameters, active_parameters : float
+        All weights; those that one token is multiplied with, without embeddings and head.
+    devices, devices_per_copy, copies : int
+        Devices there are; devices that one copy of the model needs; copies that work side by side (0: it does not fit).
+    stages : tuple of StageCost
+    states_bytes : float
+        Bytes of the baseline's stored states.
+    checkpoint_bytes : float
+        Bytes of one compressed checkpoint.
+    notes : tuple of str
+        What the figures assume, and what they leave out.
+    """
+
+    model: str
+    parameters: float
+    active_parameters: float
+    devices: int
+    devices_per_copy: int
+    copies: int
+    stages: tuple[StageCost, ...]
+    states_bytes: float
+    checkpoint_bytes: float
+    notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of all stages, one after the other; None where one is not known."""
+        each = [stage.seconds for stage in self.stages]
+        return None if any(s is None for s in each) else sum(s or 0.0 for s in each)
+
+    @property
+    def summary(self) -> str:
+        """The model, and how it lies on the devices."""
+        active = f", {self.active_parameters / 1e9:.3g} billion a token" if self.active_parameters else ""
+        where = (
+            f"{self.copies} {'copy' if self.copies == 1 else 'copies'} on {self.devices_per_copy} of {self.devices} "
+            f"{'device' if self.devices == 1 else 'devices'} each"
+            if self.copies
+            else f"does not fit on {self.devices}: one copy needs {self.devices_per_copy} devices"
+        )
+        return f"{self.model}: {self.parameters / 1e9:.3g} billion weights{active}; {where}"
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per stage."""
+        return [asdict(stage) for stage in self.stages]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {**asdict(self), "seconds": self.seconds}

@@ -1,0 +1,364 @@
+"""The plan of a whole job: what each stage would compute, read and write, and how long that takes on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+
+from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.baseline import noise_sample
+from mlflow_compress.commands.evaluate.outputs import WINDOW
+from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
+from mlflow_compress.commands.plan.result import CostPlan, StageCost
+from mlflow_compress.commands.shared.model_names import model_label
+from mlflow_compress.commands.shared.task_inputs import instructions_of, suite_of
+from mlflow_compress.compression.method import METHODS
+from mlflow_compress.config import EMBEDDED, EvaluateConfig, JudgeConfig, PlanConfig
+from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.items.sources.instructions import Instruction
+from mlflow_compress.items.suite import Suite
+from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.models.identity import max_length
+from mlflow_compress.scoring import costs as formulas
+from mlflow_compress.scoring.costs import GroupSize, ModelShape, Workload, generation_workload, model_shape, workload
+from mlflow_compress.scoring.engine import default_limits
+from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.plan.corpus_windows import cut
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.packing import plan_packs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedWork:
+    """Answers that are written token by token: the work, the longest answer in tokens, and their number."""
+
+    work: Workload
+    new_tokens: int
+    answers: int
+
+
+def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
+    """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora.
+
+    Raises
+    ------
+    ConfigError
+        A corpus is written by the baseline itself, so that nobody knows its length before.
+    """
+    encoded = [e for e in encoder.encode(suite.requests) if e.fits]
+    sequences = [e.inputs for e in encoded]
+    plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
+    found = workload(plan, sum(map(len, sequences)), head_rows)
+    texts: list[tuple[Any, int | None]] = []
+    for corpus in suite.corpora:
+        if isinstance(corpus, TraceCorpus):
+            raise ConfigError(
+                "The baseline writes this corpus, so its work is not known before", got=corpus.name, fix="Leave it out"
+            )
+        texts.append((corpus.text, corpus.max_tokens))
+    texts += [(task.documents, None) for task in suite.tasks if task.documents]
+    for text, most in texts:
+        windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
+        found += workload(windows, windows.n_tokens, head_rows)
+    return found
+
+
+def task_answers(suite: Suite, encoder: Encoder) -> list[GeneratedWork]:
+    """Return the answers that tasks with generated answers ask for."""
+    found = []
+    for task in suite.tasks:
+        if task.answering is not None:
+            lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
+            new = task.answering.max_new_tokens
+            found.append(GeneratedWork(work=generation_workload(lengths, new), new_tokens=new, answers=len(lengths)))
+    return found
+
+
+def instruction_answers(
+    instructions: list[Instruction], tokenizer: Any, config: PlanConfig, max_length: int
+) -> tuple[GeneratedWork, GeneratedWork]:
+    """Return the answers that are graded (every turn, after the longest earlier ones), and the samples of the first."""
+    chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
+    longest = config.answers.judge_max_tokens
+    graded_tokens = min(MT_BENCH_TOKENS, max_length // 4) if longest == "auto" else int(longest)
+    firsts: list[int] = []
+    later: list[int] = []
+    for one in instructions:
+        length = len(tokenizer(chat.prompt([one.turns[0]], system=system))["input_ids"])
+        firsts.append(length)
+        for turn in one.turns[1:]:
+            length += graded_tokens + len(tokenizer(turn)["input_ids"])
+            later.append(length)
+    samples, new = firsts * config.answers.num_samples, config.answers.max_new_tokens
+    return (
+        GeneratedWork(
+            work=generation_workload(firsts + later, graded_tokens),
+            new_tokens=graded_tokens,
+            answers=len(firsts + later),
+        ),
+        GeneratedWork(work=generation_workload(samples, new), new_tokens=new, answers=len(samples)),
+    )
+
+
+_FREE = 0.9  # share of a device's memory that a model and its work may take
+_SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
+
+
+class StageCosts:
+    """The costs of each stage.
+
+    Parameters
+    ----------
+    config : PlanConfig
+    shape : ModelShape
+    scored : Workload
+        What is scored of the suite.
+    stored_bytes, number_bytes : int
+        Bytes of one weight in the baseline's files, and of one number while the model runs.
+
+    Attributes
+    ----------
+    per_copy : int
+        Devices that one copy of the model needs.
+    copies : int
+        Copies that work side by side; 0 where not even one fits.
+    states : float
+        Bytes of the baseline's states.
+    checkpoint : float
+        Bytes of one compressed checkpoint.
+    """
+
+    def __init__(
+        self, config: PlanConfig, shape: ModelShape, scored: Workload, *, stored_bytes: int, number_bytes: int
+    ) -> None:
+        self.config, self.shape, self.scored = config, shape, scored
+        self.number_bytes = number_bytes
+        given = config.machine
+        self.machine = formulas.Machine(
+            devices=given.devices,
+            memory=given.device_memory * 2**30,
+            flops=given.device_tflops * 1e12,
+            bandwidth=given.device_bandwidth * 1e12,
+            disk=given.disk_bandwidth * 1e9,
+            price=given.price,
+        )
+        linear, bits = shape.dense + shape.experts, config.bits + (_SCALE_BITS if config.bits < 16 else 0)
+        self.base = float(shape.parameters * stored_bytes)
+        self.checkpoint = linear * bits / 8 + (shape.parameters - linear) * stored_bytes
+        self.states = formulas.states_bytes(shape, scored, number_bytes)
+        most = max(self._memory(scored, captures=True), self._memory(scored, heads=2))
+        self.per_copy = ceil(most / (_FREE * self.machine.memory))
+        self.copies = self.machine.devices // self.per_copy
+
+    def baseline(self, noise: Workload, answers: Sequence[GeneratedWork]) -> list[StageCost]:
+        """Return the costs of evaluating the baseline, and a sample of the items once more."""
+        found = [self._evaluated("baseline", self.scored, answers, read=self.base, written=self.states, captures=True)]
+        if noise.tokens:
+            found.append(self._evaluated("baseline again (noise)", noise, (), read=self.states, heads=2))
+        return found
+
+    def compression(self) -> StageCost:
+        """Return the cost of compressing the model. Methods whose work has no formula have no seconds."""
+        method, length = METHODS.get(self.config.method), self.config.calibration_length
+        tokens, operations = 0, 0.0 if not method.needs_calibration else None
+        if method.needs_calibration:
+            asked = self.config.calibration_samples
+            default = getattr(method.Config(), "calibration_samples", 0)  # of every method that is calibrated
+            tokens = length * (default if asked == "auto" else asked)
+            operations = formulas.calibration_operations(method.name, self.shape, tokens, length)
+        return self._cost(
+            f"quantize ({method.name})",
+            Workload(tokens=tokens, tokens_unshared=tokens),
+            operations,
+            computing=None if operations is None else operations / self.machine.flops,
+            read=self.base,
+            written=self.checkpoint,
+            memory=self._memory(Workload(groups=(GroupSize(longest_unit=length),)), heads=0),
+            times=self.config.variants,
+            alone=True,
+        )
+
+    def variant(self, answers: Sequence[GeneratedWork]) -> StageCost:
+        """Return the cost of evaluating every variant against the stored baseline."""
+        read = self.checkpoint + self.states
+        return self._evaluated("evaluate", self.scored, answers, read=read, heads=2, times=self.config.variants)
+
+    def answers(self, graded: GeneratedWork, samples: GeneratedWork) -> list[StageCost]:
+        """Return the costs of answering. What the judge's own calls cost, its stage estimates."""
+        kinds = (
+            # The baseline's samples are drawn twice: their likeness is the noise floor.
+            ("answers of the baseline", (graded, samples, samples), 1, self.base),
+            ("answers", (graded, samples), self.config.variants, self.checkpoint),
+        )
+        return [
+            self._evaluated(stage, Workload(), parts, read=read, times=times) for stage, parts, times, read in kinds
+        ]
+
+    def _evaluated(
+        self,
+        stage: str,
+        scored: Workload,
+        answers: Sequence[GeneratedWork],
+        *,
+        read: float,
+        written: float = 0.0,
+        heads: int = 1,
+        times: int = 1,
+        captures: bool = False,
+    ) -> StageCost:
+        work, operations = scored, formulas.scoring_operations(self.shape, scored, heads=heads)
+        computing = operations / self.machine.flops
+        for part in answers:
+            work += part.work
+            operations += formulas.scoring_operations(self.shape, part.work)
+            computing += self._answer_seconds(part)
+        memory = self._memory(work, heads=heads, captures=captures)
+        return self._cost(
+            stage, work, operations, computing=computing, read=read, written=written, memory=memory, times=times
+        )
+
+    def _cost(
+        self,
+        stage: str,
+        work: Workload,
+        operations: float | None,
+        *,
+        computing: float | None,
+        read: float,
+        written: float,
+        memory: float,
+        times: int,
+        alone: bool = False,
+    ) -> StageCost:
+        """Return the cost of a stage; `computing` is the seconds of one copy for all of one run's work.
+
+        Where the stage works `alone`, one copy does it while the others wait.
+        """
+        seconds = None
+        if computing is not None and self.copies:
+            sharing = 1 if alone else self.copies
+            seconds = times * (computing / sharing + (read + written) / self.machine.disk)
+        return StageCost(
+            stage=stage,
+            times=times,
+            tokens=work.tokens,
+            tokens_unshared=work.tokens_unshared,
+            operations=operations,
+            bytes_read=read,
+            bytes_written=written,
+            memory=memory,
+            seconds=seconds,
+            dollars=self.machine.dollars(seconds),
+        )
+
+    def _memory(self, work: Workload, *, heads: int = 1, captures: bool = False) -> float:
+        return formulas.scoring_memory(
+            self.shape,
+            work,
+            self.number_bytes,
+            weights=float(self.shape.parameters * self.number_bytes),
+            heads=heads,
+            captures=captures,
+        )
+
+    def _answer_seconds(self, part: GeneratedWork) -> float:
+        return formulas.answer_seconds(
+            self.shape,
+            part.work,
+            number_bytes=self.number_bytes,
+            batch=GenerationConfig(max_new_tokens=part.new_tokens).batch_rows,
+            new_tokens=part.new_tokens,
+            answers=part.answers,
+            machine=self.machine,
+        )
+
+
+_NOTES = (
+    "Operations of matrices, attention and head; attention as if every layer saw the whole text",
+    "Answers are counted at their greatest length",
+    "One copy compresses, and the others wait; they share all other work",
+    "A variant is evaluated with its weights expanded to the dtype",
+    "Starting Python, compiling kernels, the judge's own calls and uploads to MLflow are not counted",
+)
+
+
+def run_plan(config: PlanConfig) -> CostPlan:
+    """Return the costs of baseline, compression, variants and answers; no weights are read and nothing runs.
+
+    Raises
+    ------
+    ConfigError, CheckpointError, DataError
+        The model's configuration, its tokenizer or a task cannot be read.
+    """
+    model_config, tokenizer = _opened(config)
+    length = max_length(model_config, tokenizer)
+    shape = model_shape(model_config, max_length=length, trust_remote_code=config.source.trust_remote_code)
+    suite = suite_of(EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference))
+    if any(task.chat for task in suite.tasks):
+        chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
+        suite = suite.rendered(lambda message: chat.prompt([message], system=system))
+    encoder = Encoder(tokenizer, length)
+    # Batches have the size that they have on a GPU, unless a CPU is asked for.
+    limits = default_limits(shape.vocabulary, on_gpu=config.source.device != "cpu")
+    scored = scored_work(suite, encoder, **limits)
+    again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
+    written = task_answers(suite, encoder)
+    costs = StageCosts(
+        config,
+        shape,
+        scored,
+        stored_bytes=_dtype("auto", model_config).itemsize,
+        number_bytes=_dtype(config.inference.dtype, model_config).itemsize,
+    )
+    stages = costs.baseline(scored_work(again, encoder, **limits), written)
+    stages += [costs.compression(), costs.variant(written)]
+    if config.judge:
+        judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
+        stages += costs.answers(*instruction_answers(instructions_of(judged), tokenizer, config, length))
+    spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
+    return CostPlan(
+        model=model_label(config.source.model),
+        parameters=shape.parameters,
+        active_parameters=shape.active,
+        devices=config.machine.devices,
+        devices_per_copy=costs.per_copy,
+        copies=costs.copies,
+        stages=tuple(stages),
+        states_bytes=costs.states,
+        checkpoint_bytes=costs.checkpoint,
+        notes=(*_NOTES, *([spread] if costs.per_copy > 1 else [])),
+    )
+
+
+def _dtype(name: str, model_config: Any) -> torch.dtype:
+    """Return a dtype by its name; 'auto' is the configuration's, and float32 where it has none."""
+    named = getattr(model_config, "dtype", None) if name == "auto" else name
+    if isinstance(named, torch.dtype):
+        return named
+    found = getattr(torch, str(named or "float32"))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _opened(config: PlanConfig) -> tuple[Any, Any]:
+    """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    model = str(demo.MODEL_DIR) if config.source.model == EMBEDDED else config.source.model
+    trusted = config.source.trust_remote_code
+    try:
+        return (
+            AutoConfig.from_pretrained(model, trust_remote_code=trusted),
+            AutoTokenizer.from_pretrained(config.tokenizer or model, trust_remote_code=trusted),
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"The model's configuration or tokenizer cannot be read: {error}",
+            got=model,
+            fix="Give a folder with config.json and the tokenizer, or another folder for the tokenizer",
+        ) from error

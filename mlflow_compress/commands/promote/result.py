@@ -1,0 +1,187 @@
+"""What became of a registry alias: a rollback, and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.decide.promotion import Decision
+from mlflow_compress.tracking.store import RunLink
+
+NOTHING_PASSES = 3
+"""Exit code of a command that did its work and found that nothing passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion(Tabular):
+    """The decision on the variants of one evaluation.
+
+    Attributes
+    ----------
+    decision : Decision
+        Every candidate with its reasons, passing ones first.
+    outcome : {"promoted", "unchanged", "nothing"}
+        The alias has moved, has stayed where it was, or no candidate passes.
+    champion : str or None
+        The variant that has the alias now, or would have it after a dry run; None where nobody has.
+    registered_model, alias : str
+        Where the winner is registered, and the alias that moves.
+    verdict : str
+        What happened to the alias, in one sentence.
+    remarks : tuple of str
+        What competed, what could not be compared, and how the winner compares with the champion before it.
+    policy_sha256, policy : str
+        The policy's hash, and its text.
+    run : RunLink or None
+        The run that holds the decision; None after a dry run.
+    """
+
+    decision: Decision
+    outcome: Literal["promoted", "unchanged", "nothing"]
+    champion: str | None
+    registered_model: str
+    alias: str
+    verdict: str
+    remarks: tuple[str, ...]
+    policy_sha256: str
+    policy: str
+    run: RunLink | None
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with: 3 where no candidate passes, otherwise 0."""
+        return NOTHING_PASSES if self.outcome == "nothing" else 0
+
+    @property
+    def summary(self) -> str:
+        """What happened to the alias."""
+        return self.verdict
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per candidate, winners first."""
+        columns = self.decision.as_table()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the decision as plain values, ready for JSON."""
+        named = ("registered_model", "alias", "outcome", "champion", "verdict", "policy_sha256", "policy")
+        return {
+            **{name: getattr(self, name) for name in named},
+            "remarks": list(self.remarks),
+            "candidates": self.to_rows(),
+            "run": asdict(self.run) if self.run else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback(Tabular):
+    """An alias that went back to the version that had it before.
+
+    Attributes
+    ----------
+    registered_model, alias : str
+        What moved.
+    variant, version : str
+        Who has the alias now.
+    replaced : str
+        The version that had it.
+    reason : str or None
+        Why, as it was given.
+    verdict : str
+        What happened, in one sentence.
+    run : RunLink
+        The run that holds it.
+    """
+
+    registered_model: str
+    alias: str
+    variant: str
+    version: str
+    replaced: str
+    reason: str | None
+    verdict: str
+    run: RunLink
+
+    @property
+    def summary(self) -> str:
+        """What happened to the alias."""
+        return self.verdict
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row."""
+        named = ("registered_model", "alias", "variant", "version", "replaced", "reason")
+        return [{name: getattr(self, name) for name in named}]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenure:
+    """The time in which one version had an alias.
+
+    Attributes
+    ----------
+    since, until : str, str or None
+        Beginning and end in UTC (ISO 8601); until is None for the one that has it now.
+    variant, version : str
+        Who had it.
+    by : {"promote", "rollback"}
+        What gave it.
+    run_id : str
+        The run that gave it.
+    policy_sha256 : str or None
+        The policy that decided; None for a rollback.
+    verdict : str
+        What happened, in one sentence.
+    """
+
+    since: str
+    until: str | None
+    variant: str
+    version: str
+    by: Literal["promote", "rollback"]
+    run_id: str
+    policy_sha256: str | None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliasHistory(Tabular):
+    """Who had an alias when, newest first.
+
+    Attributes
+    ----------
+    registered_model, alias : str
+        Whose history it is.
+    tenures : tuple of Tenure
+        One per move of the alias.
+    holder : str or None
+        The version that has the alias in the registry now.
+    remarks : tuple of str
+        What the history does not know.
+    """
+
+    registered_model: str
+    alias: str
+    tenures: tuple[Tenure, ...]
+    holder: str | None
+    remarks: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """How often the alias moved, and who has it."""
+        times = "once" if len(self.tenures) == 1 else f"{len(self.tenures)} times"
+        has = "nobody has it now" if self.holder is None else f"version {self.holder} has it now"
+        return f"'{self.alias}' of {self.registered_model} moved {times}; {has}"
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per move, newest first."""
+        return [asdict(tenure) for tenure in self.tenures]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return asdict(self)

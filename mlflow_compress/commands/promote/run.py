@@ -1,0 +1,390 @@
+"""The promote stage: gates and ranks the variants of one evaluation by a policy, and moves the alias to the first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mlflow_compress.commands.promote.result import Promotion
+from mlflow_compress.commands.shared.candidate_values import candidates_of, records_of
+from mlflow_compress.commands.shared.model_names import model_label
+from mlflow_compress.commands.shared.registered import base_weights
+from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.config import PromoteConfig, as_text, is_endpoint
+from mlflow_compress.config.declarations import NONE
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
+from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, gates_of, ranking_of
+from mlflow_compress.decide.promotion import Candidate, Decision, Score, decide
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.stats.sample_size import items_for_flips_gate
+from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
+from mlflow_compress.tracking.model_registry import (
+    check_alias,
+    create_model,
+    holder,
+    move_alias,
+    note_decision,
+    planned_model,
+    register,
+    versions_by_run,
+)
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
+
+AUTO = "auto"
+_ID = re.compile("[0-9a-f]{6,16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Competition:
+    """The variants that compete for promotion.
+
+    Attributes
+    ----------
+    label : str
+        The baseline's name.
+    evaluation : EvaluationGroup
+        The evaluation whose variants compete.
+    left_out : tuple of str
+        Description of each group of runs that cannot be compared with this evaluation.
+    """
+
+    label: str
+    evaluation: EvaluationGroup
+    left_out: tuple[str, ...]
+
+
+def check_evaluation(text: str) -> None:
+    """Refuse a text that cannot be the beginning of an evaluation id."""
+    if text != AUTO and not _ID.fullmatch(text):
+        raise ConfigError(
+            "Parameter 'evaluation' is not an evaluation id", allowed="auto, or 6 to 16 hexadecimal digits", got=text
+        )
+
+
+def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
+    """Return the only evaluation whose id begins with `text`."""
+    matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
+    if len(matching) != 1:
+        what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
+        raise ConfigError(what, allowed=[e.described for e in matching or every], got=text)
+    return matching[0]
+
+
+def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label: str) -> list[EvaluationGroup]:
+    """Return the evaluations of one baseline, given by its folder or by a name that only one model has."""
+    hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
+    listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
+    weights = base_weights(config.model)
+    if weights is not None and weights not in hashes:
+        raise ConfigError(
+            f"The finished variants of '{label}' have other base weights than this folder",
+            allowed=listed,
+            got=f"weights {weights[:8]}",
+            fix="Run the main job for this model first",
+        )
+    if weights is None and len(hashes) > 1 and config.evaluation == AUTO:
+        raise ConfigError(
+            f"'{label}' is the name of {len(hashes)} different models",
+            allowed=listed,
+            got=label,
+            fix="Give the model's folder, or choose with -P evaluation=ID",
+        )
+    return [evaluation for evaluation in every if weights in (None, evaluation.base_weights)]
+
+
+def choose(tracker: Tracker, config: PromoteConfig) -> Competition:
+    """Return the variants that compete: those of the requested evaluation, or of the one with the most items.
+
+    Raises
+    ------
+    ConfigError
+        There is no finished variant; several models have this name; no or several evaluations have this id.
+    """
+    check_evaluation(config.evaluation)
+    if is_endpoint(config.model):
+        raise ConfigError(
+            "Parameter 'model' names a served baseline by its address",
+            got=config.model,
+            fix="Give the name that its runs show: what baseline_served_model was",
+        )
+    label = model_label(config.model)
+    every, without = evaluations(tracker, label)
+    if not every:
+        older = f"; {len(without)} of earlier releases have no evaluation id" if without else ""
+        raise ConfigError(
+            f"The tracking store has no finished variant of '{label}' that can be compared{older}",
+            fix="Run the main job for a variant first",
+        )
+    eligible = _of_one_model(every, config, label)
+    chosen = eligible[0] if config.evaluation == AUTO else _by_id(eligible, config.evaluation)
+    left_out = [
+        e.described + ("" if e.base_weights == chosen.base_weights else f" of other base weights {e.base_weights[:8]}")
+        for e in every
+        if e.id != chosen.id
+    ]
+    if without:
+        n = len(without)
+        left_out.append(f"{n} {'run' if n == 1 else 'runs'} of an earlier release, without an evaluation id")
+    return Competition(label=label, evaluation=chosen, left_out=tuple(left_out))
+
+
+def verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, version: str | None) -> str:
+    """Return what happened to the alias, in one sentence. `version` is the winner's; None before it is registered."""
+    winner = settlement.winner
+    if settlement.outcome == "nothing":
+        return f"No candidate passes every gate; alias '{alias}' is not moved."
+    if winner is None or settlement.outcome == "unchanged":
+        assert incumbent is not None
+        name = winner.name if winner is not None else incumbent.name
+        return f"{name} (version {incumbent.version}) stays '{alias}'."
+    before = f", before it version {incumbent.version}" if incumbent else ""
+    if version is None:
+        return f"{winner.name} would become '{alias}'{before}."
+    return f"{winner.name} (version {version}) is now '{alias}'{before}."
+
+
+def remarks_of(
+    competition: Competition, naming: str | None, settlement: Settlement, decision: Decision, policy: PolicyGates
+) -> list[str]:
+    """Return remarks on the decision: what was compared and left out, names of several, why the champion stays."""
+    lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
+    lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
+    names_of_several = sorted({v.checkpoint[0] for v in competition.evaluation.variants if v.name != v.checkpoint[0]})
+    lines += [
+        f"'{name}' is the name of several checkpoints; they are shown with digits of their hashes."
+        for name in names_of_several
+    ]
+    lines += [f"{reason[:1].upper()}{reason[1:]}." for reason in settlement.reasons]
+    lines += _too_few_items(decision, policy)
+    return [*lines, naming] if naming else lines
+
+
+def _too_few_items(decision: Decision, policy: PolicyGates) -> list[str]:
+    """Return a remark per candidate that flips little enough, but was measured on too few items to show it."""
+    bounds = [gate.bound for gate in policy.gates if isinstance(gate, Gate) and gate.metric == GATE_FLIPS]
+    lines = []
+    for outcome in decision.outcomes:
+        metrics = outcome.candidate.metrics
+        if not bounds or FLIPS not in metrics or GATE_FLIPS not in metrics:
+            continue
+        flips, bound = metrics[FLIPS], min(bounds)
+        if flips < bound < metrics[GATE_FLIPS] and bound < 100:
+            n = items_for_flips_gate(flips / 100, bound / 100)
+            lines.append(
+                f"{outcome.candidate.name}: {flips:.3g} % of its answers flipped, fewer than {bound:g} %, but on too "
+                f"few items to be sure. About {n:,} items would do."
+            )
+    return lines
+
+
+def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
+    """Return the decision as Markdown: the verdict, the remarks, and a table of candidates with reasons."""
+    lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
+    lines += ["| rank | variant | version | items | passed | reasons |", "|---|---|---|---|---|---|"]
+    for outcome in decision.outcomes:
+        c = outcome.candidate
+        cells = (
+            outcome.rank or "",
+            c.name,
+            c.version or "",
+            "unknown" if c.items is None else c.items,
+            "yes" if outcome.passed else "no",
+            "; ".join(outcome.reasons),
+        )
+        lines.append(f"| {' | '.join(escape_markdown(str(cell)) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def decision_record(
+    competition: Competition,
+    registered_model: str,
+    policy: Policy,
+    gates: PolicyGates,
+    decision: Decision,
+    settlement: Settlement,
+    incumbent: Incumbent | None,
+) -> dict[str, Any]:
+    """Return everything that decided, as plain values: what competed, the policy with its hash, and every reason."""
+    evaluation = competition.evaluation
+    return {
+        "registered_model": registered_model,
+        "evaluation": {"id": evaluation.id, "items": evaluation.items, "base_weights": evaluation.base_weights},
+        "left_out": competition.left_out,
+        "policy": {"sha256": policy.sha256, "text": policy_yaml(policy)},
+        "gates": [asdict(gate) for gate in gates.gates],
+        "outcome": settlement.outcome,
+        "before": asdict(incumbent) if incumbent else None,
+        "against_champion": asdict(settlement.compared) if settlement.compared else None,
+        "decision": {
+            "champion": settlement.winner.name if settlement.winner else None,
+            "outcomes": [
+                {
+                    "candidate": {
+                        **{k: v for k, v in asdict(outcome.candidate).items() if k != "stages"},
+                        "stages": None if outcome.candidate.stages is None else sorted(outcome.candidate.stages),
+                    },
+                    "passed": outcome.passed,
+                    "rank": outcome.rank,
+                    "reasons": outcome.reasons,
+                }
+                for outcome in decision.outcomes
+            ],
+        },
+    }
+
+
+def policy_of(config: PromoteConfig) -> Policy:
+    """Return the policy that the parameters name, with the bounds that they give beside it."""
+    return read_policy(config.policy).overridden(
+        max_kl=config.max_kl,
+        max_kl_outliers_pct=config.max_kl_outliers_pct,
+        max_flips_pct=config.max_flips_pct,
+        max_accuracy_drop_pct=config.max_accuracy_drop_pct,
+        min_decode_speedup=config.min_decode_speedup,
+        max_memory_ratio=config.max_memory_ratio,
+    )
+
+
+def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
+    """Return the bounds of the standard gates by the names of their parameters, "none" for a gate that is not there."""
+    pooled = {gate.metric: gate.bound for gate in gates.gates if isinstance(gate, Gate)}
+    speedup = GateReading(metric=DECODE_SPEEDUP, end="lower").name
+    return {
+        "max_kl": policy.kl.max_kl if policy.kl else NONE,
+        "max_kl_outliers_pct": policy.kl.max_outliers_pct if policy.kl else NONE,
+        "max_flips_pct": pooled.get(GATE_FLIPS, NONE),
+        "max_accuracy_drop_pct": pooled.get(GATE_DROP, NONE),
+        "min_decode_speedup": pooled.get(speedup, NONE),
+        "max_memory_ratio": pooled.get(MEMORY_RATIO, NONE),
+    }
+
+
+def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None, evaluation: str) -> HeadToHead | str:
+    """Return the direct comparison of a challenger with the champion, or the reason why there is none."""
+    if incumbent is None:
+        return "nobody has the alias"
+    if incumbent.evaluation != evaluation:
+        return "the champion was measured on other items"
+    sides = [records_of(tracker, run_id) for run_id in (incumbent.run_id, candidate.run_id)]
+    champion, challenger = sides
+    if isinstance(champion, str):
+        return champion
+    return challenger if isinstance(challenger, str) else head_to_head(champion, challenger)
+
+
+def run_promote(config: PromoteConfig) -> Promotion:
+    """Gate and rank the finished variants of one evaluation, and move the alias to the best one that passes.
+
+    Only the winner is registered: the registry lists what may be deployed, and 200 variants need no 200 versions. Wrong
+    parameters are refused before a run is made. A dry run writes nothing.
+
+    Raises
+    ------
+    ConfigError
+        There is no finished variant, the evaluation or the model is ambiguous, the alias is not allowed, or the policy
+        cannot be used.
+    """
+    check_alias(config.alias)
+    check_evaluation(config.evaluation)
+    policy = policy_of(config)
+    gates = gates_of(policy)
+    ranking = ranking_of(policy.objective)
+    with nullcontext() if config.dry_run else unfinished_until_ended(config):
+        return _promote(config, policy, gates, ranking)
+
+
+def _promote(
+    config: PromoteConfig, policy: Policy, gates: PolicyGates, ranking: tuple[Score, tuple[str, ...]]
+) -> Promotion:
+    score, ranked_by = ranking
+    tracker = Tracker(config.experiment)
+    competition = choose(tracker, config)
+    evaluation = competition.evaluation
+    name, naming = planned_model(tracker, competition.label, evaluation.base_weights)
+    incumbent = holder(tracker, name, config.alias)
+    versions = {run_id: str(version.version) for run_id, version in versions_by_run(tracker, name).items()}
+    candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
+    decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+
+    def compare(candidate: Candidate) -> HeadToHead | str:
+        return _compare(tracker, candidate, incumbent, evaluation.id)
+
+    settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
+    remarks = remarks_of(competition, naming, settlement, decision, gates)
+    found = Promotion(
+        decision=decision,
+        outcome=settlement.outcome,
+        champion=settlement.winner.name if settlement.winner else incumbent.name if incumbent else None,
+        registered_model=name,
+        alias=config.alias,
+        verdict=verdict_of(settlement, config.alias, incumbent, None),
+        remarks=tuple(remarks),
+        policy_sha256=policy.sha256,
+        policy=policy_yaml(policy),
+        run=None,
+    )
+    if config.dry_run:
+        given = tracker.note_given_run(f"promote {competition.label} (dry run)", found.verdict)
+        made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
+        dry = "Dry run: nothing is registered, and no alias moves."
+        return replace(found, remarks=(dry, *made, *remarks))
+    tags = {
+        run_names.BASE_MODEL: competition.label,
+        run_names.EVALUATION: evaluation.id,
+        run_names.BASE_WEIGHTS: evaluation.base_weights,
+        run_names.REGISTERED_MODEL: name,
+        run_names.ALIAS: config.alias,
+        run_names.POLICY: policy.sha256,
+    }
+    with tracker.run(f"promote {competition.label}", "promote", tags) as run:
+        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions)
+        verdict = verdict_of(settlement, config.alias, incumbent, version)
+        if version is not None and settlement.winner is not None:
+            decision = decision.with_version(settlement.winner.run_id, version)
+        run.log_params(
+            {**as_text(config), **_bounds(policy, gates), "model": competition.label, "evaluation": evaluation.id}
+        )
+        record = decision_record(competition, name, policy, gates, decision, settlement, incumbent)
+        run.log_json({**record, "version": version, "verdict": verdict}, "decision.json")
+        run.log_table(decision.as_table(), "decision_table.json")
+        note = decision_markdown(verdict, remarks, decision)
+        run.log_text(note + "\n", "decision.md")
+        run.log_text(policy_yaml(policy), "policy.yaml")
+        promoted = "nothing" if settlement.outcome == "nothing" else found.champion
+        run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
+        run.set_note(note)
+    return replace(found, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+
+
+def _apply(
+    tracker: Tracker,
+    run: TrackedRun,
+    settlement: Settlement,
+    competition: Competition,
+    name: str,
+    alias: str,
+    incumbent: Incumbent | None,
+    versions: dict[str, str],
+) -> str | None:
+    """Register the winner and move the alias to it, where it moves; return the winner's version."""
+    winner = settlement.winner
+    if winner is None:
+        return None
+    if settlement.outcome == "unchanged":
+        return winner.version
+    variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
+    create_model(tracker, name, competition.evaluation.base_weights)
+    version = versions.get(winner.run_id) or register(tracker, name, variant.run)
+    # The tags come first: a history that lacks a move is worse than one with a move that did not end.
+    run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
+    note_decision(tracker, name, version, run.run_id)
+    move_alias(tracker, name, alias, version)
+    return version

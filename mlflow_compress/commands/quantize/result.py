@@ -1,0 +1,55 @@
+"""A compressed checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.tracking.store import RunLink
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedModel(Tabular):
+    """A compressed checkpoint that was loaded again in a fresh process and computes what it should.
+
+    Attributes
+    ----------
+    folder : Path
+        The checkpoint: transformers, and engines that know its format, load it.
+    manifest : CheckpointManifest
+        How it was made, and what it weighs.
+    run : RunLink
+        The run that holds it.
+    """
+
+    folder: Path
+    manifest: CheckpointManifest
+    run: RunLink
+
+    @property
+    def name(self) -> str:
+        """The variant's short name: "awq-4bit-g128"."""
+        return self.manifest.label
+
+    @property
+    def summary(self) -> str:
+        """Size and cost, in plain words."""
+        made = self.manifest
+        zeros = f", {100 * made.sparsity:.1f} % of them zero" if made.sparsity else ""
+        return (
+            f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{zeros} "
+            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s"
+        )
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row: the sizes and the cost."""
+        kept = ("method", "format", "size_ratio", "size_bytes", "bits_per_weight", "bits_per_weight_model", "seconds")
+        return [{"name": self.name, **{field: getattr(self.manifest, field) for field in kept}}]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {"folder": str(self.folder), "manifest": asdict(self.manifest), "run": asdict(self.run)}

@@ -1,0 +1,169 @@
+"""The quantize stage: compresses a model with one method, and checks the checkpoint in a fresh process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from mlflow_compress.commands.quantize.result import CompressedModel
+from mlflow_compress.commands.shared.model_names import model_label, model_path
+from mlflow_compress.commands.shared.task_inputs import calibration_set
+from mlflow_compress.commands.shared.unfinished import store_of_command
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.method import AUTO, METHODS, NONE, MethodConfig, method_config
+from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
+from mlflow_compress.compression.vllm_limits import check_target
+from mlflow_compress.config import QuantizeConfig, as_text
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import out_folder
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet
+from mlflow_compress.kept import kept
+from mlflow_compress.models.placement import Offload
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.version import __version__
+
+
+def method_settings(config: QuantizeConfig) -> MethodConfig:
+    """Return the method's frozen settings. Wrong settings are refused before any work is done."""
+    asked = config.compression
+    given: dict[str, Any] = {"bits": asked.bits, "group_size": asked.group_size}
+    if METHODS.get(asked.method).needs_calibration:
+        given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
+        given["seed"] = config.source.seed
+    if asked.checkpoint is not None:
+        given["checkpoint"] = asked.checkpoint
+    if twice := sorted(given.keys() & asked.method_args.keys()):
+        got = as_text(config)["method_args"]
+        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give -P {twice[0]}=...")
+    return method_config(asked.method, **given, **asked.method_args)
+
+
+def variant_name(config: QuantizeConfig) -> str:
+    """Return the variant's short name, such as "awq-4bit-g128"."""
+    return METHODS.get(config.compression.method).label(method_settings(config))
+
+
+def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
+    """Return the stage's parameters with "auto" resolved; "none" for settings that the method does not have."""
+    own = settings.settings()
+    names_of_settings = ("bits", "group_size", "calibration_samples", "calibration_length")
+    return {
+        "model": config.source.model,
+        "method": config.compression.method,
+        "seed": config.source.seed,
+        "method_args": as_text(config)["method_args"],
+        **{name: own.get(name, NONE) for name in names_of_settings},
+        "calibration": calibration.name if calibration else NONE,
+        "output_dir": config.compression.output_dir,
+    }
+
+
+def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
+    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
+    method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
+    fingerprinted = [
+        config.compression.method,
+        settings.settings(),
+        texts,
+        kept(("weights", source.folder), lambda: hash_weights(source.folder)[1]),
+        method_fingerprint,
+        __version__,
+    ]
+    digest = hashlib.sha256(json.dumps(fingerprinted, sort_keys=True).encode()).hexdigest()[:8]
+    label = model_label(config.source.model).replace("/", "-")
+    return Path(config.compression.output_dir) / f"{label}-{variant_name(config)}-{digest}"
+
+
+def size_values(manifest: CheckpointManifest) -> dict[str, float]:
+    """Return size and cost of a checkpoint as metrics."""
+    zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
+    return {
+        **zeros,
+        "size/ratio": round(manifest.size_ratio, 4),
+        "size/bytes": manifest.size_bytes,
+        "size/bits_per_weight": round(manifest.bits_per_weight, 4),
+        "size/bits_per_weight_model": round(manifest.bits_per_weight_model, 4),
+        "speed/compress_seconds": round(manifest.seconds, 2),
+        "speed/compress_peak_memory_mb": round(manifest.peak_memory_bytes / 2**20, 1),
+    }
+
+
+def quantize(
+    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
+) -> tuple[CheckpointManifest, Path]:
+    """Compress the baseline into a folder of `output_dir`, log settings, size and cost, and return manifest and folder.
+
+    A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
+    against its manifest.
+
+    Raises
+    ------
+    MlflowCompressError
+        Method, settings, model or calibration are wrong. If the reloaded checkpoint computes other numbers than the
+        model in memory, that is a `ReloadMismatchError`, and no checkpoint is left in the output folder.
+    """
+    source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
+    check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
+    texts = calibration.rendered(source.tokenizer()) if calibration else []
+    folder = checkpoint_folder(config, settings, source, texts)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
+        if folder.exists():
+            manifest = CheckpointManifest.read(folder)
+            run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
+        else:
+            drop_unfinished_folders(folder)  # of processes that were killed: this one has the lock
+            manifest = compress_model(
+                model_path(config.source.model),
+                config.compression.method,
+                settings,
+                texts,
+                folder,
+                device=config.source.device,
+                offload=Offload(max_memory=config.source.max_memory, folder=config.source.offload_dir),
+                trust_remote_code=config.source.trust_remote_code,
+            )
+    device = manifest.device if config.source.device == AUTO else config.source.device
+    run.log_params({**manifest.settings, **resolved(config, settings, calibration), "device": device})
+    if calibration and manifest.calibration:
+        run.log_params({"calibration_set": calibration.name, "calibration_sha256": manifest.calibration["sha256"]})
+    run.set_tags(
+        {
+            run_names.CHECKPOINT: str(folder),
+            run_names.METHOD: config.compression.method,
+            run_names.VARIANT: manifest.label,
+        }
+    )
+    run.log_values(size_values(manifest))
+    run.log_file(folder / MANIFEST_FILE)
+    return manifest, folder
+
+
+def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
+    """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made.
+
+    Raises
+    ------
+    MlflowCompressError
+        See `quantize`.
+    """
+    settings, calibration = method_settings(config), calibration_set(config)
+    METHODS.get(config.compression.method).require_backend(settings)
+    label, method = model_label(config.source.model), config.compression.method
+    with (
+        store_of_command(config, store) as store,
+        store.run(f"quantize {method} {label}", "quantize", {run_names.BASE_MODEL: label}) as run,
+    ):
+        config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
+        manifest, folder = quantize(config, settings, calibration, run)
+        compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
+        run.set_note(f"**{compressed.summary}**; reload check passed.")
+    return compressed

@@ -1,0 +1,120 @@
+"""A blind sheet for raters, and what their ratings say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.records import MetricResult
+from mlflow_compress.tracking.store import RunLink
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindSheet(Tabular):
+    """What `blind` wrote.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder with `for_raters` and `key.json`.
+    n_pairs : int
+        Pairs to rate.
+    n_identical : int
+        Pairs of identical answers, which are ties and need no rating.
+    """
+
+    folder: Path
+    n_pairs: int
+    n_identical: int
+
+    @property
+    def for_raters(self) -> Path:
+        """The folder to give to raters: a page and a CSV file with the same pairs."""
+        return self.folder / "for_raters"
+
+    @property
+    def key(self) -> Path:
+        """The file that says whose answers they are. Keep it from raters."""
+        return self.folder / "key.json"
+
+    @property
+    def summary(self) -> str:
+        """How many pairs there are, in one sentence."""
+        same = f", {self.n_identical} more are identical and count as ties" if self.n_identical else ""
+        return f"{self.n_pairs} {'pair' if self.n_pairs == 1 else 'pairs'} to rate{same}."
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per file, and who may see it."""
+        files = {"rate.html": "raters, in a browser", "answers.csv": "raters, in a spreadsheet"}
+        rows = [{"file": str(self.for_raters / name), "for": whom} for name, whom in files.items()]
+        return [*rows, {"file": str(self.key), "for": "you alone"}]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {"folder": str(self.folder), "n_pairs": self.n_pairs, "n_identical": self.n_identical}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanRatings(Tabular):
+    """What people prefer.
+
+    Attributes
+    ----------
+    baseline, variant : str
+        The models.
+    results : tuple of MetricResult
+        All raters together, by category, by rater (`task`), and their agreement.
+    missing : mapping of str to int
+        Rows that each rater has not rated.
+    n_identical : int
+        Pairs of identical answers, a tie of every rater.
+    run : RunLink or None
+        The run to which the results were logged.
+    """
+
+    baseline: str
+    variant: str
+    results: tuple[MetricResult, ...]
+    missing: Mapping[str, int]
+    n_identical: int
+    run: RunLink | None = None
+
+    @property
+    def pooled(self) -> dict[str, MetricResult]:
+        """The results of all raters together, by metric."""
+        return {result.name: result for result in self.results if result.task is None and result.category is None}
+
+    def __getitem__(self, metric: str) -> MetricResult:
+        """Return a result of all raters together; one that there is not is a `ConfigError`."""
+        if metric not in self.pooled:
+            raise ConfigError("The ratings do not give this metric", allowed=sorted(self.pooled), got=metric)
+        return self.pooled[metric]
+
+    @property
+    def summary(self) -> str:
+        """The win rate, in one sentence."""
+        found = self["human/win_rate"]
+        interval = "" if found.low is None else f" [{found.low:.3f}, {found.high:.3f}]"
+        return (
+            f"{self.variant} against {self.baseline}: win rate {found.value:.3f}{interval} in {found.n} ratings of "
+            f"{len(self.missing)} {'rater' if len(self.missing) == 1 else 'raters'}, ties counting half"
+        )
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per result; `task` is the rater, or a pair of raters."""
+        return [asdict(result) for result in self.results]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {
+            "baseline": self.baseline,
+            "variant": self.variant,
+            "results": self.to_rows(),
+            "missing": dict(self.missing),
+            "n_identical": self.n_identical,
+            "run": asdict(self.run) if self.run else None,
+        }

@@ -1,0 +1,200 @@
+"""Win rate and agreement from people's blind ratings."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import files as atomic
+from mlflow_compress.commands.judge.answers_artifact import read_answers
+from mlflow_compress.commands.rate.rating_files import KeyRow, RatingKey, drawn_sheet, read_ratings
+from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
+from mlflow_compress.config import BlindConfig, RatingsConfig
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.metrics.core.metric_inputs import MetricSettings
+from mlflow_compress.metrics.raters import Preference, preference_shares, rater_agreement, won_and_lost
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.rating_sheet import rating_csv, rating_page
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import RunLink, Store
+from mlflow_compress.tracking.tracker import Tracker
+
+FOR_RATERS, PAGE, TABLE, KEY = "for_raters", "rate.html", "answers.csv", "key.json"
+ACCEPTED = "the id of a main run or of a judge run"
+
+
+def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
+    """Write page, table and key into a new folder, and return where they are.
+
+    Raises
+    ------
+    ConfigError
+        The run has no answers, or the folder has something in it already.
+    DataError
+        All answers are identical, so there is nothing to rate.
+    TrackingError
+        The store has no such run, or its answers cannot be read.
+    """
+    given, folder = config.run, Path(config.output).expanduser().resolve()
+    if given is None or not re.fullmatch("[0-9a-f]{32}", given):
+        raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=given)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        fix = "Give another folder: a sheet is never written over, because its key reads the ratings"
+        raise ConfigError("There is something at this place already", got=str(folder), fix=fix)
+    if not folder.parent.is_dir():
+        raise ConfigError("The folder above it does not exist", got=str(folder.parent), fix="Make it first")
+    tracker = Tracker(config.experiment) if store is None else None
+    store = store if store is not None else tracker
+    assert store is not None
+    judge = store.look_up(store.child_ids(given).get("judge", given))
+    if judge.tags.get(run_names.STAGE) != "judge":
+        raise ConfigError("This run has no answers to instructions", allowed=ACCEPTED, got=given)
+    sheet, rows, key = drawn_sheet(
+        read_answers(store, judge.run_id),
+        run=given,
+        baseline=judge.tags[run_names.BASE_MODEL],
+        variant=judge.tags[run_names.VARIANT],
+        seed=secrets.randbits(128) if config.seed == "auto" else config.seed,
+        limit=config.limit,
+    )
+    if not rows:
+        raise DataError("All these answers are identical: there is nothing to rate", got=given)
+    # Complete or not at all: a sheet without its key is worth nothing.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        made = Path(scratch) / "made"
+        (made / FOR_RATERS).mkdir(parents=True)
+        (made / FOR_RATERS / PAGE).write_text(rating_page(sheet, rows), encoding="utf-8")
+        (made / FOR_RATERS / TABLE).write_text(rating_csv(rows), encoding="utf-8-sig", newline="")
+        (made / KEY).write_text(key.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        atomic.rename(made, folder)
+    if tracker is not None:
+        tracker.note_given_run(f"blind {key.variant} {key.baseline}", f"Wrote {len(rows)} pairs to {folder}.")
+    return BlindSheet(folder=folder, n_pairs=len(rows), n_identical=len(key.identical))
+
+
+PREFIX = "human/"
+ROWS = "human_ratings.json"  # artifact of the run
+
+
+def run_ratings(config: RatingsConfig, store: Store | None = None) -> HumanRatings:
+    """Return what the raters' files say; with `log`, log it to the run whose answers were rated.
+
+    Raises
+    ------
+    ConfigError
+        No file or no key is given, or there is no such file.
+    DataError
+        A row cannot be used, or a file has no rating.
+    TrackingError
+        The store does not have the run.
+    """
+    if config.files is None:
+        raise ConfigError("No file of ratings is given", fix="Give the files: ratings FILE [FILE ...] --key KEY")
+    key = RatingKey.read(Path(config.key))
+    files = [Path(part.strip()) for part in config.files.split(",")]
+    ratings = read_ratings(files, [row.id for row in key.rows])
+    results = tuple(rating_results(key, ratings, MetricSettings(seed=config.seed)))
+    link = _log(config, key, ratings, results, store)
+    missing = {rater: len(key.rows) - len(given) for rater, given in ratings.items()}
+    return HumanRatings(
+        baseline=key.baseline,
+        variant=key.variant,
+        results=results,
+        missing=missing,
+        n_identical=len(key.identical),
+        run=link,
+    )
+
+
+def rating_results(
+    key: RatingKey, ratings: Mapping[str, Mapping[str, str]], settings: MetricSettings
+) -> list[MetricResult]:
+    """Return the results of all raters together, by category and by rater, and how far the raters agree.
+
+    `human/win_rate` is defined as `judge/win_rate`: the share of answers in which the variant's is preferred, and a tie
+    counts half. "Both bad" is a tie, and `human/both_bad` its share. Identical answers are a tie of every rater. A row
+    that a rater has not rated counts as unscored. Every rating counts alike; bootstrap over questions.
+
+    Parameters
+    ----------
+    key : RatingKey
+    ratings : mapping of str to mapping of str to str
+        By rater, the choice by row.
+    settings : MetricSettings
+    """
+    each = {rater: _preferences(key, given) for rater, given in ratings.items()}
+    results = preference_shares([one for part in each.values() for one in part], settings, prefix=PREFIX)
+    if len(each) > 1:
+        for rater, part in each.items():
+            own = preference_shares(part, settings, prefix=PREFIX)
+            results += [replace(result, task=rater) for result in own if result.category is None]
+    values: dict[str, dict[Hashable, float]] = {
+        rater: {(row.item_id, row.id): _value(row, given[row.id]) for row in key.rows if row.id in given}
+        for rater, given in ratings.items()
+    }
+    results += rater_agreement(
+        values, _question, settings, kappa=f"{PREFIX}agreement_kappa", alpha=f"{PREFIX}agreement_alpha"
+    )
+    return results
+
+
+def _question(rated: tuple[str, str]) -> str:
+    return rated[0]
+
+
+def _value(row: KeyRow, choice: str) -> float:
+    """Return 1 where the variant's answer is preferred, 0 where the baseline's is, 0.5 for a tie."""
+    return float(choice == row.variant) if choice in ("A", "B") else 0.5
+
+
+def _preferences(key: RatingKey, given: Mapping[str, str]) -> list[Preference]:
+    """Return a rater's verdicts on all pairs, identical ones included."""
+    found = []
+    for row in key.rows:
+        adds = _adds(_value(row, given[row.id]), given[row.id]) if row.id in given else None
+        found.append(Preference(row.item_id, row.category, adds))
+    return [*found, *(Preference(pair.item_id, pair.category, _adds(0.5, "tie")) for pair in key.identical)]
+
+
+def _adds(value: float, choice: str) -> dict[str, float]:
+    return {**won_and_lost(value), "both_bad": float(choice == "both bad")}
+
+
+def _log(
+    config: RatingsConfig,
+    key: RatingKey,
+    ratings: Mapping[str, Mapping[str, str]],
+    results: tuple[MetricResult, ...],
+    store: Store | None,
+) -> RunLink | None:
+    """Log results and ratings to the rated run, if that is asked for, and return the link to it."""
+    if not config.log and "MLFLOW_RUN_ID" not in os.environ:
+        return None  # no store is opened
+    if store is None:
+        store = tracker = Tracker(config.experiment)
+        tracker.note_given_run(f"ratings {key.variant} {key.baseline}", f"Ratings by {', '.join(ratings)}.")
+    if not config.log:
+        return None
+    run = store.add_to(key.run)
+    run.log_results([result for result in results if result.category is None])
+    rows: list[dict[str, Any]] = [
+        {"rater": rater, "item_id": row.item_id, "turn": row.turn, "choice": _named(row, given[row.id])}
+        for rater, given in ratings.items()
+        for row in key.rows
+        if row.id in given
+    ]
+    run.log_json(rows, ROWS)
+    return store.link(key.run)
+
+
+def _named(row: KeyRow, choice: str) -> str:
+    """Return a choice by the model's part."""
+    if choice not in ("A", "B"):
+        return choice
+    return "variant" if choice == row.variant else "baseline"

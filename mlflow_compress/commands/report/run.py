@@ -1,0 +1,347 @@
+"""The report stage: one page over the variants of an evaluation, read from their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress import files as atomic
+from mlflow_compress.commands.evaluate.stored import read_metadata, stored_results
+from mlflow_compress.commands.report.result import VariantsReport
+from mlflow_compress.commands.report.scores import (
+    ANSWERS_RUN,
+    answer_setting,
+    common,
+    finished_judge,
+    score_runs,
+    unlike,
+)
+from mlflow_compress.commands.shared.candidate_values import absent_values
+from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
+from mlflow_compress.config import EvaluateConfig, JudgeConfig, ReportConfig, check_text, parameters
+from mlflow_compress.config.policy import read_policy
+from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read
+from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.metrics.model_similarity import ModelSimilarity, model_similarity
+from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
+from mlflow_compress.records.embeddings import Embeddings
+from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
+from mlflow_compress.reporting.page.page_text import content_values, gate_texts, page_markdown
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.logged_values import RESOLVED
+from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
+from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.views import run_address
+
+BASELINE, AGAIN = "baseline", "baseline, second sample"
+"""Names of the baseline's two samples: their similarity is that of a model to itself."""
+
+
+def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | None:
+    """Return the similarity of the answers of the baseline and all variants; None if no variant's can be compared.
+
+    A variant without answers, with answers of another setting, or embedded by another encoder is left out by name.
+
+    Raises
+    ------
+    TrackingError, DataError
+        Stored embeddings cannot be read.
+    """
+    judges, left_out = {}, {}
+    for row in board.finished:
+        judge = finished_judge(tracker.children(str(row.run_id)))
+        setting = answer_setting(judge) if judge is not None else None
+        if judge is None or setting is None:
+            left_out[row.name] = "no finished judge stage embedded its answers"
+        elif setting.encoder_id is None:
+            left_out[row.name] = "its judge run, of an earlier release, kept no embeddings"
+        else:
+            judges[row.name] = judge, setting
+    settings = {name: setting for name, (_, setting) in judges.items()}
+    left_out |= unlike(settings)
+    models: dict[str, npt.NDArray[np.floating]] = {}
+    ids: tuple[str, ...] = ()
+    for name, (judge, _) in judges.items():
+        if name in left_out:
+            continue
+        folder = tracker.fetch(judge.info.run_id, EMBEDDINGS)
+        if not models:
+            for shown, stored in ((BASELINE, "baseline"), (AGAIN, "again")):
+                ids, models[shown] = Embeddings.read(folder / stored).by_instruction()
+        own, vectors = Embeddings.read(folder / "variant").by_instruction()
+        if own != ids:
+            raise AlignmentError("Two variants with one setting answered different instructions", got=name)
+        models[_own_name(name, models)] = vectors
+    if not models:
+        return None
+    return model_similarity(models, encoder=common(settings).encoder, left_out=left_out)
+
+
+def _own_name(name: str, taken: Mapping[str, object]) -> str:
+    """Return a variant's name; one that is called as the baseline's rows are is told apart from them."""
+    return f"{name} (variant)" if name in taken else name
+
+
+_NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
+
+
+def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
+    """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    board : Scoreboard
+    policy_file : str, optional
+        The promotion policy that says which variant to ship; by default that of `promote`.
+
+    Raises
+    ------
+    ConfigError
+        No variant has results, or the policy cannot be used.
+    TrackingError
+        The results of a run cannot be read.
+    """
+    if not board.finished:
+        reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
+        raise ConfigError("None of these variants has results", got=reasons)
+    runs = {row.name: tracker.client.get_run(row.run_id) for row in board.finished}
+    children = {name: tracker.children(run.info.run_id) for name, run in runs.items()}
+    first = children[board.finished[0].name]
+    baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
+    baseline_folder = tracker.fetch(baseline_run, RECORDS)
+    baseline = _read(baseline_folder, Items, OptionScores, Generations)
+    answers_run = next((j.data.tags[ANSWERS_RUN] for c in children.values() if (j := finished_judge(c))), None)
+    settings = _settings(runs)
+    variants = []
+    for name, run in runs.items():
+        judge = finished_judge(children[name])
+        answered = None
+        if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run:
+            answered = tracker.fetch(judge.info.run_id, RECORDS)
+        speed = children[name].get("speed")
+        timed = speed if speed is not None and speed.info.status == "FINISHED" else None
+        measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
+        records = _read(
+            tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS), OptionScores, OptionDistances, Generations
+        )
+        variants.append(
+            PageVariant(
+                name=name,
+                verdict=run.data.tags[run_names.VERDICT],
+                run_id=run.info.run_id,
+                address=run_address(tracker, run.info.experiment_id, run.info.run_id),
+                results=stored_results(tracker, *measured),
+                settings=settings[name],
+                changes=changes_of(baseline, records) if baseline.items is not None else None,
+                answers=_table(answered, Generations) if answered else None,
+                grades=_table(answered, Judgments) if answered else None,
+            )
+        )
+    policy = read_policy(policy_file)
+    gates = gates_of(policy)
+    score, ranked_by = ranking_of(policy.objective)
+    candidates = [_candidate(v, runs[v.name], children[v.name], gates) for v in variants]
+    answered_by = [v for v in variants if v.answers is not None]
+    return PageContent(
+        board=board,
+        decision=decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by),
+        policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
+        objective=policy.objective.by,
+        gates=[*gate_texts(gates.gates), *(["what its further rules require"] if gates.rules else [])],
+        variants=variants,
+        items=baseline.items,
+        answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
+        grades=_baseline_grades(tracker, children),
+        setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
+        similarity=answer_similarity(tracker, board),
+        notes=_notes(len(runs), children, len(answered_by)),
+    )
+
+
+def _table(folder: Path, kind: type[Any]) -> Any | None:
+    return kind.read(folder) if (folder / f"{kind.NAME}.parquet").is_file() else None
+
+
+def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
+    """Return some tables of a folder of records. Those of corpora are large, and the page does not need them."""
+    return RunRecords(**{kind.NAME: _table(folder, kind) for kind in kinds})
+
+
+def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:
+    """Return the grades of the baseline's answers, from the first judge run that has them."""
+    for own in children.values():
+        judge = finished_judge(own)
+        if judge is None:
+            continue
+        if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
+            return _table(tracker.fetch(judge.info.run_id, BASELINE_GRADES), Judgments)
+    return None
+
+
+def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gates: PolicyGates) -> Candidate:
+    """Return a variant as a candidate of the policy, as `promote` does; the page registers nothing."""
+    method = run.data.tags[run_names.METHOD]
+    metrics = run.data.metrics
+    return Candidate(
+        name=variant.name,
+        run_id=variant.run_id,
+        version=None,
+        method=method,
+        metrics={**metrics, **read(variant.results, gates.readings)},
+        items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
+        compresses=compresses(method),
+        served=method == SERVED_METHOD,
+        stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
+        absent=absent_values(children.get("speed")),
+    )
+
+
+def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the settings of compression in which variants differ, and method and bits, by variant."""
+    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), *_NOT_SHOWN}
+    every = {name: _final(run.data.params, shared) for name, run in runs.items()}
+    names = dict.fromkeys(["method", "bits", *(key for found in every.values() for key in found)])
+    differing = [
+        key for key in names if key in ("method", "bits") or len({found.get(key) for found in every.values()}) > 1
+    ]
+    return {name: {key: found[key] for key in differing if key in found} for name, found in every.items()}
+
+
+def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
+    """Return parameters with their resolved values; one that is "none" is not there."""
+    final = {**params, **{k.removeprefix(RESOLVED): v for k, v in params.items() if k.startswith(RESOLVED)}}
+    return {k: v for k, v in final.items() if k not in without and not k.startswith(RESOLVED) and v != "none"}
+
+
+def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: str, folder: Path) -> dict[str, Any]:
+    """Return how the evaluation was made: what the baseline's run says, and the hashes of the tasks."""
+    measured = dict(sorted(tracker.client.get_run(baseline_run).data.params.items()))
+    tasks = read_metadata(folder).get("tasks")
+    return {
+        "baseline": label,
+        "evaluation": evaluation,
+        "baseline's run": baseline_run,
+        **measured,
+        **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
+    }
+
+
+def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
+    """Return what the page leaves out."""
+    notes = []
+    judged = sum(finished_judge(own) is not None for own in children.values())
+    if judged > answered:
+        notes.append(f"The answers of {judged - answered} variants are not shown: they answered other instructions")
+    if 0 < judged < n:
+        notes.append(f"{n - judged} of {n} variants have no answers to instructions: no judge stage finished")
+    return notes
+
+
+SCOREBOARD = "scoreboard.json"  # artifact of a sweep's run
+_ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
+
+
+def run_report(config: ReportConfig) -> VariantsReport:
+    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too.
+
+    Raises
+    ------
+    ConfigError
+        No run is given; a run is no main run and no sweep; runs were evaluated differently; the format is unknown.
+    TrackingError
+        The store has no such run, or its results cannot be read.
+    """
+    path = Path(config.output).expanduser().resolve()
+    text_of = _writer(config.format, path)
+    given = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
+    if not given:
+        raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
+    if not path.parent.is_dir():
+        raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
+    tracker = Tracker(config.experiment)
+    content = page_content(tracker, _scored(tracker, given), config.policy)
+    text = text_of(content)
+    report = VariantsReport(board=content.board, decision=content.decision, path=path)
+    if "MLFLOW_RUN_ID" not in os.environ:
+        atomic.write(path, text.encode())
+        return report
+    tags = {run_names.BASE_MODEL: content.board.baseline, run_names.EVALUATION: content.board.evaluation}
+    with tracker.run(f"report {content.title}", "report", tags) as run:
+        atomic.write(path, text.encode())
+        run.log_file(path, "report")
+        run.set_note(report.summary)
+    return report
+
+
+def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
+    """Return the function that writes the wanted form; "auto" goes by the file's suffix."""
+    writers: dict[str, Callable[[PageContent], str]] = {
+        "html": render_page,
+        "md": page_markdown,
+        "csv": lambda content: scoreboard_csv(content.board),
+        "json": lambda content: json.dumps(content_values(content), indent=1, allow_nan=False) + "\n",
+    }
+    chosen = path.suffix.removeprefix(".").lower() if form == "auto" else form
+    if chosen not in writers:
+        raise ConfigError(
+            "The report's format cannot be told from its file name",
+            allowed=[f".{name}" for name in writers],
+            got=path.name,
+            fix="Give another name, or the format",
+        )
+    return writers[chosen]
+
+
+def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
+    """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
+    runs: dict[str, None] = {}
+    names: dict[str, str] = {}
+    others: dict[str, ScoredVariant] = {}
+    for run_id in given:
+        check_text("runs", run_id)
+        stage = tracker.look_up(run_id).tags.get(run_names.STAGE)
+        if stage not in ("main", "sweep"):
+            raise ConfigError(
+                "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
+            )
+        if stage == "main":
+            runs[run_id] = None
+            continue
+        for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
+            if row["run_id"] is None:
+                told = {key: row[key] for key in ("name", "method", "bits", "status", "reason")}
+                others[row["name"]] = ScoredVariant(**told)
+            else:
+                runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
+    _check_alike(tracker, list(runs))
+    return score_runs(tracker, list(runs), others=list(others.values()), names=names)
+
+
+def _check_alike(tracker: Tracker, run_ids: Sequence[str]) -> None:
+    """Refuse runs of several evaluations, and say in what these differ."""
+    groups: dict[str, tuple[str, str]] = {}  # by evaluation: a run, and its baseline's run
+    for run_id in run_ids:
+        tags = tracker.look_up(run_id).tags
+        if run_names.EVALUATION in tags:
+            groups.setdefault(tags[run_names.EVALUATION], (run_id, tags[run_names.BASELINE_RUN]))
+    if len(groups) < 2:
+        return
+    (one, left), (other, right), *_ = groups.values()
+    a, b = (tracker.client.get_run(run_id).data.params for run_id in (left, right))
+    differing = [f"{key} is {a.get(key)} and {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+    raise ConfigError(
+        f"Runs {one[:8]} and {other[:8]} were not evaluated alike, so their numbers cannot be compared",
+        allowed=_ACCEPTED,
+        got="; ".join(differing) or "tasks with other items",
+    )

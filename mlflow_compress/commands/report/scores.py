@@ -1,0 +1,274 @@
+"""Makes the scoreboard of runs: reads what the main runs of one evaluation hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from mlflow_compress.commands.evaluate.stored import stored_results
+from mlflow_compress.commands.shared.speed_runs import timed_in
+from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
+from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.records import RunRecords
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.evaluations import names_of
+from mlflow_compress.tracking.logged_values import RESOLVED
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import Tracker
+
+ANSWERS_RUN = "baseline_answers_run_id"  # tag of a judge run
+
+
+@dataclass(frozen=True)
+class AnswerSetting:
+    """What a similarity of answers depends on, besides the models.
+
+    Attributes
+    ----------
+    answers_run : str
+        The run of the baseline's answers: one per instructions and settings of generation.
+    encoder_id : str or None
+        Identity of the encoder; None where a judge run of an earlier release does not tell.
+    encoder : str
+        Its name.
+    """
+
+    answers_run: str
+    encoder_id: str | None
+    encoder: str
+
+
+def finished_judge(children: Mapping[str, Any]) -> Any | None:
+    """Return a variant's judge run, if it finished."""
+    judge = children.get("judge")
+    return judge if judge is not None and judge.info.status == "FINISHED" else None
+
+
+def answer_setting(judge: Any) -> AnswerSetting | None:
+    """Return the setting of a judge run; None if it embedded no answers."""
+    params = judge.data.params
+    name = params.get(f"{RESOLVED}encoder", params.get("encoder"))
+    if not any(metric in judge.data.metrics for metric in similarity_metrics()) or name is None:
+        return None
+    return AnswerSetting(judge.data.tags[ANSWERS_RUN], params.get("encoder_id"), name)
+
+
+def unlike(settings: Mapping[str, AnswerSetting]) -> dict[str, str]:
+    """Return the variants that cannot be compared with most of the others, and why, as the end of a sentence."""
+    if not settings:
+        return {}
+    wanted = common(settings)
+    found = {}
+    for name, own in settings.items():
+        if own.answers_run != wanted.answers_run:
+            found[name] = "its answers are to other instructions, or were generated with other settings"
+        elif (own.encoder_id or own.encoder) != (wanted.encoder_id or wanted.encoder):
+            found[name] = f"its answers were embedded by {_named(own)}, those of the others by {_named(wanted)}"
+    return found
+
+
+def common(settings: Mapping[str, AnswerSetting]) -> AnswerSetting:
+    """Return the setting that most variants have; of several, the first."""
+    return Counter(settings.values()).most_common(1)[0][0]
+
+
+def _named(setting: AnswerSetting) -> str:
+    return f"{setting.encoder} ({setting.encoder_id[:8] if setting.encoder_id else 'not known which'})"
+
+
+def similarity_metrics() -> frozenset[str]:
+    """Return the names of the metrics that are computed from embedded answers."""
+    return frozenset(
+        key.name for _, metric in METRICS.items() if "embeddings" in metric.requires for key in metric.keys
+    )
+
+
+_SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight")
+
+
+def score_runs(
+    tracker: Tracker,
+    run_ids: Sequence[str],
+    *,
+    others: Sequence[ScoredVariant] = (),
+    baseline: str | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Scoreboard:
+    """Return the scoreboard of main runs that share one evaluation.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        The store.
+    run_ids : sequence of str
+        Main runs. One that did not finish is a row without results, with its error.
+    others : sequence of ScoredVariant
+        Variants without a run.
+    baseline : str, optional
+        The baseline's short name; needed only where there is no run.
+    names : mapping of str to str
+        Names of runs that are not called as their variant is.
+
+    Raises
+    ------
+    ConfigError
+        A run is no main run, or the runs belong to several evaluations.
+    TrackingError
+        The store has no such run, or its results cannot be read.
+    """
+    runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
+    for run in runs:
+        if (stage := run.data.tags.get(run_names.STAGE)) != "main":
+            raise ConfigError("Only main runs are compared", got=f"{run.info.run_id}, a run of stage {stage}")
+    finished = [run for run in runs if _has_results(run)]
+    evaluations = sorted({run.data.tags[run_names.EVALUATION] for run in finished})
+    if len(evaluations) > 1:
+        raise ConfigError(
+            "The runs belong to several evaluations, which cannot be compared",
+            allowed="runs of one baseline, evaluated on the same items with the same settings",
+            got=", ".join(evaluations),
+        )
+    labels = [run.data.tags[run_names.BASE_MODEL] for run in runs] or ([baseline] if baseline else [])
+    if not labels:
+        raise ConfigError("There is no run to compare", allowed="one main run or more")
+    shown = names_of(_checkpoint(run) for run in finished)
+    baselines: dict[str, RunRecords] = {}
+    variants = [_finished(tracker, run, shown[_checkpoint(run)], baselines) for run in finished]
+    variants += [_failed(run) for run in runs if not _has_results(run)]
+    variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
+    variants = _without_unlike_answers(tracker, variants)
+    return scoreboard(
+        _with_own_names([*variants, *others]),
+        baseline=labels[0],
+        evaluation=evaluations[0] if evaluations else None,
+    )
+
+
+def _without_unlike_answers(tracker: Tracker, variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
+    """Return the variants; a similarity that cannot be compared with most of the others' is left out, and says why."""
+    settings = {}
+    for variant in variants:
+        if variant.status == "finished":
+            judge = finished_judge(tracker.children(str(variant.run_id)))
+            if judge is not None and (setting := answer_setting(judge)) is not None:
+                settings[str(variant.run_id)] = setting
+    apart, metrics = unlike(settings), similarity_metrics()
+    return [
+        replace(
+            v,
+            results={name: result for name, result in v.results.items() if name not in metrics},
+            left_out=f"its similarity is left out: {apart[str(v.run_id)]}",
+        )
+        if str(v.run_id) in apart
+        else v
+        for v in variants
+    ]
+
+
+def _has_results(run: Any) -> bool:
+    """Return whether a main run holds an evaluation. A failed judge leaves it with one."""
+    return run_names.EVALUATION in run.data.tags and run_names.CHECKPOINT_SHA256 in run.data.tags
+
+
+def _checkpoint(run: Any) -> tuple[str, str]:
+    return run.data.tags[run_names.VARIANT], run.data.tags[run_names.CHECKPOINT_SHA256]
+
+
+def _with_own_names(variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
+    """Return the variants under names that differ: a repeated one gets digits of its run's id, or a number."""
+    seen: set[str] = set()
+    named = []
+    for number, variant in enumerate(variants):
+        repeated = variant.name in seen
+        name = f"{variant.name} ({variant.run_id[:8] if variant.run_id else number})" if repeated else variant.name
+        seen.add(name)
+        named.append(replace(variant, name=name))
+    return named
+
+
+def _failed(run: Any) -> ScoredVariant:
+    tags = run.data.tags
+    reason = tags.get(run_names.ERROR, f"the run is {run.info.status}")
+    return ScoredVariant(
+        name=tags[run_names.VARIANT],
+        method=tags[run_names.METHOD],
+        run_id=run.info.run_id,
+        bits=_bits(run.data.params),
+        status="failed",
+        reason=reason,
+    )
+
+
+def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRecords]) -> ScoredVariant:
+    children = tracker.children(run.info.run_id)
+    finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
+    results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
+    metrics = run.data.metrics
+    timed = timed_in(children.get("speed"))
+    return ScoredVariant(
+        name=name,
+        method=run.data.tags[run_names.METHOD],
+        run_id=run.info.run_id,
+        bits=_bits(run.data.params),
+        reason=run.data.tags.get(run_names.ERROR, ""),
+        results=headline(results),
+        sizes={size: metrics[size] for size in _SIZES if size in metrics},
+        seconds=stage_seconds(tracker, children),
+        items=_items(tracker, children["evaluate"], baselines),
+        runtime=timed.runtime,
+        not_timed=timed.reason,
+    )
+
+
+def _items(tracker: Tracker, evaluate: Any, baselines: dict[str, RunRecords]) -> ItemScores | None:
+    """Return what the variant scored on each item; None where the evaluation has corpora only."""
+    baseline = evaluate.data.tags[run_names.BASELINE_RUN]
+    if baseline not in baselines:  # all variants share it
+        baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS))
+    variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
+    inputs = MetricInputs(baseline=baselines[baseline], variant=variant)
+    return None if inputs.missing("items") or inputs.missing("predictions") else item_scores(inputs)
+
+
+def _bits(params: Mapping[str, str]) -> float | None:
+    """Return the bits that were asked for; None where the method has no such setting."""
+    text = params.get(f"{RESOLVED}bits", params.get("bits", ""))
+    return float(text) if text.replace(".", "", 1).isdigit() else None
+
+
+def stage_seconds(tracker: Tracker, children: Mapping[str, Any]) -> dict[str, float]:
+    """Return what each stage costs for this variant, whichever run did the work.
+
+    What was found again costs what it took when it was computed. The baseline's part is no cost of a variant.
+    """
+    found = {}
+    if "quantize" in children and "speed/compress_seconds" in children["quantize"].data.metrics:
+        found["quantize"] = children["quantize"].data.metrics["speed/compress_seconds"]
+    if "evaluate" in children and children["evaluate"].info.status == "FINISHED":
+        tags = children["evaluate"].data.tags
+        computed = children["evaluate"]
+        if run_names.SKIPPED in tags:
+            computed = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: tags[run_names.FINGERPRINT]})[-1]
+        found["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN)
+    if "judge" in children and children["judge"].info.status == "FINISHED":
+        found["judge"] = _without(tracker, children["judge"], "baseline_answers_run_id")
+        answers = tracker.client.get_run(children["judge"].data.tags["answers_run_id"])
+        if answers.data.tags.get(run_names.PARENT) != children["judge"].info.run_id:
+            found["judge"] += _duration(answers)
+    return found
+
+
+def _duration(run: Any) -> float:
+    return float(run.info.end_time - run.info.start_time) / 1000
+
+
+def _without(tracker: Tracker, run: Any, tag: str) -> float:
+    """Return the duration of a run without the part in which it computed the baseline, whose run `tag` names."""
+    other = tracker.client.get_run(run.data.tags[tag])
+    inside = run.info.start_time <= other.info.start_time and other.info.end_time <= run.info.end_time
+    return _duration(run) - (_duration(other) if inside else 0.0)

@@ -1,0 +1,251 @@
+"""AutoRound's AutoScheme beside a search: its choice of bits, made and measured like the search's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_compress.commands.search.measured_costs import SwapCosts
+from mlflow_compress.commands.search.space import CandidateFormat
+from mlflow_compress.commands.sweep.plan import Combination
+from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
+from mlflow_compress.config import SearchConfig
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
+from mlflow_compress.decide.scoreboard.separation import paired_mean
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.bootstrap import studentized_interval
+from mlflow_compress.models.source_model import SourceModel
+
+Make = Callable[[Allocation, Limit], tuple[Combination, str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """A choice of formats, made and measured on the search's text.
+
+    Attributes
+    ----------
+    allocation : Allocation
+        The format of each group.
+    variant : Combination
+        Name and parameters of the variant.
+    folder : str
+        Its checkpoint.
+    predicted : float
+        What the costs promised.
+    kl : numpy.ndarray, shape (n_windows,)
+        What was measured.
+    round : int
+        The round in which it was chosen: 0 by the costs of one group at a time, later ones by refitted costs.
+    """
+
+    allocation: Allocation
+    variant: Combination
+    folder: str
+    predicted: float
+    kl: Float
+    round: int
+
+    @property
+    def measured(self) -> float:
+        """Mean KL."""
+        return float(self.kl.mean())
+
+    @property
+    def high(self) -> float:
+        """Upper end of its interval; infinite where there are too few windows for one."""
+        found = studentized_interval(self.kl)
+        return np.inf if found is None else found.high
+
+    def misses(self, limit: Limit, tolerance: float) -> bool:
+        """Return whether the prediction is farther off than the tolerance, or the KL is not surely within its limit."""
+        off = abs(self.predicted - self.measured) > tolerance * self.measured
+        return off or not self.is_inside(limit)
+
+    def is_inside(self, limit: Limit) -> bool:
+        """Return whether the upper end of the KL keeps to a limit of KL; other limits are kept by construction."""
+        return limit.kind != "max_kl" or self.high <= limit.value
+
+
+def first_table(costs: SwapCosts, folders: Mapping[str, str | None], sizes: StoredSizes) -> CostTable:
+    """Return the cost of every format in every group of the baseline; a layer that stays as it is costs nothing."""
+    shape = (len(costs.groups), len(costs.text.windows.ids))
+    added = [np.zeros(shape) if folder is None else costs.alone(folder) for folder in folders.values()]
+    return CostTable(sizes=sizes, start=np.zeros(shape[1]), added=np.stack(added, axis=1))
+
+
+def measured(
+    allocation: Allocation,
+    limit: Limit,
+    table: CostTable,
+    *,
+    make: Make,
+    measure: Callable[[str], Float],
+    number: int = 0,
+) -> Choice:
+    """Return a choice of formats after making and measuring it; arguments as `choose`."""
+    variant, folder = make(allocation, limit)
+    return Choice(
+        allocation=allocation,
+        variant=variant,
+        folder=folder,
+        predicted=table.predicted(allocation.choice),
+        kl=measure(folder),
+        round=number,
+    )
+
+
+def choose(
+    limit: Limit,
+    table: CostTable,
+    *,
+    rounds: int,
+    tolerance: float,
+    make: Make,
+    measure: Callable[[str], Float],
+    refit: Callable[[Choice], CostTable],
+    uniform: Callable[[str], Float],
+) -> Choice:
+    """Return the best choice of formats that was made and measured.
+
+    The first costs are those of one group at a time in the baseline. Where the KL of the checkpoint differs from their
+    sum by more than the tolerance, they are measured again within that checkpoint, where the other groups are as they
+    were chosen. That includes what the groups do to each other, as far as one change at a time shows it. Then the
+    programme is solved again.
+
+    Parameters
+    ----------
+    limit : Limit
+        What the variant must keep to.
+    table : CostTable
+        Costs in the baseline.
+    rounds : int
+        How often costs are refitted, at most.
+    tolerance : float
+        Relative error from which a prediction misses.
+    make : callable (allocation, limit) -> (variant, folder)
+        Makes the checkpoint.
+    measure : callable (folder) -> ndarray
+        Returns its KL, window by window.
+    refit : callable (choice) -> CostTable
+        Measures the costs within a choice.
+    uniform : callable (format) -> ndarray
+        Returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to the
+        budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an
+        interval below 0. The best of several measurements on one text looks better than it is.
+    """
+    first = table
+    tried: dict[tuple[int, ...], Choice] = {}
+    margin = 0.0
+    for number in range(rounds + 1):
+        try:
+            allocation = table.solved(limit, margin=margin)
+        except ConfigError:
+            if not tried:
+                raise
+            break  # by the refitted costs nothing keeps to the limit
+        if allocation.choice in tried:
+            break
+        found = measured(allocation, limit, table, make=make, measure=measure, number=number)
+        tried[allocation.choice] = found
+        if not found.misses(limit, tolerance) or number == rounds:
+            break
+        table = refit(found)
+        margin = max(0.0, found.high - found.measured) if limit.kind == "max_kl" else 0.0
+    inside = [one for one in tried.values() if one.is_inside(limit)]
+    if limit.kind == "max_kl" and inside:
+        return min(inside, key=lambda one: (one.allocation.n_bytes, one.measured))
+    if limit.kind == "max_kl":
+        return min(tried.values(), key=lambda one: one.high)
+    best = min(tried.values(), key=lambda one: one.measured)
+    plain = first.largest_uniform(limit.layer_bytes(first.sizes))
+    if plain is None or plain.choice == best.allocation.choice:
+        return best
+    difference = paired_mean(best.kl - uniform(first.sizes.formats[plain.choice[0]]))
+    if difference is None or difference.interval.high < 0:
+        return best
+    return tried.get(plain.choice) or measured(plain, limit, first, make=make, measure=measure)
+
+
+METHODS = ("gptq", "rtn")
+"""Methods of which AutoScheme's integer formats are a model."""
+
+
+def integer_formats(found: Sequence[CandidateFormat], may_keep: bool) -> list[IntegerFormat]:
+    """Return the formats as AutoScheme knows them.
+
+    Raises
+    ------
+    MissingDependencyError
+        The package is not installed.
+    UnsupportedError
+        A format is none that it can choose.
+    """
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise MissingDependencyError(f"AutoScheme needs the package {PACKAGE}, which is not installed")
+    settings = [one.uniform.own_settings for one in found]
+    bits = [own.get("bits") for own in settings]
+    if may_keep or any(one.method not in METHODS for one in found) or len(set(bits)) < len(bits):
+        raise UnsupportedError(
+            "AutoScheme chooses between bits of integer formats only",
+            allowed=f"formats of {' or '.join(METHODS)} with different bits",
+            got=", ".join([*(one.name for one in found), *(["none"] if may_keep else [])]),
+        )
+    sizes = [-1 if isinstance(own["group_size"], str) else own["group_size"] for own in settings]
+    return [
+        IntegerFormat(bits=own["bits"], group_size=size, sym=own["symmetric"])
+        for own, size in zip(settings, sizes, strict=True)
+    ]
+
+
+def autoscheme_choices(
+    config: SearchConfig,
+    source: SourceModel,
+    formats: Sequence[IntegerFormat],
+    costs: SwapCosts,
+    table: CostTable,
+    budgets: Mapping[Limit, int],
+) -> dict[Limit, Allocation]:
+    """Return AutoScheme's choice within each budget of bytes, on the text that the search measures its costs on.
+
+    It counts bits without scales and zero points. So it gets the budget less what those take in the uniform variants.
+    A budget that is then below its smallest format has no choice of its.
+    """
+    sizes = table.sizes
+    extra = sizes.bits(sizes.uniform(sizes.formats[0])) - formats[0].bits
+    low, high = min(one.bits for one in formats), max(one.bits for one in formats)
+    wanted = {limit: min(sizes.bits(n_bytes) - extra, high) for limit, n_bytes in budgets.items()}
+    wanted = {limit: bits for limit, bits in wanted.items() if bits > low}
+    if not wanted:
+        return {}
+    tokenizer = source.tokenizer()
+    ids = costs.text.windows.ids
+    # Two windows in one text: a text that has fewer tokens when it is read again would be left out.
+    texts = [tokenizer.decode([*a.tolist(), *b.tolist()]) for a, b in zip(ids[::2], ids[1::2], strict=False)]
+    asked = list(dict.fromkeys(wanted.values()))
+    found = ask_autoscheme(
+        str(source.folder),
+        texts,
+        formats,
+        [group.modules for group in costs.groups],
+        asked,
+        length=config.space.calibration_length,
+        trust_remote_code=source.trust_remote_code,
+    )
+    number = {one.bits: i for i, one in enumerate(formats)}
+    rows = np.arange(len(costs.groups))
+    chosen = {}
+    for limit, bits in wanted.items():
+        by_layer = found[asked.index(bits)]
+        choice = tuple(number[by_layer[group.modules[0]]] for group in costs.groups)
+        chosen[limit] = Allocation(
+            choice=choice,
+            n_bytes=int(sizes.layers[rows, choice].sum()),
+            cost=float(table.costs[rows, choice].sum()),
+            gap=0.0,
+        )
+    return chosen

@@ -1,0 +1,374 @@
+"""Estimates the costs of formats from the baseline and the checkpoints, without a swap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlflow_compress.commands.evaluate.models import light
+from mlflow_compress.commands.shared.get_or_create import digest
+from mlflow_compress.commands.shared.model_names import model_path
+from mlflow_compress.compression import calibration_tokens
+from mlflow_compress.config import SearchConfig
+from mlflow_compress.decide.cost_estimate import (
+    EstimateKind,
+    Estimation,
+    estimated_table,
+    fisher_cost,
+    relative_l2_error,
+)
+from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.items.sources.calibration_sets import load_calibration
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.source_model import SourceModel, without_weights
+from mlflow_compress.models.weight_groups import (
+    Differences,
+    WeightGroup,
+    find_differences,
+    restored_weight,
+    weight_groups,
+)
+from mlflow_compress.records import SwapDistances
+from mlflow_compress.scoring.plan.corpus_windows import Windows
+from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.scoring.swaps.swap_meter import WHOLE, Swap, SwapMeter
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchText:
+    """The text that costs are measured on.
+
+    Attributes
+    ----------
+    name : str
+        The set or file that it is from.
+    texts : tuple of str
+        All of that set, for the check against the evaluation.
+    sha256 : str
+        Of the token ids.
+    windows : Windows
+        Equal windows, of which the second half is scored.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    sha256: str
+    windows: Windows
+
+
+def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
+    """Return the search's text, cut into windows.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        The search.
+    source : SourceModel
+        The baseline, for its tokenizer.
+    used : int
+        Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
+
+    Raises
+    ------
+    ConfigError
+        The text is too short.
+    """
+    space = config.space
+    given = space.search_text or space.calibration
+    found = load_calibration(given, model=config.source.model, data_dir=config.source.data_dir or "")
+    skipped = 0 if space.search_text else used
+    tokenizer = source.tokenizer()
+    length = space.calibration_length
+    try:
+        tokens = calibration_tokens.prepare(
+            tokenizer,
+            found.rendered(tokenizer),
+            samples=skipped + space.search_windows,
+            length=length,
+            seed=config.source.seed,
+        )
+    except ConfigError as error:
+        needed = f"{skipped + space.search_windows} windows of {length} tokens, of which {skipped} calibrate"
+        raise ConfigError(
+            f"The search's text {found.name!r} is too short", allowed=needed, fix="Give search_text, or fewer windows"
+        ) from error
+    chosen = calibration_tokens.Calibration(tokens.ids[skipped:])
+    ids: list[Ids] = list(chosen.ids.astype(np.int32))
+    return SearchText(
+        name=found.name,
+        texts=tuple(found.plain()),
+        sha256=chosen.sha256,
+        windows=Windows(ids, [np.arange(length // 2 + 1, length)] * len(ids)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SwapCosts:
+    """Measures checkpoints against the baseline, as a whole and group by group.
+
+    Attributes
+    ----------
+    config : SearchConfig
+        Which baseline, and how models are loaded.
+    text : SearchText
+        What is scored.
+    resume : Path
+        Folder of unfinished measurements. A search that was interrupted loses the batch that it was at.
+    groups : tuple of WeightGroup
+        The groups that get a format each.
+    """
+
+    config: SearchConfig
+    text: SearchText
+    resume: Path
+    groups: tuple[WeightGroup, ...]
+
+    def alone(self, folder: str, numbers: Sequence[int] | None = None) -> Float:
+        """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows).
+
+        `numbers` are the groups; all by default.
+        """
+        variant = self.open(folder)
+        groups = [self.groups[i] for i in (range(len(self.groups)) if numbers is None else numbers)]
+        kind = f"alone-{digest({'groups': [group.name for group in groups]})[:12]}"
+        found = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
+        return self._per_group(found, groups)
+
+    def around(self, recipe: str, folder: str | None) -> Float:
+        """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
+        chosen, other = self.open(recipe), self.open(folder)
+        swaps = []
+        for group in self.groups:
+            rest = [Swap.of(one, chosen.model) for one in self.groups if one is not group]
+            swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
+        return self._per_group(self._measured("around", swaps, [chosen, other]), self.groups)
+
+    def whole(self, folder: str) -> Float:
+        """Return the KL of a checkpoint, shape (n_windows,)."""
+        variant = self.open(folder)
+        return self._windows(self._measured("whole", [], [variant], variant=variant), WHOLE)
+
+    def open(self, folder: str | None) -> LoadedModel:
+        """Return the model of a checkpoint; None is the baseline."""
+        path = model_path(self.config.source.model) if folder is None else folder
+        return load_model(light(path, self.config.source, self.config.inference).config)
+
+    def _measured(
+        self, kind: str, swaps: Sequence[Swap], models: Sequence[LoadedModel], variant: LoadedModel | None = None
+    ) -> SwapDistances:
+        hashes = [model.weights for model in models]
+        folder = self.resume / f"{kind}-{'-'.join(one[:12] for one in hashes)}"
+        identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
+        meter = SwapMeter(self.open(None), progress=False)
+        return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
+
+    def _per_group(self, found: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
+        return np.stack([self._windows(found, group.name) for group in groups])
+
+    def _windows(self, found: SwapDistances, name: str) -> Float:
+        """Return the mean KL of each window, whose scored positions are equally many."""
+        kl = found.where(swap=name).column("kl")
+        return np.asarray(kl.reshape(len(self.text.windows.ids), -1).mean(axis=1), dtype=np.float64)
+
+
+def format_groups(
+    config: SearchConfig, source: SourceModel, folders: Sequence[str], *, rescaled: bool
+) -> tuple[WeightGroup, ...]:
+    """Return the groups of layers that get one format each.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        Which baseline, and how models are loaded.
+    source : SourceModel
+        The baseline.
+    folders : sequence of str
+        The uniform checkpoints.
+    rescaled : bool
+        Whether scales were moved between neighbours in them. Then norms, and layers that have each other's scales, are
+        in one group; else the groups are the layers that serving engines fuse.
+
+    Raises
+    ------
+    UnsupportedError
+        A group holds weights that no format changes.
+    """
+    opened = light(model_path(config.source.model), config.source, config.inference)
+    if rescaled:
+        baseline = load_model(opened.config).model
+        found: list[WeightGroup] = []
+        for folder in folders:
+            variant = load_model(light(folder, config.source, config.inference).config).model
+            for group in find_differences(baseline, variant).groups:
+                found = joined(found, group)
+    else:
+        bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
+        found = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
+        for group in found:
+            if others := sorted(set(group.modules) - source.linear.keys()):
+                raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
+    return tuple(found)
+
+
+def joined(groups: Sequence[WeightGroup], other: WeightGroup) -> list[WeightGroup]:
+    """Return the groups with one more; those that share a module with it become one group with it."""
+    same = [group for group in groups if set(group.modules) & set(other.modules)]
+    if not same:
+        return [*groups, other]
+    modules = tuple(dict.fromkeys(name for group in (*same, other) for name in group.modules))
+    kinds = "+".join(dict.fromkeys(kind for group in (*same, other) for kind in group.kind.split("+")))
+    first = same[0]
+    prefix = first.name.removesuffix(first.kind)
+    whole = WeightGroup(f"{prefix}{kinds}", kinds, first.layer, modules)
+    return [whole if group is first else group for group in groups if group is first or group not in same]
+
+
+Tensor = torch.Tensor
+Calls = dict[str, list[tuple[Tensor, Tensor]]]  # by layer, inputs and outputs
+
+
+def estimates(kind: EstimateKind, costs: SwapCosts, folders: Mapping[str, str | None]) -> Float:
+    """Return the estimate of every format in every group, shape (n_groups, n_formats); 0 for layers that stay.
+
+    One variant is in memory at a time, beside the baseline. "fisher" needs a pass forward and a pass backward of the
+    baseline for each format, and the variant's layers on the baseline's inputs. "linearity" needs the weights only.
+
+    Raises
+    ------
+    UnsupportedError
+        A group holds other modules than linear layers, or weights that are not stored as floating-point numbers.
+    """
+    baseline = costs.open(None).model
+    for group in costs.groups:
+        if others := [name for name in group.modules if not isinstance(baseline.get_submodule(name), torch.nn.Linear)]:
+            raise UnsupportedError(
+                f"Costs of group {group.name} cannot be estimated: it holds other modules than linear layers",
+                got=others[0],
+                fix="Give estimate=none",
+            )
+    columns: list[Float] = []
+    for folder in folders.values():
+        if folder is None:
+            columns.append(np.zeros(len(costs.groups)))
+            continue
+        variant = costs.open(folder).model
+        if kind == "linearity":
+            columns.append(np.array([_relative_error(group, baseline, variant) for group in costs.groups]))
+        else:
+            seed = costs.config.source.seed
+            columns.append(fisher_costs(baseline, variant, costs.groups, costs.text.windows, seed))
+    return np.stack(columns, axis=1)
+
+
+def first_estimated_table(
+    kind: EstimateKind,
+    costs: SwapCosts,
+    folders: Mapping[str, str | None],
+    sizes: StoredSizes,
+    limits: Sequence[Limit],
+    most: int,
+) -> tuple[CostTable, Estimation]:
+    """Return the costs in the baseline, measured where the limits choose and estimated elsewhere.
+
+    Arguments as `estimates` and `estimated_table` have them.
+    """
+    paths = list(folders.values())
+
+    def measure(column: int, groups: Sequence[int]) -> Float:
+        folder = paths[column]
+        assert folder is not None  # `known`
+        return costs.alone(folder, groups)
+
+    return estimated_table(
+        kind,
+        estimates(kind, costs, folders),
+        limits,
+        sizes,
+        measure,
+        n_windows=len(costs.text.windows.ids),
+        known=[column for column, folder in enumerate(paths) if folder is None],
+        most=most,
+    )
+
+
+def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], windows: Windows, seed: int) -> Float:
+    """Return the estimated KL of each group per scored token, shape (n_groups,).
+
+    Parameters
+    ----------
+    baseline, variant : transformers.PreTrainedModel
+    groups : sequence of WeightGroup
+        Of linear layers.
+    windows : Windows
+        Texts with their scored positions.
+    seed : int
+        Of the tokens that are drawn from the baseline's distributions.
+    """
+    layers = [name for group in groups for name in group.modules]
+    n_scored = sum(map(len, windows.scored))
+    total = dict.fromkeys(layers, 0.0)
+    device = baseline.get_input_embeddings().weight.device
+    generator = torch.Generator().manual_seed(seed)
+    for ids, scored in zip(windows.ids, windows.scored, strict=True):
+        with torch.enable_grad(), _noted(baseline, layers) as calls:
+            logits = baseline(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(device), use_cache=False).logits
+            rows = torch.log_softmax(logits[0, torch.from_numpy(scored - 1).to(logits.device)].float(), dim=-1)
+            drawn = torch.multinomial(rows.detach().exp().cpu(), 1, generator=generator).to(rows.device)
+            outputs = [output for layer in layers for _, output in calls[layer]]
+            gradients = iter(torch.autograd.grad(rows.gather(1, drawn).sum(), outputs))
+        with torch.inference_mode():
+            for layer in layers:
+                module = variant.get_submodule(layer)
+                for given, output in calls[layer]:
+                    errors = module(given) - output.detach()
+                    g, e = (x.flatten(0, -2).float().cpu().numpy() for x in (next(gradients), errors))
+                    total[layer] += fisher_cost(g, e, n_scored)
+    return np.array([sum(total[name] for name in group.modules) for group in groups])
+
+
+def _relative_error(group: WeightGroup, baseline: Any, variant: Any) -> float:
+    pairs = []
+    for name in group.modules:
+        old = baseline.get_submodule(name).weight.detach().float()
+        new = restored_weight(variant, name, Differences([], [], {}))
+        if new is None or new.shape != old.shape:
+            raise UnsupportedError(
+                "A weight is not stored as floating-point numbers of the baseline's shape, so its error is not known",
+                got=name,
+                fix="Give estimate=fisher or estimate=none",
+            )
+        pairs.append((old.cpu().numpy(), new.cpu().numpy()))
+    return relative_l2_error(pairs)
+
+
+@contextmanager
+def _noted(model: Any, layers: Sequence[str]) -> Iterator[Calls]:
+    """Within this block the layers' inputs and outputs are noted, and gradients reach the outputs.
+
+    Only outputs get gradients: the embeddings' output is where the graph begins, and weights are no part of it.
+    """
+    calls: Calls = {name: [] for name in layers}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with ExitStack() as undo:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+            undo.callback(parameter.requires_grad_, True)
+        embeddings = model.get_input_embeddings()
+        hook = embeddings.register_forward_hook(lambda _module, _given, output: output.requires_grad_(True))
+        undo.callback(hook.remove)
+        for name in layers:
+
+            def note(_module: Any, given: Any, output: Tensor, name: str = name) -> None:
+                calls[name].append((given[0].detach(), output))
+
+            undo.callback(model.get_submodule(name).register_forward_hook(note).remove)
+        yield calls

@@ -1,0 +1,581 @@
+"""Runs a search: uniform variants, costs of their formats by group, the chosen recipes, and a table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.commands.evaluate.models import engine_started
+from mlflow_compress.commands.search.choice import (
+    Choice,
+    autoscheme_choices,
+    choose,
+    first_table,
+    integer_formats,
+    measured,
+)
+from mlflow_compress.commands.search.measured_costs import (
+    SwapCosts,
+    first_estimated_table,
+    format_groups,
+    search_text,
+)
+from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
+from mlflow_compress.commands.search.space import (
+    CandidateFormat,
+    candidates,
+    limits_of,
+    recipe_variant,
+    require_in_reach,
+    require_mixable,
+)
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.model_names import folder_or_hub, model_label, model_path, read_manifest
+from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
+from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare
+from mlflow_compress.commands.sweep.run import make_variants
+from mlflow_compress.compression.mixed_recipe import KEPT
+from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.config import EMBEDDED, Policy, SearchConfig, as_text
+from mlflow_compress.decide.cost_estimate import Estimation
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes, linear_mix
+from mlflow_compress.decide.scoreboard import item_scores
+from mlflow_compress.decide.scoreboard.separation import paired_mean
+from mlflow_compress.errors import (
+    AlignmentError,
+    CheckpointError,
+    DataError,
+    MissingDependencyError,
+    StageError,
+    UnsupportedError,
+)
+from mlflow_compress.home import home, out_folder
+from mlflow_compress.items.contamination import check_contamination
+from mlflow_compress.kept import keeping
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.bootstrap import studentized_interval
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
+from mlflow_compress.models.weight_groups import WeightGroup
+from mlflow_compress.records import RunRecords, TokenDistances
+from mlflow_compress.reporting.search_tables import rows_csv, search_markdown
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+
+_NO_KL, _FIX = "The evaluation of this search measures no KL", "Give tasks with text or options"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnitKl:
+    """KL of one variant on each unit of the evaluation.
+
+    Attributes
+    ----------
+    unit : str
+        "window" where the evaluation has corpora, else "item".
+    keys : tuple of (str, str)
+        Task and id of each unit.
+    kl : numpy.ndarray, shape (n_units,)
+        Nats: the mean per token of a window, or the KL of an item.
+    """
+
+    unit: str
+    keys: tuple[tuple[str, str], ...]
+    kl: Float
+
+    def require_same(self, other: UnitKl) -> None:
+        """Raise `AlignmentError` unless the other variant was measured on the same units."""
+        if self.keys != other.keys:
+            raise AlignmentError("Two variants of the search were not evaluated on the same texts")
+
+
+def unit_kl(tracker: Tracker, main_run: str) -> UnitKl:
+    """Return the KL of a main run's variant on each unit; a `DataError` where the evaluation measures none."""
+    evaluate = tracker.children(main_run)["evaluate"]
+    variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
+    if variant.token_distances is not None:
+        return _windows(variant.token_distances)
+    baseline = RunRecords.read(tracker.fetch(evaluate.data.tags[run_names.BASELINE_RUN], RECORDS))
+    inputs = MetricInputs(baseline=baseline, variant=variant)
+    if reason := inputs.missing("items") or inputs.missing("predictions"):
+        raise DataError(_NO_KL, got=reason, fix=_FIX)
+    scores = item_scores(inputs)
+    rows = np.isfinite(scores.kl)
+    if not rows.any():
+        raise DataError(_NO_KL, fix=_FIX)
+    keys = tuple(zip(scores.task[rows].tolist(), scores.item_id[rows].tolist(), strict=True))
+    return UnitKl(unit="item", keys=keys, kl=np.maximum(scores.kl[rows], 0.0))
+
+
+def _windows(found: TokenDistances) -> UnitKl:
+    names = list(zip(found.column("task").tolist(), found.column("item_id").tolist(), strict=True))
+    keys = tuple(dict.fromkeys(names))
+    number = {key: row for row, key in enumerate(keys)}
+    rows = np.array([number[name] for name in names])
+    return UnitKl(unit="window", keys=keys, kl=np.bincount(rows, found.column("kl")) / np.bincount(rows))
+
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A finished main run and its checkpoint.
+
+    Attributes
+    ----------
+    run_id : str
+    folder : str
+        The checkpoint.
+    name : str
+        The variant's short name.
+    """
+
+    run_id: str
+    folder: str
+    name: str
+
+
+def publish_search(
+    tracker: Tracker,
+    run: TrackedRun,
+    config: SearchConfig,
+    *,
+    table: CostTable,
+    estimation: Estimation | None,
+    uniform: Mapping[str, Made],
+    chosen: Mapping[Limit, tuple[Choice, Made]],
+    autoscheme: Mapping[Limit, tuple[Choice, Made]],
+    left_out: str,
+    costs: SwapCosts,
+) -> Search:
+    """Log everything that people read of a search on its run, and return it.
+
+    Parameters
+    ----------
+    tracker, run : Tracker, TrackedRun
+        The store and the search's run.
+    config : SearchConfig
+        What was asked for.
+    table : CostTable
+        Costs in the baseline.
+    estimation : Estimation or None
+        Which of them were estimated.
+    uniform : mapping of str to Made
+        The uniform variant of each format.
+    chosen : mapping of Limit to (Choice, Made)
+        The searched variant of each limit.
+    autoscheme : mapping of Limit to (Choice, Made)
+        AutoScheme's variant of the same size.
+    left_out : str
+        Why there is none of its; "" where nothing is missing.
+    costs : SwapCosts
+        Measures checkpoints on the search's text.
+    """
+    every = [*uniform.values(), *(made for _, made in (*chosen.values(), *autoscheme.values()))]
+    held_out = {made.run_id: unit_kl(tracker, made.run_id) for made in every}
+    first = next(iter(held_out.values()))
+    for other in held_out.values():
+        first.require_same(other)
+    ends = {made.name: (table.sizes.uniform(name), held_out[made.run_id].kl) for name, made in uniform.items()}
+    ends[BASELINE] = (table.sizes.base, np.zeros_like(first.kl))
+    rows = [_row(made, held_out[made.run_id], costs.whole(made.folder)) for made in uniform.values()]
+    for limit, (choice, made) in chosen.items():
+        rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
+    for limit, (choice, made) in autoscheme.items():
+        own = held_out[made.run_id]
+        row = replace(_searched(limit, choice, made, own, ends), kind="autoscheme", gap=None)
+        rows.append(replace(row, **_against(own, held_out[chosen[limit][1].run_id])))
+    length, name = config.space.calibration_length, Path(costs.text.name).name
+    rows.sort(key=lambda row: (row.bits_per_weight, row.name))
+    tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
+    tasks = ", ".join(Path(part).name for part in tasks.split(","))
+    found = Search(
+        baseline=model_label(config.source.model),
+        variants=tuple(rows),
+        formats=table.sizes.formats,
+        groups=table.sizes.groups,
+        costs=tuple(_group_costs(table, estimation)),
+        estimate=None if estimation is None else _estimate(estimation),
+        recipes={made.name: _recipe(table.sizes, choice) for choice, made in (*chosen.values(), *autoscheme.values())},
+        search_text=f"{len(table.start)} windows of {length} tokens of {name}",
+        held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
+        left_out=left_out,
+        run=tracker.link(run.run_id),
+    )
+    _log(tracker, run, found)
+    return found
+
+
+def _row(made: Made, units: UnitKl, kl: Float) -> SearchedVariant:
+    manifest, interval, searched = read_manifest(made.folder), studentized_interval(units.kl), studentized_interval(kl)
+    return SearchedVariant(
+        name=made.name,
+        kind="uniform",
+        bits_per_weight=manifest.bits_per_weight,
+        bits_per_weight_model=manifest.bits_per_weight_model,
+        size_bytes=manifest.size_bytes,
+        kl=float(units.kl.mean()),
+        kl_low=None if interval is None else interval.low,
+        kl_high=None if interval is None else interval.high,
+        search_kl=float(kl.mean()),
+        search_kl_high=None if searched is None else searched.high,
+        run_id=made.run_id,
+    )
+
+
+def _searched(
+    limit: Limit, choice: Choice, made: Made, units: UnitKl, ends: Mapping[str, tuple[int, Float]]
+) -> SearchedVariant:
+    row = replace(
+        _row(made, units, choice.kl),
+        kind="searched",
+        limit=limit.short,
+        max_kl=limit.value if limit.kind == "max_kl" else None,
+        predicted_kl=choice.predicted,
+        rounds=choice.round,
+        gap=choice.allocation.gap,
+    )
+    mix = linear_mix(choice.allocation.n_bytes, ends)
+    if mix is None:
+        return row
+    difference = paired_mean(units.kl - mix.kl)
+    return replace(
+        row,
+        mix=f"{mix.share:.2f} of {mix.larger}, the rest {mix.smaller}",
+        mix_kl=float(mix.kl.mean()),
+        difference=float((units.kl - mix.kl).mean()),
+        difference_low=None if difference is None else difference.interval.low,
+        difference_high=None if difference is None else difference.interval.high,
+    )
+
+
+def _against(own: UnitKl, searched: UnitKl) -> dict[str, Any]:
+    """Return the paired difference to the searched variant of the same limit, as a row has it."""
+    found = paired_mean(own.kl - searched.kl)
+    return {
+        "search_difference": float((own.kl - searched.kl).mean()),
+        "search_difference_low": None if found is None else found.interval.low,
+        "search_difference_high": None if found is None else found.interval.high,
+    }
+
+
+def _estimate(found: Estimation) -> CostEstimate:
+    return CostEstimate(
+        kind=found.kind,
+        swaps=int(found.measured.sum()),
+        possible=found.possible,
+        rank_correlation=found.rank_correlation,
+    )
+
+
+def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[GroupCost]:
+    """Iterate over the costs in the baseline, each with its interval over the windows where it was measured."""
+    for i, group in enumerate(table.sizes.groups):
+        for j, name in enumerate(table.sizes.formats):
+            kl = table.added[i, j]
+            estimated = estimation is not None and name != KEPT and not estimation.measured[i, j]
+            interval = None if estimated else studentized_interval(kl)
+            yield GroupCost(
+                group=group,
+                format=name,
+                size_bytes=int(table.sizes.layers[i, j]),
+                kl=float(kl.mean()),
+                kl_low=None if interval is None else interval.low,
+                kl_high=None if interval is None else interval.high,
+                estimated=estimated,
+                estimate=None if estimation is None else float(estimation.estimates[i, j]),
+            )
+
+
+def _recipe(sizes: StoredSizes, choice: Choice) -> dict[str, str]:
+    return {group: sizes.formats[i] for group, i in zip(sizes.groups, choice.allocation.choice, strict=True)}
+
+
+def _log(tracker: Tracker, run: TrackedRun, found: Search) -> None:
+    # Imported here, because matplotlib takes a second to import.
+    from mlflow_compress.reporting.figures import draw_search
+
+    rows = found.to_rows()
+    markdown = search_markdown(rows, found.found, found.notes)
+    run.log_json(found.to_dict(), "search.json")
+    run.log_text(rows_csv(rows), "search.csv")
+    run.log_text(rows_csv([asdict(one) for one in found.costs]), "costs.csv")
+    run.log_text(markdown, "search.md")
+    standard = Policy().kl  # the default gate
+    limits = [one.max_kl for one in found.searched if one.max_kl is not None]
+    gate = max(limits) if limits else None if standard is None else standard.max_kl
+    with scratch_folder(tracker.uri) as folder:
+        figures = draw_search(rows, folder, gate=gate)
+        run.log_figures(folder, [figure.path.stem for figure in figures])
+    against = [one.against_mix for one in found.searched]
+    errors = [abs(one.prediction_error) for one in found.searched if one.prediction_error is not None]
+    run.log_values(
+        {
+            "search/variants": len(found.searched),
+            "search/closer_than_mix": against.count("closer"),
+            "search/farther_than_mix": against.count("farther"),
+            **({"search/largest_prediction_error_pct": 100 * max(errors)} if errors else {}),
+            **({"search/measured_swaps": found.estimate.swaps} if found.estimate is not None else {}),
+        }
+    )
+    run.set_tags({run_names.VERDICT: found.found})
+    run.set_note(markdown)
+
+
+Say = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    """Tell nobody."""
+
+
+def run_search(config: SearchConfig, say: Say = _silent) -> Search:
+    """Find the formats of every group of layers within each limit, and return them beside the uniform variants.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        The parameters, with absolute paths.
+    say : callable (line)
+        Is told what happens.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong. No run was made, but for a budget that only the stored sizes show to be impossible.
+    StageError
+        A variant could not be made.
+    """
+    limits, (found, may_keep), given = limits_of(config), candidates(config), config
+    path = model_path(config.source.model)
+    with folder_or_hub("model", path):
+        source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+    require_mixable(config, found, source)
+    for limit in limits:
+        require_in_reach(limit, found, source)
+    config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
+    found, may_keep = candidates(config)
+    with unfinished_until_ended(given), keeping(), engine_started(config.running, config.source):
+        tracker = Tracker(config.experiment)
+        prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
+        text = search_text(config, source, max(one.calibration_samples for one in found))
+        suite = suite_of(found[0].uniform.config.evaluate_config())
+        check_contamination(text.texts, suite.tasks, suite.corpora)
+        label = model_label(config.source.model)
+        key = digest(
+            {
+                "variants": sorted(variant.key for variant in prepared.variants),
+                "limits": [[limit.kind, limit.value] for limit in limits],
+                "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
+                "estimate": [config.space.estimate, config.space.measured_swaps],
+                "autoscheme": config.space.autoscheme,
+            }
+        )
+        tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: prepared.evaluation}
+        with (
+            parent_run(tracker, f"search {config.space.formats} {label}", key, tags, stage="search") as run,
+            reload_helper(),
+            resumable_workdir(tracker.uri, key) as resume,
+        ):
+            run.log_params(as_text(config))
+            runs = _made(tracker, run, prepared, say)
+            groups = _groups(config, source, found, tracker, runs)
+            costs = SwapCosts(config=config, text=text, resume=resume, groups=groups)
+            return _Search(config, tracker, run, source, found, may_keep, costs, say).result(limits, runs)
+
+
+def _groups(
+    config: SearchConfig, source: SourceModel, found: Sequence[CandidateFormat], tracker: Tracker, runs: dict[str, str]
+) -> tuple[WeightGroup, ...]:
+    """Return the groups that get one format each."""
+    children = [tracker.children(runs[one.uniform.name])["quantize"] for one in found]
+    folders = [str(child.data.tags[run_names.CHECKPOINT]) for child in children]
+    return format_groups(config, source, folders, rescaled=any(one.rescales for one in found))
+
+
+def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, str]:
+    """Make variants, each with a main run below the search's; return the runs by name. A failure is a `StageError`."""
+    runs = make_variants(tracker, run, prepared, lambda progress: say(progress.line))
+    for name, run_id in runs.items():
+        found = tracker.client.get_run(run_id)
+        if found.info.status != "FINISHED":
+            reason = found.data.tags.get(run_names.ERROR, f"its run is {found.info.status}")
+            raise StageError(f"{name}: {reason}", stage="search", fix="The same command again goes on from here")
+    return runs
+
+
+class _Search:
+    """The part of a search that needs its run."""
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        tracker: Tracker,
+        run: TrackedRun,
+        source: SourceModel,
+        found: Sequence[CandidateFormat],
+        may_keep: bool,
+        costs: SwapCosts,
+        say: Say,
+    ) -> None:
+        self._config, self._tracker, self._run, self._source = config, tracker, run, source
+        self._found, self._costs, self._say = found, costs, say
+        self._may_keep = may_keep
+        self._folders: dict[str, str | None] = {}
+        self._layers = [[name for name in group.modules if name in source.linear] for group in costs.groups]
+
+    def result(self, limits: Sequence[Limit], runs: dict[str, str]) -> Search:
+        uniform = {one.name: self._of(runs[one.uniform.name]) for one in self._found}
+        self._folders = {name: made.folder for name, made in uniform.items()}
+        if self._may_keep:
+            self._folders[KEPT] = None
+        sizes = self._sizes()
+        for limit in limits:
+            if limit.kind != "max_kl":
+                limit.layer_bytes(sizes)
+        table, estimation = self._table(limits, sizes)
+        chosen = {limit: self._chosen(limit, table) for limit in limits}
+        beside, left_out = self._autoscheme(chosen, table)
+        variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
+        prepared = prepare(self._config.sweep_config, list(variants.values()), self._tracker)
+        mixed = _made(self._tracker, self._run, prepared, self._say)
+        return publish_search(
+            self._tracker,
+            self._run,
+            self._config,
+            table=table,
+            estimation=estimation,
+            uniform=uniform,
+            chosen={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in chosen.items()},
+            autoscheme={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in beside.items()},
+            left_out=left_out,
+            costs=self._costs,
+        )
+
+    def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
+        """Return the costs in the baseline, and what was estimated of them."""
+        space, what = self._config.space, f"{len(self._found)} formats in {len(sizes.groups)} groups"
+        if space.estimate == "none":
+            self._say(f"[search] measures {what}")
+            return first_table(self._costs, self._folders, sizes), None
+        self._say(f"[search] estimates {what}, and measures what is chosen")
+        table, found = first_estimated_table(
+            space.estimate, self._costs, self._folders, sizes, limits, space.measured_swaps
+        )
+        self._say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
+        return table, found
+
+    def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
+        """Return AutoScheme's choices within the same sizes, or why there are none."""
+        asked = self._config.space.autoscheme
+        if asked == "false":
+            return {}, ""
+        sizes = table.sizes
+        budgets = {
+            limit: one.allocation.n_bytes if limit.kind == "max_kl" else limit.layer_bytes(sizes)
+            for limit, one in chosen.items()
+        }
+        try:
+            formats = integer_formats(self._found, self._may_keep)
+            self._say(f"[search] AutoScheme scores {len(formats)} formats")
+            found = autoscheme_choices(self._config, self._source, formats, self._costs, table, budgets)
+        except (MissingDependencyError, UnsupportedError) as error:
+            if asked == "true":
+                raise
+            return {}, str(error)
+        make = partial(self._make, sizes, name="autoscheme-")
+        return {
+            limit: measured(one, limit, table, make=make, measure=self._costs.whole) for limit, one in found.items()
+        }, ""
+
+    def _of(self, run_id: str) -> Made:
+        """Return a main run with its checkpoint."""
+        tags = self._tracker.children(run_id)["quantize"].data.tags
+        return Made(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
+
+    def _sizes(self) -> StoredSizes:
+        """Return the stored bytes of every group in every format, from the headers of the checkpoints."""
+        base = read_headers(self._source.folder)
+        headers = [base if folder is None else read_headers(Path(folder)) for folder in self._folders.values()]
+        by_group = [[bytes_of_layers(one, layers) for one in headers] for layers in self._layers]
+        linear = [layer for layers in self._layers for layer in layers]
+        first = headers[0]
+        return StoredSizes(
+            groups=tuple(group.name for group in self._costs.groups),
+            formats=tuple(self._folders),
+            layers=np.array(by_group, dtype=np.int64),
+            base=bytes_of_layers(base, linear),
+            rest=total_bytes(first) - bytes_of_layers(first, linear),
+            weights=sum(rows * columns for rows, columns in self._source.linear.values()),
+        )
+
+    def _chosen(self, limit: Limit, table: CostTable) -> Choice:
+        space = self._config.space
+        found = choose(
+            limit,
+            table,
+            rounds=space.search_rounds,
+            tolerance=space.search_tolerance,
+            make=partial(self._make, table.sizes),
+            measure=self._costs.whole,
+            refit=partial(self._refitted, table.sizes),
+            uniform=self._uniform_kl,
+        )
+        self._say(
+            f"[search] {limit.short}: {found.variant.name}, predicted KL {found.predicted:.3g}, measured "
+            f"{found.measured:.3g} on the search's text"
+        )
+        return found
+
+    def _uniform_kl(self, name: str) -> Float:
+        folder = self._folders[name]
+        return np.zeros(len(self._costs.text.windows.ids)) if folder is None else self._costs.whole(folder)
+
+    def _make(
+        self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""
+    ) -> tuple[Combination, str]:
+        """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
+        layers = {
+            layer: sizes.formats[chosen]
+            for names, chosen in zip(self._layers, allocation.choice, strict=True)
+            for layer in names
+        }
+        in_order = {layer: layers[layer] for layer in self._source.linear}
+        folder = home(self._tracker.uri) / "recipes"
+        variant = recipe_variant(self._config, self._found, in_order, f"{name}{limit.short}", folder)
+        self._say(f"[search] {limit.short}: makes {variant.name}")
+        child = in_process(self._tracker, "quantize", variant.config.quantize_config, self._run, say=self._say)
+        made = str(self._tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
+        headers = read_headers(Path(made))
+        if limit.kind == "max_bytes" and not name and total_bytes(headers) > limit.value:
+            raise CheckpointError(
+                "The checkpoint is larger than max_bytes: its other tensors have grown",
+                allowed=f"{limit.value:.0f} bytes",
+                got=total_bytes(headers),
+            )
+        if (stored := bytes_of_layers(headers, layers)) != allocation.n_bytes:
+            raise CheckpointError(
+                "The checkpoint's layers do not take the bytes that their formats take alone",
+                allowed=f"{allocation.n_bytes} bytes",
+                got=stored,
+            )
+        return variant, made
+
+    def _refitted(self, sizes: StoredSizes, choice: Choice) -> CostTable:
+        told = f"predicted {choice.predicted:.3g}, measured {choice.measured:.3g}"
+        self._say(f"[search] {told}: measures the costs again, within this recipe")
+        added = [self._costs.around(choice.folder, folder) - choice.kl for folder in self._folders.values()]
+        return CostTable(sizes=sizes, start=choice.kl, added=np.stack(added, axis=1))

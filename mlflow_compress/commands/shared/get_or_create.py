@@ -1,0 +1,127 @@
+"""Get-or-create for runs: return the finished run with a given fingerprint, or do the work in a new run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from filelock import FileLock, Timeout
+
+from mlflow_compress.home import home
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.store import OpenRun, Store
+
+logger = logging.getLogger(__name__)
+
+
+def workdirs_folder(tracking_uri: str) -> Path:
+    """Return the folder of all work folders of a tracking store; it is not created here."""
+    return home(tracking_uri) / "unfinished"
+
+
+def _places(tracking_uri: str, fingerprint: str) -> tuple[Path, Path, FileLock]:
+    """Return the folder of all work folders, that of one fingerprint, and its lock."""
+    workdirs = workdirs_folder(tracking_uri)
+    return workdirs, workdirs / fingerprint[:16], FileLock(workdirs / f"{fingerprint[:16]}.lock")
+
+
+def drop_finished_workdir(tracking_uri: str, fingerprint: str) -> None:
+    """Delete the work folder of work that is stored: a process that was killed just then could not do it."""
+    _, folder, lock = _places(tracking_uri, fingerprint)
+    if not folder.is_dir():
+        return
+    with suppress(Timeout), lock.acquire(timeout=0):  # another process deletes it now
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
+    """Yield the work folder of this fingerprint. It is deleted when the work ends, and kept when it is interrupted.
+
+    Two processes with the same fingerprint take turns: the second one waits, then finds the results of the first.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        URI of the tracking store. It decides where the folder is (see `home`), whatever the working folder of a stage.
+    fingerprint : str
+        Digest of everything that the result depends on.
+    """
+    workdirs, folder, lock = _places(tracking_uri, fingerprint)
+    workdirs.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("Another process does the same work in %s; waiting for it", workdirs)
+        lock.acquire()
+    try:
+        if folder.is_dir():
+            logger.info("Resuming interrupted work in %s", folder)
+        folder.mkdir(exist_ok=True)
+        yield folder
+        shutil.rmtree(folder)
+    finally:
+        lock.release()
+
+
+def digest(content: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a fingerprint."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def get_or_create_run(
+    store: Store,
+    stage: str,
+    label: str,
+    fingerprint: Mapping[str, object],
+    work: Callable[[OpenRun, Path, Path], None],
+    more_tags: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[str, bool]:
+    """Return the finished run with this fingerprint. Where there is none, the work is done now in a new run.
+
+    Parameters
+    ----------
+    store : Store
+        Where runs are kept.
+    stage, label : str
+        The run's stage tag, and the baseline's name.
+    fingerprint : mapping
+        Everything that the result depends on; equal fingerprints share one run.
+    work : callable (run, folder, resume)
+        Does the work and logs it. Each sub-folder of `folder` is stored as an artifact folder. Files in `resume` are
+        still there when an interrupted work is started again.
+    more_tags : mapping
+        Further tags of a new run.
+
+    Returns
+    -------
+    run_id : str
+        A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never returned.
+    fresh : bool
+        Whether the work was done now.
+    """
+    key = digest(fingerprint)
+    tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}
+    found = store.find(stage, **{run_names.FINGERPRINT: key})
+    if found:
+        drop_finished_workdir(store.uri, key)
+        return found[0].run_id, False
+    with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:
+        found = store.find(stage, **{run_names.FINGERPRINT: key})
+        if found:  # another process has done it while this one waited
+            return found[0].run_id, False
+        with store.run(f"{stage} {label}", stage, tags, own=False) as run, scratch_folder(store.uri) as scratch:
+            run.log_json(dict(fingerprint), "fingerprint.json")
+            work(run, scratch, resume)
+            for folder in sorted(scratch.iterdir()):
+                run.log_folder(folder, folder.name)
+            confirm()
+            run.set_note(f"**{stage} {label}**: done once, found again by its fingerprint.")
+    return str(run.run_id), True

@@ -1,0 +1,49 @@
+"""How fast a variant is beside its baseline, in the runtime that it is meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlflow_compress.commands.evaluate.result import Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedMeasurement(Measurement):
+    """Tokens a second, waits between tokens, memory and load time; empty, with the reason, where nothing was timed.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    values : mapping of str to float
+        What was measured once per model: seconds to load it, and resident memory.
+    described : mapping of str to str
+        Runtime with version, device and dtype.
+    """
+
+    baseline: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence."""
+        if not self.results:
+            return f"{self.name} was not timed: {'; '.join(dict.fromkeys(self.not_computed.values()))}"
+        parts = []
+        if "speed/decode_ratio_batch_1" not in self.pooled:
+            writing, first = self.pooled["speed/decode_tokens_per_second_batch_1"], self.pooled["speed/first_token_ms"]
+            speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
+            return f"{self.name} in {self.described['runtime']}, without its baseline: {speed}"
+        for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
+            found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
+            parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+        if memory := self.pooled.get("speed/memory_peak_ratio"):
+            parts.append(f"peak memory {memory.value:.2f}x")
+        return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}

@@ -1,0 +1,252 @@
+"""Times a variant and its baseline in the runtime that the variant is meant for, and logs both."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.models import OpenModel, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.stored import logged, results_json
+from mlflow_compress.commands.shared.model_names import (
+    Made,
+    baseline_label,
+    described,
+    folder_or_hub,
+    model_path,
+    not_served,
+)
+from mlflow_compress.commands.shared.speed_runs import description, skipped_tag
+from mlflow_compress.commands.shared.unfinished import store_of_command
+from mlflow_compress.commands.speed.result import SpeedMeasurement
+from mlflow_compress.compression.gguf_model import write_plain
+from mlflow_compress.config import EvaluateConfig, SpeedConfig, is_endpoint
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.served_timing import served_times
+from mlflow_compress.engines.vllm.vllm_environment import VARIABLE, find_python, named_python
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.models import architectures
+from mlflow_compress.models.light_model import open_light
+from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.records import RunRecords
+from mlflow_compress.records.kinds import ServingMemory, Timings
+from mlflow_compress.scoring.speed.measured_model import LLAMA_CPP, VLLM, RuntimeCall, RuntimeChoice, runtime_of
+from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import OpenRun, Store
+
+NO_MEMORY_OF_SERVED = "the memory of a server is not seen from here"
+_PROMPT, _NEW = 256, 32
+
+
+def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoice, str]:
+    """Return the runtime of a checkpoint, and the interpreter of its environment."""
+    choice = runtime_of(folder, device)
+    if choice.runtime != VLLM:
+        return choice, sys.executable
+    if named_python(config.vllm_python) is None:
+        reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VARIABLE})"
+        return RuntimeChoice(None, reason), sys.executable
+    return choice, find_python(config.vllm_python)
+
+
+def _plan(config: SpeedConfig, model: OpenModel) -> TimingPlan:
+    asked, context = config.timing, model.max_length
+    prompt = min(_PROMPT, context // 2) if asked.speed_prompt_tokens == "auto" else asked.speed_prompt_tokens
+    new = min(_NEW, context // 4) if asked.speed_new_tokens == "auto" else asked.speed_new_tokens
+    text = (demo.DATA_DIR / "corpus.txt").read_text(encoding="utf-8")[:40_000]
+    tokens = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if prompt + new > context:
+        raise ConfigError(
+            "speed_prompt_tokens and speed_new_tokens are longer than the model's context",
+            allowed=f"at most {context} together",
+            got=prompt + new,
+        )
+    return TimingPlan(tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats)
+
+
+def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
+    """Return what is measured once per model."""
+    found = {}
+    for who, suffix in (("variant", ""), ("baseline", "_baseline")):
+        one = times.get(who)
+        if one is None:
+            continue
+        if one.load_seconds is not None:
+            found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
+        if one.memory is not None:
+            found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
+    return found
+
+
+def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: str) -> dict[str, ModelTimes]:
+    """Time the checkpoint and its baseline in turn, in processes of their own.
+
+    Raises
+    ------
+    ConfigError
+        Prompt and new tokens are longer than the context.
+    WorkerError
+        The runtime cannot load one of the two.
+    """
+    base = model_path(config.source.model)
+    with folder_or_hub("model", base):
+        model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
+    plan, runtime = _plan(config, model), str(choice.runtime)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = config.timing.speed_threads
+    of_variant = RuntimeCall(
+        runtime=runtime,
+        python=python,
+        folder=str(folder),
+        dtype="auto",
+        device=_device(config),
+        n_threads=cores if threads == "auto" else threads,
+        n_context=plan.prompt_tokens + plan.new_tokens,
+        n_batch=max(BATCHES),
+    )
+    with ExitStack() as stack:
+        of_baseline = replace(of_variant, folder=str(model.path))
+        if runtime == LLAMA_CPP:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            source = resolve(base, trust_remote_code=config.source.trust_remote_code)
+            write_plain(source, scratch / "baseline.gguf")
+            of_baseline = replace(of_variant, folder=str(scratch / "baseline.gguf"))
+            of_variant = replace(of_variant, folder=str(architectures.weight_files(folder)[0]))
+        return timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
+
+
+def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:
+    """Time a served variant, in turn with its baseline where that is served too; return the reason where it cannot be.
+
+    Raises
+    ------
+    EndpointError
+        A server cannot be reached, does not stream, or writes another number of tokens than asked.
+    """
+    asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
+    base = open_baseline(asked)
+    variant = open_variant(asked, base)
+    assert isinstance(variant, ServedModel)
+    models = {"baseline": base, "variant": variant} if isinstance(base, ServedModel) else {"variant": variant}
+    for model in models.values():
+        if not model.can.ids_in:
+            return f"{model.can.server} takes prompts as text alone, so that their tokens are not ours to count"
+    return served_times(models, _plan(config, base))
+
+
+def _device(config: SpeedConfig) -> str:
+    return "cuda" if config.source.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasurement:
+    """Run the stage in its own run, and return what was measured.
+
+    A variant that no runtime here computes in its own format is not timed: the run says why, and has no speed.
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing checkpoint, or a runtime that cannot load it.
+    """
+    asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
+    if is_endpoint(config.source.model) and not is_endpoint(config.checkpoint):
+        raise not_served("model", config.source.model)
+    made, label = described(asked), baseline_label(asked)
+    with store_of_command(config, store) as opened:
+        return _run(config, made, label, opened)
+
+
+def _run(config: SpeedConfig, manifest: Made, label: str, store: Store) -> SpeedMeasurement:
+    with store.run(f"speed {manifest.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run:
+        run.set_tags(
+            {
+                run_names.VARIANT: manifest.label,
+                run_names.METHOD: manifest.method,
+                run_names.CHECKPOINT: config.checkpoint,
+            }
+        )
+        if is_endpoint(config.checkpoint):
+            found = measure_served(config)
+            if isinstance(found, str):
+                return _without_speed(manifest, label, found, store, run)
+            return _logged(manifest, label, found, store, run)
+        folder = Path(str(config.checkpoint))
+        choice, python = chosen(config, folder, _device(config))
+        if choice.runtime is None:
+            return _without_speed(manifest, label, choice.reason, store, run)
+        times = measure(config, folder, choice, python)
+        return _logged(manifest, label, times, store, run)
+
+
+def _without_speed(manifest: Made, label: str, reason: str, store: Store, run: OpenRun) -> SpeedMeasurement:
+    run.set_tags(skipped_tag(reason))
+    run.set_note(f"**{manifest.label}** was not timed: {reason}.")
+    run.log_json([], "metrics.json")
+    missing = {"speed": reason, "serving_memory": reason}
+    run.log_json(missing, "not_computed.json")
+    records = _log_records(dict.fromkeys(("baseline", "variant"), _records(None)), store, run)
+    return SpeedMeasurement(
+        name=manifest.label,
+        results=(),
+        not_computed=missing,
+        records_folder=records,
+        run=store.link(run.run_id),
+        baseline=label,
+    )
+
+
+def _log_records(measured: Mapping[str, RunRecords], store: Store, run: OpenRun) -> Path:
+    """Log when each token was there and what memory that took, and return the variant's folder of it."""
+    with scratch_folder(store.uri) as folder:
+        for who, records in measured.items():
+            records.write(folder / who)
+        run.log_folder(folder, RECORDS)
+    return store.fetch(run.run_id, RECORDS) / "variant"
+
+
+def _logged(
+    manifest: Made, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
+) -> SpeedMeasurement:
+    measured = {who: _records(times.get(who)) for who in ("baseline", "variant")}
+    inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
+    results, values, described = compute_all(inputs), _values(times), times["variant"].described
+    run.log_params(description(described))
+    run.log_results(logged(results))
+    run.log_values(values)
+    run.log_json(results_json(results), "metrics.json")
+    missing = {} if times["variant"].memory is not None else {"serving_memory": NO_MEMORY_OF_SERVED}
+    run.log_json(missing, "not_computed.json")
+    records = _log_records(measured, store, run)
+    found = SpeedMeasurement(
+        name=manifest.label,
+        results=tuple(results),
+        not_computed=missing,
+        records_folder=records,
+        run=store.link(run.run_id),
+        baseline=label,
+        values=values,
+        described=described,
+    )
+    run.set_note(f"**{found.summary}**")
+    return found
+
+
+def _records(times: ModelTimes | None) -> RunRecords:
+    """Return the records of a model; of one that was not timed none, and no memory of one that a server has."""
+    if times is None:
+        return RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
+    found = times.memory
+    rows = [] if found is None else [{"process": 0, "resident_bytes": found.resident, "peak_bytes": found.peak}]
+    return RunRecords(timings=times.timings, serving_memory=ServingMemory.from_rows(rows))

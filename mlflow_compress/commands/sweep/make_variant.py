@@ -1,0 +1,191 @@
+"""One variant of a sweep, made in this process: compressed, evaluated, judged and logged as a main run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from mlflow_compress.commands.evaluate.run import run_evaluate
+from mlflow_compress.commands.judge.run import run_judge
+from mlflow_compress.commands.main.run import run_variant
+from mlflow_compress.commands.quantize.run import run_quantize
+from mlflow_compress.commands.shared.get_or_create import workdirs_folder
+from mlflow_compress.commands.speed.run import run_speed
+from mlflow_compress.commands.sweep.plan import PreparedVariant
+from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SpeedConfig
+from mlflow_compress.errors import MlflowCompressError, StageError
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import is_alive
+from mlflow_compress.tracking.projects import run_stage_here
+from mlflow_compress.tracking.run_ending import close_dead_runs
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
+
+_DYING_SECONDS = 20.0  # until the system has ended a process that was killed
+
+
+@contextmanager
+def one_process(tracker: Tracker, key: str, *, wait: bool) -> Iterator[bool]:
+    """Yield whether this process alone has the key; without `wait`, False where another process has it.
+
+    The operating system releases the lock of a killed process.
+    """
+    folder: Path = workdirs_folder(tracker.uri)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f"sweep-{key[:16]}.lock")
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+@contextmanager
+def parent_run(
+    tracker: Tracker, name: str, key: str, tags: Mapping[str, str], *, stage: str = "sweep"
+) -> Iterator[TrackedRun]:
+    """Open the parent run of a sweep or a search: the unfinished one of the same key, or a new one.
+
+    Where another process runs the same at this moment, this one has a parent run of its own.
+    """
+    with one_process(tracker, key, wait=False) as alone:
+        unfinished = tracker.find_unfinished(stage, **{run_names.SWEEP_KEY: key}) if alone else []
+        if unfinished:
+            tracker.hand_over(unfinished[0])
+            tracker.end_children(unfinished[0])
+            with tracker.reopen(unfinished[0]) as run:
+                yield run
+        else:
+            with tracker.run(name, stage, {run_names.SWEEP_KEY: key, **tags}) as run:
+                yield run
+
+
+def close_killed(tracker: Tracker, parent: str) -> None:
+    """Close the runs that workers of a sweep have left open when they were killed: they become KILLED."""
+    open_mains = [
+        run.data.tags[run_names.PROCESS]
+        for run_id in tracker.find_unfinished("main", **{run_names.PARENT: parent})
+        if (run := tracker.client.get_run(run_id)).info.status == "RUNNING"
+    ]
+    until = time.monotonic() + _DYING_SECONDS
+    while any(is_alive(tracker.uri, process) for process in open_mains) and time.monotonic() < until:
+        time.sleep(0.1)
+    close_dead_runs(tracker.client, tracker.uri)
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeVariant:
+    """What became of a variant.
+
+    Attributes
+    ----------
+    run_id : str
+        Its main run, finished or failed.
+    state : {"finished", "found", "failed"}
+        "found" means that an earlier run holds it.
+    said : str
+        What was found, or why it failed.
+    """
+
+    run_id: str
+    state: Literal["finished", "found", "failed"]
+    said: str
+
+
+def make_variant(
+    tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable[[str], None], *, wait: bool
+) -> MadeVariant | None:
+    """Make a variant below the run `parent`, or find it. Return None where another process makes it now.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        The store.
+    variant : PreparedVariant
+    parent : str
+        The sweep's run.
+    say : callable (line)
+        Is told how far it is.
+    wait : bool
+        Wait for the other process instead.
+
+    Raises
+    ------
+    MlflowCompressError
+        Its run could not be opened, which is no fault of this variant.
+    """
+    try:
+        with one_process(tracker, variant.key, wait=wait) as alone:
+            return _make(tracker, variant, parent, say) if alone else None
+    finally:
+        _free_memory()  # once more: while an error was handled, its frames held the model
+
+
+def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable[[str], None]) -> MadeVariant:
+    earlier = variant.finished_run(tracker)
+    if earlier is not None:
+        return MadeVariant(run_id=earlier, state="found", said=f"run {earlier}")
+    say("starts")
+    try:
+        made = run_variant(
+            variant.asked.config,
+            tracker,
+            variant.known,
+            say=say,
+            start=partial(in_process, say=say),
+            more_tags={run_names.PARENT: parent, run_names.VARIANT_KEY: variant.key},
+        )
+    except Exception as error:
+        unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key})
+        if not unfinished:  # its run could not be opened
+            raise
+        if not isinstance(error, MlflowCompressError):
+            logger.exception("%s failed", variant.name)
+        said = error.what if isinstance(error, StageError) else str(error)
+        return MadeVariant(run_id=unfinished[0], state="failed", said=said)
+    assert made.run is not None
+    return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
+
+
+def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]) -> str:
+    """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
+
+    def work() -> object:
+        if isinstance(config, QuantizeConfig):
+            return run_quantize(config, tracker)
+        if isinstance(config, EvaluateConfig):
+            return run_evaluate(config, tracker)
+        if isinstance(config, JudgeConfig):
+            return run_judge(config, tracker, say)
+        assert isinstance(config, SpeedConfig)
+        return run_speed(config, tracker)
+
+    try:
+        return run_stage_here(tracker, stage, work, parent=parent)
+    finally:
+        _free_memory()
+
+
+def _free_memory() -> None:
+    """Free the models of what has ended; on a GPU too, where the next reload check needs room."""
+    import torch
+
+    gc.collect()  # modules have reference cycles
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

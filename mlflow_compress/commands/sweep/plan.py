@@ -1,0 +1,461 @@
+"""The plan of a sweep as text: what is made, what it costs, what is left out and why."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.commands.evaluate.baseline import evaluation_id
+from mlflow_compress.commands.evaluate.models import OpenModel, check_same_model, facts, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.run import readable
+from mlflow_compress.commands.main.checked_parameters import check_served, name_of, resolved_parameters
+from mlflow_compress.commands.main.run import variant_key
+from mlflow_compress.commands.quantize.run import checkpoint_folder, method_settings
+from mlflow_compress.commands.report.scores import stage_seconds
+from mlflow_compress.commands.shared.model_names import SERVED_METHOD, folder_or_hub, model_label, model_path
+from mlflow_compress.commands.shared.progress import duration
+from mlflow_compress.commands.shared.task_inputs import calibration_set, instructions_of, suite_of
+from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
+from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig
+from mlflow_compress.config import CompressionConfig, MainConfig, SweepConfig, is_endpoint
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.files import read_yaml
+from mlflow_compress.items.contamination import check_contamination
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet
+from mlflow_compress.judges.judge_registry import chosen_judges
+from mlflow_compress.kept import kept
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.models.stored_weights import read_headers, total_bytes
+from mlflow_compress.paths import absolute_paths
+from mlflow_compress.reporting.numbers import bytes_text
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.store import Store
+from mlflow_compress.tracking.tracker import Tracker
+
+_AXES = {"methods": "method"}  # a name that is clearer with several values
+_OF_SERVED = ("checkpoint", "served_model", "tokenizer")
+_IN_GRID = (*(name for name in CompressionConfig.model_fields if name != "output_dir"), *_OF_SERVED[1:])
+_SHARED = ("calibration", "calibration_samples", "calibration_length", "method_args")
+_GIVEN = ("methods", "bits", "group_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """One variant of a sweep.
+
+    Attributes
+    ----------
+    name : str
+        Its short name, such as "awq-4bit-g128".
+    config : MainConfig
+        The parameters of its main job.
+    settings : MethodConfig or None
+        The method's checked settings; None of a served model.
+    """
+
+    name: str
+    config: MainConfig
+    settings: MethodConfig | None
+
+    @property
+    def method(self) -> str:
+        """The method that makes it."""
+        return SERVED_METHOD if self.settings is None else self.config.compression.method
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """The method's settings by name; none of a served model."""
+        return {} if self.settings is None else self.settings.settings()
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """What tells it from another variant of its name."""
+        if self.settings is None:
+            return {"checkpoint": self.config.compression.checkpoint, "tokenizer": self.config.served.tokenizer}
+        return {**self.own_settings, "calibration": Path(self.config.compression.calibration).name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A combination that is not made.
+
+    Attributes
+    ----------
+    name, method : str
+        What was asked for, and its method.
+    reason : str
+        Why its method does not support it.
+    """
+
+    name: str
+    method: str
+    reason: str
+
+
+def combinations(config: SweepConfig) -> tuple[list[Combination], list[LeftOut]]:
+    """Return the variants of a sweep, and the combinations that no method supports.
+
+    A method without a setting such as bits takes part once. Two combinations with equal settings are one variant.
+
+    Raises
+    ------
+    ConfigError
+        An unknown method, bits that are no number, a broken grid, or no combination that is supported.
+    """
+    found: dict[tuple[str, str], Combination] = {}
+    left_out: dict[str, LeftOut] = {}
+    for asked in _asked(config):
+        method, given = asked.get("method", SERVED_METHOD), _own(asked)
+        try:
+            variant = absolute_paths(config.main_config(**given))
+            settings = _settings(variant)
+        except (UnsupportedError, MissingDependencyError) as error:
+            name = _described(given)
+            left_out.setdefault(name, LeftOut(name=name, method=method, reason=str(error)))
+            continue
+        known = variant.served if settings is None else variant.compression.calibration
+        key = (method, repr((settings, variant.compression.checkpoint, known)))
+        name = name_of(variant)
+        found.setdefault(key, Combination(name=name, config=variant, settings=settings))
+    if not found:
+        reasons = [f"{one.name}: {one.reason}" for one in left_out.values()]
+        raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
+    return _with_own_names(found.values()), list(left_out.values())
+
+
+def _settings(variant: MainConfig) -> MethodConfig | None:
+    """Return the checked settings of a variant's method; None of a served model, whose parameters are checked too."""
+    if variant.is_served:
+        check_served(variant)
+        return None
+    settings = method_settings(variant.quantize_config)
+    METHODS.get(variant.compression.method).require_backend(settings)
+    return settings
+
+
+def _asked(config: SweepConfig) -> Iterable[dict[str, str]]:
+    """Return every combination of the axes, from the grid or from the parameters."""
+    axes = config.variants
+    if axes.grid is None:
+        return _product({name: _split(getattr(axes, name)) for name in _GIVEN})
+    default = SweepConfig().variants
+    if twice := [name for name in _GIVEN if getattr(axes, name) != getattr(default, name)]:
+        raise ConfigError(
+            f"Parameter '{twice[0]}' is given beside a grid", got=getattr(axes, twice[0]), fix="Write it into the grid"
+        )
+    return [one for entry in _entries(Path(axes.grid)) for one in _product(entry)]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of the values, and check those that no method can take."""
+    named = {_AXES.get(name, name): values for name, values in axes.items()}
+    for method in named.get("method", []):
+        METHODS.get(method)
+    for bits in named.get("bits", []):
+        if bits != AUTO and not str(bits).isdigit():
+            raise ConfigError("Parameter 'bits' must be a whole number", allowed="whole numbers, auto", got=bits)
+    return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
+
+
+def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a combination without the settings that its method does not have: it then takes part once."""
+    if "method" not in asked:  # a served model: what the methods share is not for it
+        default = CompressionConfig()
+        return {**{name: getattr(default, name) for name in _SHARED}, **asked}
+    settings = {field.name for field in fields(METHODS.get(asked["method"]).Config)}
+    return {name: value for name, value in asked.items() if name not in ("bits", "group_size") or name in settings}
+
+
+def _described(given: Mapping[str, Any]) -> str:
+    """Return a combination in words, as in "hqq bits=5"."""
+    rest = [f"{name}={value}" for name, value in given.items() if name != "method" and value != AUTO]
+    return " ".join([given.get("method", SERVED_METHOD), *rest])
+
+
+def _with_own_names(every: Iterable[Combination]) -> list[Combination]:
+    """Return the variants under names that differ: where two have one name, the parameters that differ follow it."""
+    listed = list(every)
+    names = [one.name for one in listed]
+    return [
+        one if names.count(one.name) == 1 else _renamed(one, [o for o in listed if o.name == one.name])
+        for one in listed
+    ]
+
+
+def _renamed(one: Combination, same: list[Combination]) -> Combination:
+    others = [other.shown for other in same]
+    differing = [f"{name}={value}" for name, value in one.shown.items() if any(o[name] != value for o in others)]
+    return Combination(name=f"{one.name} ({', '.join(differing)})", config=one.config, settings=one.settings)
+
+
+def _entries(file: Path) -> list[dict[str, list[Any]]]:
+    """Return the entries of a grid file: a list of values per parameter.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is no list of entries, or an entry has no method or a parameter that is no axis.
+    """
+    content = read_yaml(file, parameter="grid")
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise ConfigError(
+            "The grid is no list of entries", allowed="entries such as '- {methods: [awq, gptq], bits: [4, 3]}'"
+        )
+    return [_entry(entry) for entry in content]
+
+
+def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    allowed = (*_AXES, *_IN_GRID)
+    if unknown := [name for name in entry if name not in allowed]:
+        raise ConfigError("An entry of the grid has a parameter that is no axis", allowed=allowed, got=unknown[0])
+    axes = {name: value if isinstance(value, list) else [value] for name, value in entry.items()}
+    served = [is_endpoint(str(checkpoint)) for checkpoint in axes.get("checkpoint", [])]
+    if any(served):
+        if not all(served) or (unused := [name for name in entry if name not in _OF_SERVED]):
+            got = dict(entry) if not all(served) else unused[0]
+            raise ConfigError("An entry of the grid for served models has something else", allowed=_OF_SERVED, got=got)
+    elif ("method" in entry) == ("methods" in entry):
+        raise ConfigError("Every entry of the grid needs 'method' or 'methods'", got=dict(entry))
+    if empty := [name for name, values in axes.items() if not values or None in values]:
+        raise ConfigError("An axis of the grid has no values", got=empty[0])
+    return axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedVariant:
+    """A variant that can be made.
+
+    Attributes
+    ----------
+    asked : Combination
+        Its name and parameters.
+    known : dict
+        What its main run logs as parameters, with "auto" resolved.
+    key : str
+        See `variant_key`.
+    served : mapping of str to object, or None
+        What the server of a served variant says now (see `evaluation.served.facts`).
+    """
+
+    asked: Combination
+    known: dict[str, object]
+    key: str
+    served: Mapping[str, object] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the sweep."""
+        return self.asked.name
+
+    @property
+    def method(self) -> str:
+        """Its method."""
+        return self.asked.method
+
+    def finished_run(self, tracker: Tracker) -> str | None:
+        """Return the newest finished main run that holds its results; None where it is to be made.
+
+        Raises
+        ------
+        AlignmentError
+            Its server has another model under the name now.
+        """
+        found = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
+        if not found:
+            return None
+        run_id = str(found[0].info.run_id)
+        if self.served is not None:
+            check_same_model(self.served, tracker.fetch_json(tracker.child_ids(run_id)["evaluate"], run_names.FACTS))
+        return run_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A sweep that can start: its baseline, the evaluation id that its variants share, and the variants."""
+
+    source: SourceModel
+    evaluation: str
+    variants: tuple[PreparedVariant, ...]
+
+
+def prepare(config: SweepConfig, chosen: list[Combination], store: Store) -> Prepared:
+    """Read tasks, instructions and calibration text, check them, and return the variants with their keys.
+
+    The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong, a data set is missing or broken, or calibration text holds evaluation items.
+    CheckpointError
+        The baseline is missing or broken.
+    """
+    first = chosen[0].config
+    suite = suite_of(first.evaluate_config())
+    if config.judge:
+        instructions_of(first.judge_config())
+        if config.answers.judges != "all":
+            chosen_judges(config.answers.judges)
+    calibrations = [_calibration(one) for one in chosen]
+    for checked in {c.name: c for c in calibrations if c is not None}.values():
+        check_contamination(checked.plain(), suite.tasks, suite.corpora)
+    path = model_path(config.source.model)
+    base = open_baseline(first.evaluate_config())
+    with folder_or_hub("model", path):
+        source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+    read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
+    evaluation = evaluation_id(base, read, first.evaluate_config())
+    variants = []
+    for one, calibration in zip(chosen, calibrations, strict=True):
+        known = resolved_parameters(one.config, calibration)
+        if one.settings is None:
+            served = facts(_served(one, base))
+            key = variant_key(one.config, str(served["weights"]), evaluation)
+            variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
+            continue
+        texts = calibration.rendered(source.tokenizer()) if calibration else []
+        folder = checkpoint_folder(one.config.quantize_config, one.settings, source, texts)
+        key = variant_key(one.config, folder.name, evaluation)
+        variants.append(PreparedVariant(asked=one, known=known, key=key))
+    return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
+
+
+def _served(one: Combination, base: OpenModel) -> ServedModel:
+    """Return a served variant, after its server was asked what it can: one that cannot be used is refused now."""
+    found = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base)
+    assert isinstance(found, ServedModel)
+    return found
+
+
+def _calibration(one: Combination) -> CalibrationSet | None:
+    if one.settings is None or not METHODS.get(one.config.compression.method).needs_calibration:
+        return None
+    return kept(
+        ("calibration", one.config.compression.calibration), lambda: calibration_set(one.config.quantize_config)
+    )
+
+
+_RUNS = 5  # number of newest finished runs behind an estimate
+_SCALE_BITS = 16  # stored bits of one group's scale; a zero point takes as many as a weight
+_LOGGED_UP_TO = 2 * 2**30  # with log_weights=auto
+
+
+def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tracker: Tracker) -> SweepPlan:
+    """Return the plan: every variant, whether it is finished, and what the others cost."""
+    base_bytes = total_bytes(read_headers(prepared.source.folder))
+    logged = config.log_weights == "true" or (config.log_weights == "auto" and base_bytes <= _LOGGED_UP_TO)
+    evaluated = _earlier(config, prepared, tracker)
+    variants = []
+    for variant in prepared.variants:
+        finished = variant.finished_run(tracker)
+        variants.append(
+            PlannedVariant(
+                name=variant.name,
+                method=variant.method,
+                finished_run=finished,
+                seconds=None if finished else _seconds(config, variant, evaluated, tracker),
+                size_bytes=_size(prepared.source, base_bytes, variant.asked.settings),
+            )
+        )
+    return SweepPlan(
+        baseline=model_label(config.source.model),
+        evaluation=prepared.evaluation,
+        variants=tuple(variants),
+        left_out={one.name: one.reason for one in left_out},
+        base_size_bytes=base_bytes,
+        copies=2 if logged else 1,
+    )
+
+
+def _size(source: SourceModel, base_bytes: int, settings: MethodConfig | None) -> float | None:
+    """Return the estimated bytes of a variant on this disk: none of a served model."""
+    return 0.0 if settings is None else size_estimate(source, base_bytes, settings)
+
+
+def size_estimate(source: SourceModel, base_bytes: int, settings: MethodConfig) -> float | None:
+    """Return the estimated bytes of a checkpoint; None for a method that has no bits.
+
+    Linear layers take ``bits`` per weight, and per group a scale of 16 bits and a zero point; everything else is as
+    large as in the baseline.
+    """
+    given = settings.settings()
+    bits, group = given.get("bits"), given.get("group_size")
+    if not isinstance(bits, int):
+        return None
+    weights = sum(rows * columns for rows, columns in source.matrices.values())
+    stored = base_bytes * weights / source.parameters
+    per_weight = bits + (_SCALE_BITS + bits) / group if isinstance(group, int) else bits
+    return base_bytes - stored + weights * per_weight / 8
+
+
+def _earlier(config: SweepConfig, prepared: Prepared, tracker: Tracker) -> dict[str, float]:
+    """Return the median seconds of evaluate and judge over the newest finished runs of this evaluation."""
+    runs = tracker.find_finished("main", **{run_names.EVALUATION: prepared.evaluation})[:_RUNS]
+    return _medians(tracker, [run.info.run_id for run in runs])
+
+
+def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:
+    each = [stage_seconds(tracker, tracker.children(run_id)) for run_id in run_ids]
+    stages = {stage for found in each for stage in found}
+    return {stage: statistics.median(found[stage] for found in each if stage in found) for stage in stages}
+
+
+def _seconds(
+    config: SweepConfig, variant: PreparedVariant, evaluated: Mapping[str, float], tracker: Tracker
+) -> float | None:
+    """Return the estimated duration of a variant: its method's compression, and evaluation and judge as before."""
+    tags = {run_names.BASE_MODEL: model_label(config.source.model), run_names.METHOD: variant.method}
+    same_method = tracker.find_finished("main", **tags)[:_RUNS]
+    served = variant.asked.settings is None
+    compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
+    needed = [compressed, evaluated.get("evaluate"), *([evaluated.get("judge")] if config.judge else [])]
+    return None if any(seconds is None for seconds in needed) else sum(seconds or 0.0 for seconds in needed)
+
+
+def plan_text(plan: SweepPlan) -> str:
+    """Return one line per variant, then the sums, then the combinations that are not made."""
+    rows = [("variant", "time", "size"), *(_row(plan, variant) for variant in plan.variants)]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [f"{plan.summary}; evaluation {plan.evaluation[:8]}", ""]
+    lines += [f"{name:<{widths[0]}}  {time:>{widths[1]}}  {size:>{widths[2]}}" for name, time, size in rows]
+    lines += ["", *_sums(plan)]
+    lines += ["", "Not made:", *(f"- {name}: {why}" for name, why in plan.left_out.items())] if plan.left_out else []
+    return "\n".join(lines)
+
+
+def _row(plan: SweepPlan, variant: PlannedVariant) -> tuple[str, str, str]:
+    time = "unknown" if variant.seconds is None else f"about {duration(variant.seconds)}"
+    size = bytes_text(int(plan.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
+    on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}" if variant.size_bytes != 0 else "served"
+    return (
+        variant.name,
+        time if variant.finished_run is None else f"finished, run {variant.finished_run[:8]}",
+        on_disk,
+    )
+
+
+def _sums(plan: SweepPlan) -> list[str]:
+    if not plan.to_do:
+        return ["Nothing to do: every variant is finished."]
+    n_unknown = sum(1 for variant in plan.to_do if variant.seconds is None)
+    known = sum(variant.seconds or 0.0 for variant in plan.to_do)
+    if not n_unknown:
+        time = f"about {duration(known)}, as in earlier runs of this store"
+    elif n_unknown == len(plan.to_do):
+        time = "unknown: the store has no finished run of these methods on this evaluation"
+    else:
+        time = (
+            f"about {duration(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
+        )
+    copies = "the checkpoints, and a copy of each with its model" if plan.copies == 2 else "the checkpoints"
+    return [f"Time: {time}.", f"Disk: about {bytes_text(int(plan.disk_bytes))} ({copies}; records are not counted)."]

@@ -1,0 +1,179 @@
+"""What a sweep has found, and what it is doing at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.tracking.store import RunLink
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedVariant:
+    """One variant of a sweep.
+
+    Attributes
+    ----------
+    name, method : str
+        The variant and its method.
+    finished_run : str or None
+        The main run that holds its results already; None where it is to be made.
+    seconds : float or None
+        Estimated duration, from earlier runs of the store; None where there are none.
+    size_bytes : float or None
+        Estimated size of its checkpoint; None for a method that has no bits, whose checkpoint is at most as large as
+        the baseline; 0 of a served model, which takes none of this disk.
+    """
+
+    name: str
+    method: str
+    finished_run: str | None
+    seconds: float | None
+    size_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan(Tabular):
+    """The plan of a sweep.
+
+    Attributes
+    ----------
+    baseline : str
+        The baseline's short name.
+    evaluation : str
+        The evaluation id that all variants share.
+    variants : tuple of PlannedVariant
+        In the order in which they are made.
+    left_out : mapping of str to str
+        Combinations that are not made, and why.
+    base_size_bytes : int
+        Bytes of the baseline's stored tensors.
+    copies : int
+        How often a checkpoint is stored: in the folder of checkpoints, and with the registered model if it is logged.
+    """
+
+    baseline: str
+    evaluation: str
+    variants: tuple[PlannedVariant, ...]
+    left_out: Mapping[str, str]
+    base_size_bytes: int
+    copies: int
+
+    @property
+    def to_do(self) -> tuple[PlannedVariant, ...]:
+        """The variants that no finished run holds."""
+        return tuple(variant for variant in self.variants if variant.finished_run is None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Estimated duration of what is to do; None where an estimate is missing."""
+        each = [variant.seconds for variant in self.to_do]
+        return None if any(seconds is None for seconds in each) else sum(seconds or 0.0 for seconds in each)
+
+    @property
+    def disk_bytes(self) -> float:
+        """Estimated bytes of the checkpoints of what is to do; one of unknown size counts like the baseline."""
+        sizes = (self.base_size_bytes if v.size_bytes is None else v.size_bytes for v in self.to_do)
+        return self.copies * sum(sizes)
+
+    @property
+    def summary(self) -> str:
+        """How many variants there are, and how many of them are finished."""
+        n, done = len(self.variants), len(self.variants) - len(self.to_do)
+        n_left = len(self.left_out)
+        words = "combination is" if n_left == 1 else "combinations are"
+        left = f"; {n_left} {words} not supported" if n_left else ""
+        finished = f", {done} of them finished" if done else ""
+        return f"{n} {'variant' if n == 1 else 'variants'} of {self.baseline}{finished}{left}"
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per variant."""
+        return [asdict(variant) for variant in self.variants]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {**asdict(self), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
+
+
+State = Literal["waits", "runs", "finished", "found", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantProgress:
+    """How far one variant of a running sweep is.
+
+    Attributes
+    ----------
+    name : str
+        The variant.
+    state : {"waits", "runs", "finished", "found", "failed"}
+        "found" means that an earlier run holds it.
+    doing : str
+        What happens now, what was found, or why it failed.
+    """
+
+    name: str
+    state: State = "waits"
+    doing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepProgress:
+    """What has just happened in a sweep: a line for a log, and all variants for a live table."""
+
+    line: str
+    variants: tuple[VariantProgress, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Tabular):
+    """Many variants of one baseline, side by side.
+
+    Attributes
+    ----------
+    scoreboard : Scoreboard
+        Every variant with its values, and which of them can be told apart.
+    plan : SweepPlan
+        What was asked for.
+    found : str
+        What was found, in one sentence.
+    text : str
+        The scoreboard as text for a terminal.
+    run : RunLink
+        The run that holds it.
+    """
+
+    scoreboard: Scoreboard
+    plan: SweepPlan
+    found: str
+    text: str
+    run: RunLink
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Every variant that failed or lacks a stage, and why."""
+        return {row.name: row.reason for row in self.scoreboard.rows if row.reason and row.status != "unsupported"}
+
+    @property
+    def summary(self) -> str:
+        """What was found."""
+        return self.found
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per variant, with a value for each column of the scoreboard; None where it is missing."""
+        return [
+            {
+                "variant": row.name,
+                "status": row.status,
+                **{c.key: row.cells[c.key].value if c.key in row.cells else None for c in self.scoreboard.columns},
+                "run_id": row.run_id,
+            }
+            for row in self.scoreboard.rows
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return scoreboard and plan as plain values, ready for JSON."""
+        return {"scoreboard": self.scoreboard.to_dict(), "plan": self.plan.to_dict(), "run": asdict(self.run)}

@@ -1,0 +1,200 @@
+"""Runs a sweep: every variant, one after the other in this process or side by side on workers, and a scoreboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+from mlflow_compress.commands.evaluate.models import engine_started
+from mlflow_compress.commands.evaluate.run import evaluate_baseline
+from mlflow_compress.commands.judge.answers import answer_baseline
+from mlflow_compress.commands.report.run import SCOREBOARD, page_content
+from mlflow_compress.commands.report.scores import score_runs
+from mlflow_compress.commands.shared.get_or_create import digest
+from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.commands.sweep.make_variant import MadeVariant, make_variant, parent_run
+from mlflow_compress.commands.sweep.on_workers import VariantWorker, make_on_workers
+from mlflow_compress.commands.sweep.plan import Prepared, PreparedVariant, combinations, plan_of, plan_text, prepare
+from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
+from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.config import SweepConfig, as_text
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.engines.ray.workers import Workers
+from mlflow_compress.errors import SweepError
+from mlflow_compress.home import out_folder
+from mlflow_compress.kept import keeping
+from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.scoreboard_text import (
+    finding,
+    scoreboard_columns,
+    scoreboard_csv,
+    scoreboard_markdown,
+    scoreboard_text,
+    similarity_csv,
+)
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+
+
+def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapping[str, str]) -> Sweep:
+    """Log everything that people read of a sweep on its run, and return it.
+
+    Parameters
+    ----------
+    tracker, run : Tracker, TrackedRun
+        The store and the sweep's run.
+    plan : SweepPlan
+        What was asked for.
+    runs : mapping of str to str
+        Main run of every variant, finished or failed, by its name in the sweep.
+    """
+    others = [
+        ScoredVariant(name=name, method=name.partition(" ")[0], status="unsupported", reason=reason)
+        for name, reason in plan.left_out.items()
+    ]
+    names = {run_id: name for name, run_id in runs.items()}
+    board = score_runs(tracker, list(runs.values()), others=others, names=names)
+    run.log_json(board.to_dict(), SCOREBOARD)
+    run.log_text(scoreboard_markdown(board), "scoreboard.md")
+    run.log_text(scoreboard_csv(board), "scoreboard.csv")
+    run.log_table(scoreboard_columns(board), "scoreboard_table.json")
+    run.log_json(plan.to_dict(), "plan.json")
+    content = page_content(tracker, board) if board.finished else None
+    alike = content.similarity if content is not None else None
+    with scratch_folder(tracker.uri) as folder:
+        draw_scoreboard(board, folder)
+        if alike is not None:
+            draw_similarity(alike, folder)
+            run.log_text(similarity_csv(alike), "answer_similarity.csv")
+        run.log_folder(folder, "figures")
+    if content is not None:
+        run.log_text(render_page(content), "report.html")
+    found = finding(board)
+    run.log_values(_counts(board, plan))
+    run.set_tags({run_names.VERDICT: found})
+    run.set_note(scoreboard_markdown(board))
+    return Sweep(scoreboard=board, plan=plan, found=found, text=scoreboard_text(board), run=tracker.link(run.run_id))
+
+
+def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
+    """Return how many variants there are of each kind."""
+
+    def with_status(*statuses: str) -> int:
+        return sum(1 for row in board.rows if row.status in statuses)
+
+    incomplete = sum(1 for row in board.finished if row.reason)
+    return {
+        "sweep/variants": len(plan.variants),
+        "sweep/finished": with_status("finished") - incomplete,
+        "sweep/found": len(plan.variants) - len(plan.to_do),
+        "sweep/failed": with_status("failed") + incomplete,
+        "sweep/unsupported": with_status("unsupported"),
+        "sweep/warnings": len(board.warnings),
+    }
+
+
+Tell = Callable[[SweepProgress], None]
+
+
+def _silent(progress: SweepProgress) -> None:
+    """Tell nobody."""
+
+
+def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
+    """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only.
+
+    What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
+
+    Parameters
+    ----------
+    config : SweepConfig
+        The parameters, with absolute paths.
+    tell : callable (progress)
+        Is told what happens.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong. No run was made.
+    SweepError
+        Variants failed. The others are published.
+    """
+    chosen, left_out = combinations(config)
+    folder = str(out_folder(config.variants.output_dir, tracking_uri()))
+    chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
+    noted = nullcontext() if config.dry_run else unfinished_until_ended(config)
+    with noted, keeping(), engine_started(config.running, config.source, VariantWorker) as workers:
+        tracker = Tracker(config.experiment)
+        prepared = prepare(config, chosen, tracker)
+        plan = plan_of(config, prepared, left_out, tracker)
+        if config.dry_run:
+            return plan
+        tell(SweepProgress(line=plan_text(plan)))
+        name = f"sweep of {len(prepared.variants)} variants {plan.baseline}"
+        key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
+        tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
+        with parent_run(tracker, name, key, tags) as run:
+            run.log_params(as_text(config))
+            runs = make_variants(tracker, run, prepared, tell, workers)
+            sweep = publish_sweep(tracker, run, plan, runs)
+            if sweep.failed:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in sweep.failed.items())
+                raise SweepError(
+                    f"{len(sweep.failed)} of {len(prepared.variants)} variants failed: {reasons}",
+                    published=sweep,
+                    fix="The others are published. The same command again does what is missing",
+                )
+    return sweep
+
+
+def make_variants(
+    tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell, workers: Workers | None = None
+) -> dict[str, str]:
+    """Make the variants, or find them, below a run; return the main run of each, finished or failed, by its name."""
+    return _Variants(tracker, run, prepared, tell).make(workers)
+
+
+class _Variants:
+    """The variants of a sweep, made under the sweep's run, and what is known of each at this moment."""
+
+    def __init__(self, tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell) -> None:
+        self._tracker, self._run, self._all, self._tell = tracker, run, prepared.variants, tell
+        self._progress = {v.key: VariantProgress(name=v.name) for v in prepared.variants}
+
+    def make(self, workers: Workers | None) -> dict[str, str]:
+        """Return the main run of every variant, finished or failed, by its name. The baseline comes first."""
+        config = self._all[0].asked.config
+        evaluate_baseline(config.evaluate_config(), self._tracker)
+        if workers is None:
+            with reload_helper():
+                made = self._one_by_one()
+        else:
+            if config.judge:
+                answer_baseline(config.judge_config(), self._tracker)
+            made = make_on_workers(self._tracker, self._run.run_id, self._all, workers, self._note)
+        return {variant.name: one.run_id for variant, one in zip(self._all, made, strict=True)}
+
+    def _one_by_one(self) -> list[MadeVariant]:
+        """Make every variant in this process. One that another process makes now is left for the end."""
+        made: dict[str, MadeVariant] = {}
+        for wait in (False, True):
+            for variant in self._all:
+                if variant.key in made:
+                    continue
+                say = partial(self._note, variant, "runs")
+                found = make_variant(self._tracker, variant, self._run.run_id, say, wait=wait)
+                if found is not None:
+                    made[variant.key] = found
+                    self._note(variant, found.state, found.said)
+        return [made[variant.key] for variant in self._all]
+
+    def _note(self, variant: PreparedVariant, state: str, doing: str) -> None:
+        self._progress[variant.key] = VariantProgress(name=variant.name, state=state, doing=doing)  # type: ignore[arg-type]
+        every = tuple(self._progress.values())
+        number = list(self._progress).index(variant.key) + 1
+        self._tell(SweepProgress(line=f"[{number}/{len(every)}] {variant.name}: {doing}", variants=every))

@@ -1,0 +1,349 @@
+"""Converts a Llama-like model to the tensors of a GGUF file, and back."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.method import MethodConfig
+from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
+from mlflow_compress.models import gguf_file, stored_weights
+from mlflow_compress.models.architectures import GGUF_NATIVE
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from mlflow_compress.compression.method import CompressionJob
+    from mlflow_compress.models.source_model import SourceModel
+
+
+class ForTensors(ABC):
+    """A method that gives all linear layers types of GGUF by itself, or some of them for `mixed`."""
+
+    @abstractmethod
+    def tensor_type(self, config: Any) -> str:
+        """Return the GGUF type of a layer with these settings: "Q4_K". Settings that mix types are a `ConfigError`."""
+
+    @abstractmethod
+    def file_type(self, config: Any) -> str:
+        """Return llama.cpp's name of a file with these settings: "MOSTLY_Q4_K_M"."""
+
+    def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
+        return None
+
+
+_SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+def require_whole_context(source: SourceModel) -> None:
+    """Raise `UnsupportedError` for a model with sliding-window attention that is shorter than its context."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True
+    )
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < source.max_length:
+        raise UnsupportedError(
+            "Sliding-window attention is not supported here",
+            allowed=f"no window, or one of the context's {source.max_length} tokens",
+            got=f"sliding_window={window}",
+        )
+
+
+def as_llama(model: Any) -> Any:
+    """Return a Llama that computes the same as a Mistral or Qwen2 without sliding windows; it shares the parameters.
+
+    In Qwen2, query, key and value have biases and the output projection has none. A Llama has all four or none, so the
+    output projection gets a bias of zero. A Llama is returned as it is.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if model.config.model_type == "llama":
+        return model
+    config, state = model.config, model.state_dict()
+    biases = "model.layers.0.self_attn.q_proj.bias" in state
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shared = {name: getattr(config, name) for name in _SHARED}
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig(**shared, head_dim=head_dim, attention_bias=biases))
+    for name, layer in llama.model.layers.named_modules():
+        if biases and name.endswith("o_proj"):
+            state[f"model.layers.{name}.bias"] = torch.zeros(layer.out_features, dtype=model.dtype, device=model.device)
+    llama.load_state_dict(state, assign=True)
+    llama.tie_weights()
+    llama.model.rotary_emb = model.model.rotary_emb
+    llama.config._attn_implementation = config._attn_implementation
+    llama.generation_config = model.generation_config
+    return llama.eval()
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""GGUF's architecture names, by model class; in GGUF a Mistral is a Llama."""
+
+PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""A tensor that only the file has: llama.cpp divides the rotary frequencies by it."""
+
+ROPE_TYPES = ("default", "llama3")
+
+MAX_NATIVE_KL = 0.05
+"""Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseGgufConfig(MethodConfig):
+    """Settings of every method that writes GGUF."""
+
+    native: bool = False
+    """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
+
+
+def require_known(source: SourceModel, block: int) -> None:
+    """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows that are not complete blocks."""
+    if source.architecture not in ARCHITECTURES:
+        raise UnsupportedError(
+            "The names of this architecture's tensors in GGUF are not known here",
+            allowed=sorted(ARCHITECTURES),
+            got=source.architecture,
+        )
+    for name, (_, in_features) in source.linear.items():
+        if in_features % block:
+            raise UnsupportedError(
+                f"GGUF's blocks do not divide the {in_features} input features of {name}",
+                allowed=f"multiples of {block}",
+                got=in_features,
+            )
+    require_whole_context(source)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        raise UnsupportedError(
+            "GGUF files of models whose positions are scaled in this way are not written here",
+            allowed=ROPE_TYPES,
+            got=rope,
+        )
+
+
+def load(job: CompressionJob) -> Any:
+    """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
+    model = job.source.load(job.device)
+    return as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
+
+
+def plain_kind(dtype: str) -> Callable[[Any], Any]:
+    """Return a function that gives the GGUF type of an unquantized parameter: the base's own, float32 for 1-d ones."""
+    import gguf
+
+    kinds = gguf.GGMLQuantizationType
+    own = {"float32": kinds.F32, "bfloat16": kinds.BF16, "float16": kinds.F16}[dtype]
+    return lambda parameter: own if parameter.ndim > 1 else kinds.F32
+
+
+def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Return a Llama query or key weight in GGUF's row order.
+
+    In GGUF, rotary positions rotate neighbouring rows; in transformers, the two halves of a head.
+
+    Parameters
+    ----------
+    weight : numpy.ndarray
+        Shape (heads * head_dim, ...); rows may be packed.
+    heads : int
+        Number of query heads, or of key heads for a key weight.
+    """
+    rows = weight.shape[0]
+    return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Return the weight in transformers' row order: the inverse of `interleave_heads`."""
+    rows = weight.shape[0]
+    return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def interleaved_heads(name: str, config: Any) -> int | None:
+    """Return the number of heads of a parameter whose rows GGUF interleaves; None for all others."""
+    module = name.rpartition(".")[0]
+    if config.model_type != "llama" or not module.endswith(("q_proj", "k_proj")):
+        return None
+    return int(config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads)
+
+
+def gguf_name(name: str, config: Any) -> str:
+    """Return GGUF's name of a parameter of a model with this configuration (see `load`)."""
+    return gguf_file.to_gguf_name(name, architecture=config.model_type, n_layers=config.num_hidden_layers)
+
+
+def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tuple[Any, Any]]:
+    """Return a model's tensors as `gguf_file.write` takes them.
+
+    Parameters
+    ----------
+    model : transformers model
+        Its parameters are read as float32.
+    kind_of : callable
+        Returns the `gguf.GGMLQuantizationType` of a parameter, given its name and the parameter.
+    """
+    import gguf
+    import numpy as np
+
+    tensors: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in model.named_parameters():
+        kind, heads = kind_of(name, parameter), interleaved_heads(name, model.config)
+        data = gguf.quants.quantize(parameter.data.float().cpu().numpy(), kind)
+        tensors[gguf_name(name, model.config)] = (data if heads is None else interleave_heads(data, heads), kind)
+    factors = rope_factors(model)
+    if not np.allclose(factors, 1.0):
+        tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
+    return tensors
+
+
+def rope_factors(model: Any) -> Any:
+    """Return the divisors of the rotary frequencies, float32, shape (head_dim / 2,); 1 without scaling."""
+    import torch
+
+    rotary = model.model.rotary_emb.inv_freq.float().cpu()
+    exponents = torch.arange(len(rotary), dtype=torch.float64) / len(rotary)
+    plain = model.config.rope_parameters["rope_theta"] ** -exponents
+    return (plain / rotary.double()).float().numpy()
+
+
+def load_values(model: Any, path: Path) -> None:
+    """Set a model's parameters to the dequantized values of a file."""
+    import gguf
+    import torch
+
+    values = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
+    for name, parameter in model.named_parameters():
+        value, heads = values[gguf_name(name, model.config)], interleaved_heads(name, model.config)
+        if heads is not None:
+            value = deinterleave_heads(value, heads)
+        parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
+
+
+def file_logits(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
+    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`.
+
+    Raises
+    ------
+    ReloadMismatchError
+        llama.cpp's logits differ from those of the dequantized values by more than its rounding explains.
+    """
+    load_values(model, path)
+    logits = job.probe.logits(model)
+    if not job.config.native:
+        return logits
+    from mlflow_compress.compression.probe import compare
+    from mlflow_compress.models.architectures.native_gguf import open_native
+
+    native = job.probe.logits(open_native(job.folder))
+    kl = compare(logits, native).kl_mean
+    if kl > MAX_NATIVE_KL:
+        raise ReloadMismatchError(
+            "llama.cpp's logits differ too much from those of the dequantized file",
+            allowed=f"a mean KL up to {MAX_NATIVE_KL} nats on random tokens",
+            got=f"{kl:.3g}",
+        )
+    return native
+
+
+def save_configuration(job: CompressionJob, model: Any) -> Any:
+    """Write the configuration, generation settings and tokenizer of a checkpoint; return the tokenizer."""
+    tokenizer = job.source.tokenizer()
+    model.config.dtype = job.source.torch_dtype
+    if job.config.native:
+        setattr(model.config, GGUF_NATIVE, True)
+    for part in (model.config, model.generation_config, tokenizer):
+        part.save_pretrained(job.folder)
+    return tokenizer
+
+
+def save(job: CompressionJob, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
+    """Write the GGUF file, the configuration and the tokenizer."""
+    tokenizer = save_configuration(job, model)
+    gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
+
+
+def adopt(job: CompressionJob, file: Path) -> torch.Tensor:
+    """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
+    model, path = load(job), job.folder / gguf_file.FILE
+    shutil.copyfile(file, path)
+    save_configuration(job, model)
+    return file_logits(job, model, path)
+
+
+def require_version(source: SourceModel, file: Path) -> None:
+    """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
+    from transformers import AutoConfig
+
+    require_known(source, block=1)
+    kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
+    if kind != wanted:
+        raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
+    in_file = {name: t.shape for name, t in stored_weights.read_headers(file).items() if name != ROPE_FACTORS}
+    in_base = {
+        name: t.shape for name, t in stored_weights.read_headers(source.folder).items() if not name.endswith("inv_freq")
+    }
+    if AutoConfig.from_pretrained(source.folder, local_files_only=True).tie_word_embeddings:
+        in_base.pop("lm_head.weight", None)  # some checkpoints store it twice
+    differ = sorted(name for name in in_file.keys() | in_base.keys() if in_file.get(name) != in_base.get(name))
+    if differ:
+        first = differ[0]
+        raise UnsupportedError(
+            f"The GGUF file and the base differ in {len(differ)} tensors, the first of them {first}",
+            allowed=str(in_base.get(first, "none")),
+            got=str(in_file.get(first, "none")),
+            fix="Give the base that it was made from as -P model=...",
+        )
+
+
+def write_plain(source: SourceModel, path: Path) -> None:
+    """Write the model as GGUF; matrices keep their dtype, vectors are float32.
+
+    Raises
+    ------
+    UnsupportedError
+        GGUF files of this architecture are not written here.
+    """
+    import gguf
+
+    require_known(source, block=1)
+    model, name = source.load("cpu"), ARCHITECTURES[source.architecture]
+    model = as_llama(model) if name == "llama" else model
+    plain = plain_kind(source.dtype)
+    tensors = tensors_of(model, lambda _, parameter: plain(parameter))
+    kind = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}[source.dtype]
+    gguf_file.write(path, model.config, name, gguf.LlamaFileType[kind], tensors, source.tokenizer())

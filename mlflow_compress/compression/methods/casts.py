@@ -1,0 +1,80 @@
+"""Base of the casts to 16-bit floating types, which halve a float32 model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.compression.layers import save_and_measure
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastConfig(MethodConfig):
+    """A cast has no settings."""
+
+
+class Cast(Method):
+    """Stores every weight in another floating type.
+
+    Only the stored weights are rounded. As for every variant, ``-P dtype=`` sets the dtype of the evaluation: use
+    ``dtype=bfloat16`` to include the rounding of computations.
+    """
+
+    stored: str
+    """Dtype, by torch's name."""
+    format = "safetensors"
+    Config = CastConfig
+    runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
+
+    def check(self, config: Any, source: SourceModel) -> None:
+        """Raise `UnsupportedError` for a cast that changes nothing."""
+        if source.dtype == self.stored:
+            raise UnsupportedError(
+                f"The model is already stored in {self.stored}: the cast would change nothing",
+                got=source.name,
+                fix="Use method=none for the control",
+            )
+
+    def compress(self, job: CompressionJob) -> torch.Tensor:
+        """Cast; values that the type cannot represent are an `UnsupportedError`."""
+        import torch
+
+        wanted = getattr(torch, self.stored)
+        model = job.source.load(job.device, dtype=job.source.torch_dtype)
+        largest = torch.finfo(wanted).max
+        for name, parameter in model.named_parameters():
+            if parameter.numel() and float(parameter.abs().max()) > largest:
+                raise UnsupportedError(
+                    f"The weights of {name} do not fit into {self.stored}",
+                    allowed=f"magnitudes up to {largest:g}",
+                    got=f"{float(parameter.abs().max()):g}",
+                    fix="Use method=bf16",
+                )
+        return save_and_measure(job, model, wanted)
+
+
+@register
+class Bf16(Cast):
+    """Cast to bfloat16."""
+
+    name = "bf16"
+    stored = "bfloat16"
+    description = "Cast to bfloat16: the plainest way to halve a float32 model"
+    reference = "Kalamkar et al. 2019, https://arxiv.org/abs/1905.12322"
+
+
+@register
+class Fp16(Cast):
+    """Cast to float16."""
+
+    name = "fp16"
+    stored = "float16"
+    description = "Cast to IEEE half precision; a weight above 65,504 is refused"
+    reference = "IEEE 754-2019 binary16"

@@ -1,0 +1,107 @@
+"""The recipe of a checkpoint with several formats: a JSON file that says which layer gets which format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress import files as atomic
+from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig, method_config
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.files import read_typed
+
+KEPT = "none"
+"""Format of a layer that stays as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFormat:
+    """A method with its settings, for some layers."""
+
+    method: str
+    config: MethodConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedRecipe:
+    """Which linear layer gets which format.
+
+    Attributes
+    ----------
+    formats : mapping of str to mapping
+        Method and settings of each format: ``{"gptq:3": {"method": "gptq", "bits": 3}}``.
+    layers : mapping of str to str
+        The format of every linear layer but the head, by the layer's name; "none" for a layer that stays as it is.
+    """
+
+    formats: dict[str, dict[str, Any]]
+    layers: dict[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> MixedRecipe:
+        """Return the recipe of a file. Broken files, and formats that are not described, are a `ConfigError`."""
+        found = read_typed(path, cls, error=ConfigError)
+        if unknown := sorted({f for f in found.layers.values() if f != KEPT} - found.formats.keys()):
+            raise ConfigError(
+                f"{path.name} does not describe a format", allowed=[KEPT, *sorted(found.formats)], got=unknown[0]
+            )
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write the recipe atomically."""
+        atomic.write(path, self.text.encode())
+
+    @property
+    def text(self) -> str:
+        """The recipe as JSON; equal recipes have equal texts."""
+        content = {"formats": self.formats, "layers": self.layers}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    def parsed(self, shared: Mapping[str, Any]) -> dict[str, LayerFormat]:
+        """Return every format that a layer has, with checked settings.
+
+        Parameters
+        ----------
+        shared : mapping
+            Settings of the calibration, which all methods with calibration share.
+        """
+        used = {name: self.formats[name] for name in sorted(set(self.layers.values()) - {KEPT})}
+        return {name: _parsed(name, asked, shared) for name, asked in used.items()}
+
+    def layers_of(self, name: str) -> list[str]:
+        """Return the layers of a format, in the recipe's order."""
+        return [layer for layer, chosen in self.layers.items() if chosen == name]
+
+    def require_layers(self, names: Iterable[str]) -> None:
+        """Raise `ConfigError` unless the recipe names exactly these layers."""
+        wanted = set(names)
+        for wrong, what in ((wanted - self.layers.keys(), "lacks"), (self.layers.keys() - wanted, "has an unknown")):
+            if wrong:
+                raise ConfigError(f"The recipe {what} layer", allowed=f"{len(wanted)} layers", got=sorted(wrong)[0])
+
+
+def _parsed(name: str, asked: Mapping[str, Any], shared: Mapping[str, Any]) -> LayerFormat:
+    settings = dict(asked)
+    method = settings.pop("method", None)
+    if not isinstance(method, str):
+        raise ConfigError("A format of the recipe has no method", got=name)
+    if METHODS.get(method).needs_calibration:
+        settings |= shared
+    return LayerFormat(method=method, config=method_config(method, **settings))
+
+
+def format_parts(text: str) -> tuple[str, str]:
+    """Return method and bits of a format as users write it; the bits are "auto" where they are not given.
+
+    Examples
+    --------
+    >>> format_parts("gptq:3"), format_parts("fp8")
+    (('gptq', '3'), ('fp8', 'auto'))
+    """
+    method, colon, bits = (part.strip() for part in text.partition(":"))
+    if not method or (colon and not bits):
+        raise ConfigError("A format is no METHOD:BITS", allowed="such as gptq:4, or fp8", got=text)
+    return method, bits or AUTO

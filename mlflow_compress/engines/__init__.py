@@ -1,0 +1,1 @@
+"""Engines, one package each: what computes the numbers of a model."""

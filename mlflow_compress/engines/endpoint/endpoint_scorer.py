@@ -1,0 +1,274 @@
+"""Scores requests and corpora with a model that a server computes; the records are those of every other model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.engines.endpoint.routes import Position, TokenQuestion, TopList, Wanted, wanted
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.top_k_bound import TopBound, top_k_bound
+from mlflow_compress.engines.endpoint.top_lists import TopLists
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
+from mlflow_compress.scoring.baseline_store.store_manifest import Keys
+from mlflow_compress.scoring.engine import option_scores, token_scores
+from mlflow_compress.scoring.journal import Arrays
+from mlflow_compress.scoring.plan.corpus_windows import cut
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.packing import plan_batches
+from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.scoring.scoring_pass import Targets
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 1024  # only numbers the rows: a server makes its own batches
+
+
+@dataclass
+class Rows:
+    """What a server has shown at every row: the log-probability of tokens, and the most probable ones."""
+
+    logprob: dict[tuple[int, int], float] = field(default_factory=dict)
+    top: dict[int, TopList] = field(default_factory=dict)
+
+    def add(self, row: int, token: int | None, position: Position) -> None:
+        """Take over an answer; every token of its list is known with it."""
+        if len(position.top[0]):
+            self.top[row] = position.top
+            for known, value in zip(position.top[0].tolist(), position.top[1].tolist(), strict=True):
+                self.logprob.setdefault((row, known), value)
+        if token is not None and position.logprob is not None:
+            self.logprob[row, token] = position.logprob
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedReport:
+    """Report on one scoring pass of a served model.
+
+    Attributes
+    ----------
+    n_requests, n_unscored, n_truncated : int
+        Options; those without a log-likelihood, because the model or the server reads no prompt of this length, or no
+        text becomes their tokens; those cut on the left.
+    n_asked : int
+        Questions to the server.
+    seconds : float
+    """
+
+    n_requests: int
+    n_unscored: int
+    n_truncated: int
+    n_asked: int
+    seconds: float
+
+
+class EndpointScorer:
+    """Scores requests and corpora with a served model.
+
+    Parameters
+    ----------
+    loaded : ServedModel
+    repeat : int
+        1 asks again what was asked before, for the noise floor.
+    progress : bool
+        Show a progress bar on a terminal.
+
+    Attributes
+    ----------
+    report : ServedReport or None
+        Describes the last pass over requests; None before the first.
+    shown : dict of bytes to TopList
+        The lists that the server has shown at the scored positions of options, by the position's key.
+    """
+
+    def __init__(self, loaded: ServedModel, *, repeat: int = 0, progress: bool = True) -> None:
+        self.loaded = loaded
+        self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
+        self.report: ServedReport | None = None
+        self.shown: dict[bytes, TopList] = {}
+        self._repeat = repeat
+        self._progress = progress
+
+    def score(
+        self, requests: Sequence[Request], *, baseline: TopLists | None = None, resume: Path | None = None
+    ) -> tuple[OptionScores, OptionBounds | None]:
+        """Score continuations, and bound their distance from a baseline.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            The requests of all tasks together.
+        baseline : TopLists, optional
+            The baseline's most probable tokens on the same requests.
+        resume : Path, optional
+            Folder in which answers are kept, so that a killed run asks for none of them again.
+
+        Returns
+        -------
+        OptionScores, OptionBounds or None
+            One row per request, in the order given. What could not be asked is null.
+
+        Raises
+        ------
+        EndpointError
+            The server fails for good; its answers so far are kept.
+        AlignmentError
+            The server reads other tokens than ours, or the baseline was asked at other positions.
+        """
+        began = time.monotonic()
+        encoded = self.encoder.encode(requests)
+        fits = [i for i, e in enumerate(encoded) if e.fits]
+        inputs, predicted = [encoded[i].inputs for i in fits], [encoded[i].targets for i in fits]
+        plan = plan_batches(inputs, [len(t) for t in predicted], batch_tokens=_BATCH)
+        rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
+        tokens = np.concatenate(predicted) if fits else np.zeros(0, np.int32)
+        targets, place = Targets.of(rows, tokens.astype(np.int64))
+        asked = self._wanted(inputs, predicted, plan.sequence_rows)
+        found, n_asked = self._ask(asked, label="options", resume=resume)
+        scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
+        self.shown = {plan.keys[row].tobytes(): top for row, top in sorted(found.top.items())}
+        self.report = ServedReport(
+            n_requests=len(requests),
+            n_unscored=sum(value is None for value in scores.column("loglik").tolist()),
+            n_truncated=sum(e.truncated for e in encoded),
+            n_asked=n_asked,
+            seconds=time.monotonic() - began,
+        )
+        logger.info("scored: %s", self.report)
+        if baseline is None:
+            return scores, None
+        bounds, k = self._bounds(found, plan.keys, baseline)
+        split = np.split(rows, np.cumsum([len(t) for t in predicted])[:-1]) if fits else []
+        of_request = dict(zip(fits, split, strict=True))
+        return scores, _option_bounds(requests, of_request, bounds, k)
+
+    def score_corpus(
+        self,
+        task: str,
+        text: str | Sequence[str] | TokenAnswers,
+        *,
+        window: int = 512,
+        stride: int | None = None,
+        max_tokens: int | None = None,
+        resume: Path | None = None,
+    ) -> TokenScores:
+        """Score each token of a text, as `engine.Scorer.score_corpus` cuts it.
+
+        Raises
+        ------
+        UnsupportedError
+            The server reads no window of this length.
+        """
+        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
+        plan, targets = windows.plan(_BATCH)
+        inputs = [ids[:-1] for ids in windows.ids]
+        predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]
+        found, _ = self._ask(self._wanted(inputs, predicted, plan.sequence_rows), label=task, resume=resume)
+        result = _arrays(targets, found)
+        missing = int(np.isnan(result["logprob"]).sum())
+        if missing:
+            raise UnsupportedError(
+                f"The server has not scored {missing} of {len(targets.row)} tokens of {task!r}",
+                got=f"windows of up to {max(map(len, windows.ids))} tokens",
+                fix="Serve the model with a longer context, or leave the corpus out of tasks",
+            )
+        return token_scores(task, windows, result)
+
+    def _wanted(self, inputs: Sequence[Ids], predicted: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]]) -> Wanted:
+        can = self.loaded.can
+        return wanted(inputs, predicted, rows, echo=can.echo, steps=can.steps)
+
+    def _ask(self, asked: Wanted, *, label: str, resume: Path | None) -> tuple[Rows, int]:
+        """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
+        can, found = self.loaded.can, Rows()
+        answers = self.loaded.answers(resume)
+
+        def ask(questions: Sequence[TokenQuestion]) -> list[list[Position] | None]:
+            return answers.ask(questions, label=label, repeat=self._repeat, progress=self._progress)
+
+        fitting = [(q, rows) for q, rows in zip(asked.whole, asked.rows, strict=True) if self._fits(q)]
+        force = None if can.echo or not can.forces else 0
+        steps = {
+            row: TokenQuestion(prefix, forced=None if force is None else asked.tokens[row][0])
+            for row, prefix in asked.prefix.items()
+        }
+        steps = {row: question for row, question in steps.items() if self._fits(question)}
+        replies = ask([*(q for q, _ in fitting), *steps.values()])
+        for (question, rows), positions in zip(fitting, replies, strict=False):
+            tokens = question.tokens[-question.scored :].tolist()
+            for row, token, position in zip(rows.tolist(), tokens, positions or [], strict=False):
+                found.add(row, token, position)
+        for (row, question), positions in zip(steps.items(), replies[len(fitting) :], strict=True):
+            for position in positions or []:
+                found.add(row, question.forced, position)
+        left = [
+            (row, token, self._alone(asked.prefix[row], token))
+            for row, wanted_tokens in asked.tokens.items()
+            for token in wanted_tokens
+            if (row, token) not in found.logprob
+        ]
+        left = [(row, token, question) for row, token, question in left if self._fits(question)]
+        for (row, token, _), positions in zip(left, ask([q for *_, q in left]), strict=True):
+            for position in positions or []:
+                found.add(row, token, position)
+        return found, len(fitting) + len(steps) + len(left)
+
+    def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
+        """Return the question for one token after a prefix."""
+        if self.loaded.can.echo:
+            return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1)
+        return TokenQuestion(prefix, forced=token)
+
+    def _fits(self, question: TokenQuestion) -> bool:
+        """Return whether the server reads a prompt of this length, and writes what it must write."""
+        can = self.loaded.can
+        written = 0 if question.scored and can.echo_alone else 1
+        return can.max_length is None or len(question.tokens) + written <= can.max_length
+
+    def _bounds(self, found: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], int]:
+        """Return the bound at every row where both lists are long enough, and the length of the lists."""
+        longest = min(self.loaded.can.n_top, baseline.most)
+        k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
+        rows = sorted(row for row, top in found.top.items() if k and len(top[0]) >= k)
+        lists = baseline.lists(keys[rows], k) if rows else []
+        bounds = {
+            row: top_k_bound(theirs, (found.top[row][0][:k], found.top[row][1][:k]))
+            for row, theirs in zip(rows, lists, strict=True)
+        }
+        return bounds, k
+
+
+def _arrays(targets: Targets, found: Rows) -> Arrays:
+    """Return the results of a pass as `record_assembly` reads them; NaN where the server has said nothing."""
+    rows, tokens = targets.row.tolist(), targets.token.tolist()
+    logprob = np.asarray([found.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)
+    best = np.asarray([found.top[row][1][0] if row in found.top else np.nan for row in rows], np.float64)
+    argmax = np.asarray([found.top[row][0][0] if row in found.top else None for row in rows], object)
+    # Of equally probable tokens a server may write any; each of them is what greedy decoding can give.
+    return {"logprob": logprob, "is_argmax": logprob >= best, "argmax": argmax}
+
+
+def _option_bounds(
+    requests: Sequence[Request], rows: Mapping[int, npt.NDArray[np.int64]], bounds: Mapping[int, TopBound], k: int
+) -> OptionBounds:
+    """Return one row per request: means over its tokens; null where a token has no bound."""
+    columns: dict[str, list[object]] = {
+        name: [getattr(r, name) for r in requests] for name in ("task", "item_id", "permutation", "option")
+    }
+    own: list[list[TopBound] | None] = []
+    for number in range(len(requests)):
+        found = [bounds.get(row) for row in rows.get(number, np.zeros(0, np.int64)).tolist()]
+        there = [bound for bound in found if bound is not None]
+        own.append(there if there and len(there) == len(found) else None)
+    columns["k"] = [k] * len(requests)
+    for name in ("kl", "kept_baseline", "kept_variant"):
+        columns[name] = [None if b is None else float(np.mean([getattr(x, name) for x in b])) for b in own]
+    columns["clipped"] = [None if b is None else sum(x.clipped for x in b) for b in own]
+    return OptionBounds.from_columns(columns)

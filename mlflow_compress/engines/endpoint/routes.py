@@ -1,0 +1,443 @@
+"""Questions as requests to a server, and its answers as positions: OpenAI's completions, and llama.cpp's own route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.files import parse_json
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.packing import sequence_key
+from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
+
+COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What the server of a model can.
+
+    Attributes
+    ----------
+    server : str
+        Name and version, as far as the server tells them.
+    root : str or None
+        What the server says it has loaded under the model's name.
+    route : str
+        How it is asked.
+    echo : bool
+        Whether it gives the log-probabilities of a prompt's own tokens, each at its own position.
+    shifted : bool
+        Whether it echoes them one position too late, so that its echo cannot be used.
+    steps : bool
+        Whether the list of the token that comes next is the echoed one, so that options of one token share a request.
+    n_top : int
+        Most probable tokens that it shows at a position.
+    ids_in, ids_out : bool
+        Whether prompts are sent, and tokens are named, by their ids; otherwise as text.
+    forces : bool
+        Whether it can be made to write a token, and then says the log-probability that the token had before.
+    drops_first : bool
+        Whether its echo leaves out the first token of a text.
+    echo_alone : bool
+        Whether it echoes without writing a token.
+    max_length : int or None
+        Tokens of prompt and answer together; None where it does not tell.
+    probe : tuple of float
+        Log-probabilities of a fixed text, by which the same model is recognised.
+    chat : bool
+        Whether conversations are sent as chat completions.
+    answers : str
+        How they are sent, and why, in words.
+    """
+
+    server: str
+    root: str | None
+    route: str
+    echo: bool
+    shifted: bool
+    steps: bool
+    n_top: int
+    ids_in: bool
+    ids_out: bool
+    forces: bool
+    drops_first: bool
+    echo_alone: bool
+    max_length: int | None
+    probe: tuple[float, ...]
+    chat: bool = False
+    answers: str = "as completions"
+
+    def lines(self, name: str) -> list[str]:
+        """Return what a person should know before numbers come."""
+        if self.echo:
+            echo = "yes: a request per option" + (", and one for all options of one token" if self.steps else "")
+        elif self.shifted:
+            echo = "shifted by one position, not used: every scored token is a request of its own"
+        else:
+            echo = "no: every scored token is a request of its own"
+        length = f"{self.max_length:,} tokens" if self.max_length else "not told"
+        return [
+            f"served model  {name} by {self.server}, over {self.route}",
+            f"echo          {echo}",
+            f"top list      {self.n_top} log-probabilities at a position",
+            f"tokens        sent as {'ids' if self.ids_in else 'text'}, named by {'ids' if self.ids_out else 'text'}; "
+            "they are ours",
+            f"context       {length}",
+            f"conversations {self.answers}",
+        ]
+
+
+TopList = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+"""The most probable next tokens and their log-probabilities, the most probable first."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenQuestion:
+    """Tokens that the server reads, and which log-probabilities are wanted.
+
+    Attributes
+    ----------
+    tokens : ndarray of int32
+    scored : int
+        Wanted are those of so many of the last tokens (an echo of the prompt); 0: of the token that comes next.
+    forced : int or None
+        Where the next token is wanted: a token that the server is made to write, so that it says its log-probability.
+        None: the most probable one.
+    """
+
+    tokens: Ids
+    scored: int = 0
+    forced: int | None = None
+
+    @property
+    def order(self) -> bytes:
+        """Sorts questions so that prompts with a common beginning follow each other, as prefix caches like it."""
+        return sequence_key(self.tokens)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Everything that decides the answer of one server."""
+        return {"tokens": self.tokens.tolist(), "scored": self.scored, "forced": self.forced}
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """The next-token distribution after some tokens, as far as the server has shown it.
+
+    Attributes
+    ----------
+    logprob : float or None
+        Log-probability of the token that follows; None where the server has not said it.
+    top : TopList
+    """
+
+    logprob: float | None
+    top: TopList
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"logprob": self.logprob, "ids": self.top[0].tolist(), "logprobs": self.top[1].tolist()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Position:
+        """Return what `to_json` has turned into plain values."""
+        return cls(row["logprob"], (np.asarray(row["ids"], np.int64), np.asarray(row["logprobs"], np.float64)))
+
+
+def top_list(logprobs: Mapping[int, float], most: int) -> TopList:
+    """Return the `most` highest log-probabilities; of equal ones those of the lower token ids."""
+    best = sorted(logprobs.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
+    return np.asarray([i for i, _ in best], np.int64), np.asarray([v for _, v in best], np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Scored positions: the row of each, the tokens that lead to it, and the tokens whose log-probability is wanted.
+
+    Attributes
+    ----------
+    prefix : mapping of int to ndarray
+        By row.
+    tokens : mapping of int to list of int
+        By row.
+    whole : list of TokenQuestion
+        Echoes that answer many rows at once, with the row of each scored position in `rows`.
+    rows : list of ndarray
+        Rows of each of `whole`.
+    """
+
+    prefix: Mapping[int, Ids]
+    tokens: Mapping[int, Sequence[int]]
+    whole: Sequence[TokenQuestion]
+    rows: Sequence[npt.NDArray[np.int64]]
+
+
+def wanted(
+    inputs: Sequence[Ids], targets: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]], *, echo: bool, steps: bool
+) -> Wanted:
+    """Return what has to be asked.
+
+    Options of one token share their prompt: one question for the token that comes next shows most of them, and the
+    server's prefix cache serves it. A longer continuation is one echo. Without `echo` every position is a question.
+
+    Parameters
+    ----------
+    inputs, targets : sequence of ndarray
+        Per sequence, the tokens that are read, and the last `len(targets)` tokens that are predicted.
+    rows : sequence of ndarray
+        Per sequence, the row of each predicted token.
+    echo : bool
+        Whether the server gives the log-probabilities of a prompt's own tokens.
+    steps : bool
+        Whether a single token is asked for by the list of the token that comes next.
+    """
+    prefix: dict[int, Ids] = {}
+    tokens: dict[int, list[int]] = {}
+    whole: list[TokenQuestion] = []
+    whole_rows: list[npt.NDArray[np.int64]] = []
+    for read, predicted, places in zip(inputs, targets, rows, strict=True):
+        if echo and not (steps and len(predicted) == 1):
+            whole.append(TokenQuestion(np.append(read, predicted[-1]).astype(np.int32), scored=len(predicted)))
+            whole_rows.append(places)
+            continue
+        start = len(read) - len(predicted) + 1
+        for offset, (row, token) in enumerate(zip(places.tolist(), predicted.tolist(), strict=True)):
+            prefix[row] = read[: start + offset]
+            if token not in tokens.setdefault(row, []):
+                tokens[row].append(token)
+    return Wanted(prefix, tokens, whole, whole_rows)
+
+
+BIAS = 100.0  # what OpenAI's protocol allows at most
+ID_PREFIX = "token_id:"
+NEVER = -9998.0
+"""Servers write -9999, or the lowest float, where a probability is 0: no log-probability."""
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """The answer to a question: one position per wanted token."""
+
+    found: list[Position]
+    usage: Usage | None = None
+
+
+class Route(Protocol):
+    """Interface of how a server is asked."""
+
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+        """Return path and body of the request; None where the question cannot be asked in the server's terms."""
+
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
+        """Return the answer in a response's body."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens as text and back.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        Of our tokenizer.
+    size : int
+        Number of ids.
+    """
+
+    encoder: Encoder
+    size: int
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """The id of every text that is one token alone. A text of several tokens tells none of them."""
+        texts = [self.encoder.tokenizer.decode([i]) for i in range(self.size)]
+        found: dict[str, int] = {}
+        several: set[str] = set()
+        for number, text in enumerate(texts):
+            several |= {text} & found.keys()
+            found[text] = number
+        return {text: number for text, number in found.items() if text not in several}
+
+    def text(self, tokens: Ids) -> str | None:
+        """Return the text that becomes these tokens again; None where there is none."""
+        first = self.encoder.prefix_token
+        bare = tokens[1:] if self.encoder.adds_bos and len(tokens) and int(tokens[0]) == first else tokens
+        text = str(self.encoder.tokenizer.decode(bare, clean_up_tokenization_spaces=False))
+        return text if text and np.array_equal(self.encoder.ids([text])[0], tokens) else None
+
+    def id_of(self, name: str) -> int | None:
+        """Return the id of a token as a server names it; None for a text that is no token, or several."""
+        if name.startswith(ID_PREFIX):
+            number = name.removeprefix(ID_PREFIX)
+            return int(number) if number.isdecimal() else None
+        return self.ids.get(name)
+
+
+@dataclass(frozen=True)
+class CompletionsRoute:
+    """OpenAI's completions.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model there.
+    vocabulary : Vocabulary
+    can : Capabilities
+    """
+
+    model: str
+    vocabulary: Vocabulary
+    can: Capabilities
+
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+        """Return path and body of the request; None where no text becomes these tokens."""
+        prompt = question.tokens.tolist() if self.can.ids_in else self.vocabulary.text(question.tokens)
+        if prompt is None:
+            return None
+        echo = question.scored > 0
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": 0 if echo and self.can.echo_alone else 1,
+            "temperature": 0,
+            "logprobs": self.can.n_top,
+        }
+        if echo:
+            body["echo"] = True
+        if question.forced is not None:
+            body["logit_bias"] = {str(question.forced): BIAS}
+        if self.can.ids_out:
+            body["return_tokens_as_token_ids"] = True
+        return "/completions", body
+
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
+        """Return the answer in a response's body.
+
+        Raises
+        ------
+        AlignmentError
+            The server has read other tokens than ours.
+        """
+        parsed = completion_logprobs(body)
+        if isinstance(parsed, NoReply):
+            return parsed
+        tokens, logprobs, tops = parsed.tokens, parsed.logprobs, parsed.tops
+        read = parsed.usage.prompt if parsed.usage is not None else len(question.tokens)
+        if read != len(question.tokens):
+            raise AlignmentError(
+                "The server's tokens are not ours", allowed=f"{len(question.tokens)} tokens of a prompt", got=read
+            )
+        if not question.scored:
+            if not tokens:
+                return Positions([Position(None, top_list({}, 0))], parsed.usage)
+            last = self._position(logprobs[0], tops[0])
+            written = self.vocabulary.id_of(tokens[0])
+            said = question.forced is not None and written == question.forced
+            return Positions([last if said else Position(None, last.top)], parsed.usage)
+        n = len(question.tokens) - self.can.drops_first
+        if not n <= len(tokens) <= n + 1:
+            raise AlignmentError(
+                "The server's tokens are not ours", allowed=f"{n} tokens", got=f"{len(tokens)} tokens of one prompt"
+            )
+        first = n - question.scored
+        for place, token in zip(range(first, n), question.tokens[-question.scored :].tolist(), strict=True):
+            there = self.vocabulary.id_of(tokens[place])
+            if there is not None and there != token:
+                raise AlignmentError("The server's tokens are not ours", allowed=f"token {token}", got=tokens[place])
+        return Positions([self._position(logprobs[i], tops[i]) for i in range(first, n)], parsed.usage)
+
+    def _position(self, logprob: float | None, top: Mapping[str, float]) -> Position:
+        shown = {self.vocabulary.id_of(name): value for name, value in top.items()}
+        known = {number: value for number, value in shown.items() if number is not None and value > NEVER}
+        there = logprob is not None and logprob > NEVER
+        return Position(float(logprob) if there and logprob is not None else None, top_list(known, self.can.n_top))
+
+
+@dataclass(frozen=True, eq=False)
+class EchoedTokens:
+    """Tokens of a completion, as the server names them, with their log-probabilities and top lists."""
+
+    tokens: list[str]
+    logprobs: list[float | None]
+    tops: list[Mapping[str, float]]
+    usage: Usage | None
+
+
+def completion_logprobs(body: str) -> EchoedTokens | NoReply:
+    """Return the tokens in the body of a completion; a `NoReply` where there are none, or the body is cut off."""
+    try:
+        found = parse_json(body, source="the answer")
+        first = found["choices"][0]["logprobs"]
+        tokens, values = list(map(str, first["tokens"])), list(first["token_logprobs"])
+        tops: list[Mapping[str, float]] = [
+            top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)
+        ]
+        counted = found.get("usage") or {}
+        usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
+    except DataError:
+        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+    except (KeyError, IndexError, TypeError, ValueError):
+        return NoReply(NOT_A_COMPLETION, f"answered something else than log-probabilities: {body[:80]!r}")
+    if not len(tokens) == len(values) == len(tops):
+        return NoReply(NOT_A_COMPLETION, "gave another number of tokens than of log-probabilities")
+    return EchoedTokens(tokens, values, tops, usage)
+
+
+@dataclass(frozen=True)
+class LlamaCppRoute:
+    """llama.cpp's own server, which ignores `echo`: the token that comes next, or one that it is made to write.
+
+    Its log-probabilities are those of the logits, before any sampler and any bias.
+
+    Parameters
+    ----------
+    root : str
+        The server's address, without ``/v1``.
+    can : Capabilities
+    """
+
+    root: str
+    can: Capabilities
+
+    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+        """Return address and body of the request; None for an echo."""
+        if question.scored:
+            return None
+        body: dict[str, Any] = {
+            "prompt": question.tokens.tolist(),
+            "n_predict": 1,
+            "n_probs": self.can.n_top,
+            "temperature": 0,
+            "cache_prompt": True,
+        }
+        if question.forced is not None:
+            body["logit_bias"] = [[question.forced, BIAS]]
+        return f"{self.root}/completion", body
+
+    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
+        """Return the answer in a response's body."""
+        try:
+            found = parse_json(body, source="the answer")
+            first = found["completion_probabilities"][0]
+            top = {int(row["id"]): float(row["logprob"]) for row in first["top_logprobs"]}
+            written, logprob = int(first["id"]), float(first["logprob"])
+        except DataError:
+            return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+        except (KeyError, IndexError, TypeError, ValueError):
+            return NoReply(NOT_A_COMPLETION, f"answered something else than log-probabilities: {body[:80]!r}")
+        known = {number: value for number, value in top.items() if value > NEVER}
+        said = question.forced == written and logprob > NEVER
+        return Positions([Position(logprob if said else None, top_list(known, self.can.n_top))])
+
+
+def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:
+    """Return how a server with these capabilities is asked."""
+    return LlamaCppRoute(root, can) if can.route == LLAMA_CPP else CompletionsRoute(model, vocabulary, can)

@@ -1,0 +1,448 @@
+"""Finds out what the server of a model can, before any number is taken from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import requests
+
+from mlflow_compress.engines.endpoint.routes import (
+    COMPLETIONS,
+    LLAMA_CPP,
+    Capabilities,
+    EchoedTokens,
+    Position,
+    Positions,
+    TokenQuestion,
+    Vocabulary,
+    completion_logprobs,
+    route_of,
+)
+from mlflow_compress.engines.endpoint.served_model import ChatAnswer, ServedModel, read_chat
+from mlflow_compress.errors import AlignmentError, EndpointError
+from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
+from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import NoReply
+
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ServerPages:
+    """What a server tells of itself.
+
+    Attributes
+    ----------
+    endpoint : EndpointConfig
+    card : mapping
+        What it tells of the model; empty where it tells nothing.
+    pages : mapping of str to mapping
+        By name: "version" (vLLM), "get_server_info" (SGLang), "props" (llama.cpp).
+    """
+
+    endpoint: EndpointConfig
+    card: Mapping[str, Any]
+    pages: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, endpoint: EndpointConfig, model: str) -> ServerPages:
+        """Read the pages that are there."""
+        names = ("version", "get_server_info", "props")
+        found = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
+        listed = (_page(endpoint, f"{endpoint.called_url.rstrip('/')}/models") or {}).get("data")
+        cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
+        card = next((card for card in cards if card.get("id") == model), {})
+        return cls(endpoint, card, {name: page for name, page in found.items() if page is not None})
+
+    @property
+    def server(self) -> str:
+        """Name and version of the server, as far as it tells them."""
+        names = {"props": ("llama.cpp", "build_info"), "get_server_info": ("SGLang", "version")}
+        for page, (name, version) in {**names, "version": ("vLLM", "version")}.items():
+            if page in self.pages:
+                return f"{name} {self.pages[page].get(version, '')}".strip()
+        return "a server that does not tell its name"
+
+    @property
+    def is_llama_cpp(self) -> bool:
+        """Whether it is llama.cpp's own server."""
+        return "props" in self.pages
+
+    @property
+    def root(self) -> str | None:
+        """What the server says it has loaded under the model's name."""
+        told = self.card.get("root") or self.pages.get("props", {}).get("model_path")
+        return str(told) if told else None
+
+    @property
+    def max_length(self) -> int | None:
+        """The server's context length, where it tells it."""
+        settings = self.pages.get("props", {}).get("default_generation_settings")
+        told = self.card.get("max_model_len") or (settings.get("n_ctx") if isinstance(settings, dict) else None)
+        return int(told) if isinstance(told, int) and told > 0 else None
+
+    def tokens_of(self, text: str) -> list[str]:
+        """Return llama.cpp's tokens of a text, as servers name them.
+
+        Raises
+        ------
+        EndpointError
+            It does not tell them.
+        """
+        body: dict[str, str | bool] = {"content": text, "add_special": True}
+        try:
+            url, headers = f"{self.endpoint.root}/tokenize", _headers(self.endpoint)
+            answer = requests.post(url, json=body, headers=headers, timeout=_SECONDS)
+            found = answer.json()["tokens"] if answer.ok else None
+        except (requests.RequestException, ValueError, KeyError, TypeError):
+            found = None
+        if not isinstance(found, list):
+            raise EndpointError(f"{self.endpoint.where} does not tell its tokens", allowed="an answer of /tokenize")
+        return [f"token_id:{token}" for token in found]
+
+
+def _headers(endpoint: EndpointConfig) -> dict[str, str]:
+    return {"Authorization": f"Bearer {endpoint.key}", **endpoint.headers}
+
+
+def _page(endpoint: EndpointConfig, url: str) -> dict[str, Any] | None:
+    """Return a page that a server may have; None where it has not."""
+    try:
+        answer = requests.get(url, headers=_headers(endpoint), timeout=_SECONDS)
+        found = answer.json() if answer.ok else None
+    except (requests.RequestException, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
+TOPS = (100, 50, 20, 10, 5, 1)
+"""Lengths of a top list that are tried, the longest first; servers show up to 20 (vLLM) or 5 (OpenAI) by default."""
+SAME = 0.1
+"""Nats within which two answers about one position agree: in batches of another size kernels round otherwise."""
+_RECOGNISED = 8  # log-probabilities by which a model is recognised
+
+
+@dataclass(frozen=True)
+class ServerProbe:
+    """Asks a server for what it can.
+
+    Parameters
+    ----------
+    endpoint : EndpointConfig
+    model : str
+        Name of the model there.
+    vocabulary : Vocabulary
+        Of our tokenizer.
+    """
+
+    endpoint: EndpointConfig
+    model: str
+    vocabulary: Vocabulary
+
+    @cached_property
+    def tokens(self) -> Ids:
+        """Tokens of the fixed text."""
+        return self.vocabulary.encoder.ids([TEXT])[0]
+
+    def run(self) -> Capabilities:
+        """Return what the server can.
+
+        Raises
+        ------
+        EndpointError
+            It cannot be reached, has no such model, or gives no log-probabilities that scoring can use.
+        AlignmentError
+            Its tokens are not ours; the first that differs is named.
+        """
+        with Transport(self.endpoint) as transport:
+            return self._run(transport)
+
+    def _run(self, transport: Transport) -> Capabilities:
+        pages = ServerPages.read(self.endpoint, self.model)
+        server = pages.server
+        can = Capabilities(
+            server=server,
+            root=pages.root,
+            route=COMPLETIONS,
+            echo=False,
+            shifted=False,
+            steps=True,
+            n_top=1,
+            ids_in=True,
+            ids_out=True,
+            forces=False,
+            drops_first=False,
+            echo_alone=server.startswith("vLLM"),
+            max_length=pages.max_length,
+            probe=(),
+        )
+        can, echoed = self._echo(transport, can)
+        if echoed is not None:
+            can = self._same_tokens(transport, can)
+            can = self._aligned(transport, can)
+        elif pages.is_llama_cpp:
+            can = replace(can, route=LLAMA_CPP, ids_out=True, n_top=TOPS[0])
+            self._compare(pages.tokens_of(TEXT), self.tokens.tolist())
+        else:
+            raise EndpointError(
+                f"{self.endpoint.where} gives log-probabilities of the tokens that it writes, and none of a prompt's: "
+                "every option of a question would score 0",
+                allowed="a server that takes echo with logprobs (vLLM, SGLang, llama-cpp-python), or llama.cpp's own",
+                got=server,
+            )
+        if not can.echo:
+            can = replace(can, forces=self._forces(transport, can))
+            if not can.forces:
+                raise EndpointError(
+                    f"{self.endpoint.where} neither echoes the log-probabilities of a prompt at their own positions, "
+                    "nor takes logit_bias to show that of a token: no option can be scored",
+                    got=server,
+                )
+        return replace(can, probe=self._recognised(transport, can))
+
+    def _post(self, transport: Transport, path: str, body: Mapping[str, Any]) -> EchoedTokens | NoReply:
+        async def once(_: None) -> EchoedTokens | NoReply:
+            return await transport.post(path, body, completion_logprobs, model=self.model, n_bytes=len(TEXT))
+
+        return transport.for_all(once, [None])[0]
+
+    def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
+        """Return the answers, which must be there."""
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+
+        async def once(question: TokenQuestion) -> list[Position]:
+            asked = route.request(question)
+            if asked is None:
+                raise EndpointError(f"{self.endpoint.where} cannot be asked for the tokens of the fixed text")
+            found = await transport.post(
+                *asked, lambda text: route.read(text, question), model=self.model, n_bytes=len(TEXT)
+            )
+            if isinstance(found, Positions):
+                return found.found
+            raise EndpointError(found.detail)
+
+        return transport.for_all(once, questions)
+
+    def _echo(self, transport: Transport, can: Capabilities) -> tuple[Capabilities, EchoedTokens | None]:
+        """Return whether prompts may be ids, how long the top lists are, and what was echoed; None: nothing."""
+        refusal = NoReply("", "")
+        for ids_in in (True, False):
+            for n_top in TOPS:
+                tried = replace(can, ids_in=ids_in, n_top=n_top)
+                route = route_of(tried, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+                asked = route.request(TokenQuestion(self.tokens, scored=1))
+                if asked is None:
+                    continue
+                try:
+                    found = self._post(transport, *asked)
+                except EndpointError:
+                    if can.server.startswith("llama.cpp"):
+                        return can, None  # its own route needs no /v1/completions
+                    raise
+                if isinstance(found, NoReply):
+                    refusal = found
+                    continue
+                if len(found.tokens) <= 1:
+                    return tried, None
+                shown = max((len(top) for top in found.tops), default=0)
+                # A server may show fewer than it was asked for, without a word.
+                return replace(tried, n_top=max(n for n in TOPS if n <= max(1, min(n_top, shown)))), found
+        raise EndpointError(refusal.detail or f"{self.endpoint.where} takes no prompt of ours")
+
+    def _same_tokens(self, transport: Transport, can: Capabilities) -> Capabilities:
+        """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
+        route = route_of(
+            replace(can, ids_in=False), model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary
+        )
+        asked = route.request(TokenQuestion(self.tokens, scored=1))
+        found = self._post(transport, *asked) if asked is not None else NoReply("", "no text is these tokens")
+        if isinstance(found, NoReply):
+            raise EndpointError(f"{self.endpoint.where}: {found.detail}")
+        ids_out = any(self.vocabulary.id_of(name) is not None and ":" in name for name in found.tokens) and all(
+            name.startswith("token_id:") for name in found.tokens
+        )
+        ours = self.tokens.tolist()
+        drops = self.vocabulary.encoder.adds_bos and not self._names(found.tokens[0], ours[0])
+        self._compare(found.tokens, ours[1:] if drops else ours)
+        return replace(can, ids_out=ids_out, drops_first=drops)
+
+    def _names(self, name: str, token: int) -> bool:
+        there = self.vocabulary.id_of(name)
+        return there == token if there is not None else name == self.vocabulary.encoder.tokenizer.decode([token])
+
+    def _compare(self, names: list[str], ours: list[int]) -> None:
+        """Refuse tokens of the fixed text that are not ours. One more may follow: the one that was written."""
+        for place, token in enumerate(ours):
+            there = names[place] if place < len(names) else "no token"
+            known = self.vocabulary.id_of(there)
+            if known is None and place < len(names):
+                continue  # a text that several tokens have, such as a part of a character
+            if known != token:
+                text = self.vocabulary.encoder.tokenizer.decode([token])
+                raise AlignmentError(
+                    f"The tokens of {self.model!r} are not ours: token {place} of {TEXT[:40]!r}... is the first that "
+                    "differs",
+                    allowed=f"{token} ({text!r})",
+                    got=there,
+                    fix="Give its own tokenizer as -P tokenizer=, and a baseline that has the same",
+                )
+        if len(names) > len(ours) + 1:
+            raise AlignmentError(
+                "The server reads more tokens than ours", allowed=f"{len(ours)}", got=f"{len(names)}: {names[-1]!r}"
+            )
+
+    def _other_end(self, can: Capabilities) -> tuple[Ids, Ids]:
+        """Return two prompts that differ in their last token alone, and can be sent."""
+        ours = self.tokens[:-1]
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        for token in self.tokens[:-2].tolist():
+            other = np.append(ours[:-1], token).astype(np.int32)
+            if token != ours[-1] and route.request(TokenQuestion(other, scored=1)) is not None:
+                return ours, other
+        raise EndpointError("No two texts differ in their last token alone", got=TEXT)
+
+    def _aligned(self, transport: Transport, can: Capabilities) -> Capabilities:
+        """Return whether each echoed list is that of its own position.
+
+        The list at the last position follows from the tokens before it. So two prompts that differ in the last token
+        have the same list there. llama-cpp-python 0.3.36 shows the list of the next position, except where a BOS token
+        is left out.
+        """
+        one, other = self._other_end(can)
+        first, second = self._ask(transport, can, TokenQuestion(one, scored=1), TokenQuestion(other, scored=1))
+        same = _agree(first[0], second[0])
+        if not same:
+            return replace(can, shifted=True)
+        before = TokenQuestion(one[:-1])
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        askable = route.request(before) is not None
+        steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
+        return replace(can, echo=True, steps=steps)
+
+    def _forces(self, transport: Transport, can: Capabilities) -> bool:
+        """Return whether a token that the server is made to write has the log-probability that its list shows."""
+        prefix = self.tokens[:-1]
+        (shown,) = self._ask(transport, can, TokenQuestion(prefix))
+        ids, values = shown[0].top
+        if len(ids) < 2:
+            return False
+        (forced,) = self._ask(transport, can, TokenQuestion(prefix, forced=int(ids[-1])))
+        logprob = forced[0].logprob
+        return logprob is not None and abs(logprob - float(values[-1])) < SAME
+
+    def _recognised(self, transport: Transport, can: Capabilities) -> tuple[float, ...]:
+        """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
+        ends = range(len(self.tokens) - _RECOGNISED, len(self.tokens))
+        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        questions = [TokenQuestion(self.tokens[:end]) for end in ends]
+        asked = [question for question in questions if route.request(question) is not None]
+        return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))
+
+
+def _agree(one: Position, other: Position) -> bool:
+    """Return whether two top lists are of one distribution."""
+    there = dict(zip(other.top[0].tolist(), other.top[1].tolist(), strict=True))
+    both = [(value, there[i]) for i, value in zip(one.top[0].tolist(), one.top[1].tolist(), strict=True) if i in there]
+    enough = 2 * len(both) > min(len(one.top[0]), len(other.top[0]))
+    return enough and all(abs(a - b) < SAME for a, b in both)
+
+
+ChatWanted = Literal["auto", "true", "false"]
+_TURN = "What is the capital of France? Why?"
+
+
+def probe_chat(endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted) -> tuple[bool, str]:
+    """Return whether conversations are sent as chat completions, and why in words.
+
+    They are where the server has that route, the tokenizer has a chat template, and the server's own template makes as
+    many tokens of a message as ours. A baseline and a variant must read the same prompt.
+
+    Parameters
+    ----------
+    endpoint : EndpointConfig
+    model : str
+        The model's name there.
+    tokenizer : transformers.PreTrainedTokenizerBase
+        Ours.
+    wanted : {"auto", "true", "false"}
+        "true" makes an error of what stands in the way, but for other tokens, which it accepts.
+
+    Raises
+    ------
+    EndpointError
+        Chat completions are wanted, and there are none.
+    """
+    if wanted == "false":
+        return False, "as completions, in our chat template (endpoint_chat=false)"
+    style = chat_format(tokenizer)
+    if style.name == PLAIN:
+        if wanted == "true":
+            raise EndpointError("Chat completions are wanted, and the tokenizer has no chat template")
+        return False, "as completions: the tokenizer has no chat template"
+    found = _ask(endpoint, model)
+    if isinstance(found, str):
+        if wanted == "true":
+            raise EndpointError(f"{endpoint.where} gives no chat completions: {found}", fix="Leave endpoint_chat out")
+        return False, "as completions, in our chat template: the server gives no chat completions"
+    ours = len(Encoder(tokenizer, 1 << 30).ids([style.prompt([_TURN])], special=False)[0])
+    theirs = found.usage.prompt if found.usage is not None else None
+    if theirs != ours and wanted == "auto":
+        read = "an unknown number of" if theirs is None else theirs
+        return False, f"as completions: the server's chat template makes {read} tokens of a message, ours {ours}"
+    differs = f"which is not ours: {theirs} tokens of a message, and ours makes {ours}"
+    agree = "which reads as ours" if theirs == ours else differs
+    return True, f"as chat completions, in the server's chat template, {agree}"
+
+
+def _ask(endpoint: EndpointConfig, model: str) -> ChatAnswer | str:
+    """Return the answer to a fixed message; the reason where there is none."""
+    body = {"model": model, "messages": [{"role": "user", "content": _TURN}], "max_tokens": 1, "temperature": 0}
+
+    async def once(transport: Transport) -> ChatAnswer | NoReply:
+        return await transport.post("/chat/completions", body, read_chat, model=model, n_bytes=len(_TURN))
+
+    try:
+        # Some servers answer a missing template with a 5xx: one more try is enough.
+        with Transport(replace(endpoint, max_retries=min(endpoint.max_retries, 1))) as transport:
+            found: ChatAnswer | NoReply = transport.for_all(once, [transport])[0]
+    except EndpointError as error:
+        return str(error)
+    return found.detail if isinstance(found, NoReply) else found
+
+
+def open_served_model(
+    endpoint: EndpointConfig, name: str, reader: IdentifiedModel, *, chat: ChatWanted = "auto"
+) -> ServedModel:
+    """Return a served model, after its server was asked what it can.
+
+    Parameters
+    ----------
+    endpoint : EndpointConfig
+    name : str
+        The model's name there.
+    reader : IdentifiedModel
+        The model whose tokenizer makes the prompts; its weights are not read.
+    chat : {"auto", "true", "false"}
+        Whether conversations are sent as chat completions: see `chat_probe.probe_chat`.
+
+    Raises
+    ------
+    EndpointError
+        The server cannot be reached, or gives no log-probabilities that scoring can use.
+    AlignmentError
+        Its tokens are not those of `reader`.
+    """
+    vocabulary = Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
+    can = ServerProbe(endpoint, name, vocabulary).run()
+    by_chat, answers = probe_chat(endpoint, name, reader.tokenizer, chat)
+    can = replace(can, chat=by_chat, answers=answers)
+    return ServedModel(endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can)

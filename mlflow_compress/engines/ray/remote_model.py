@@ -1,0 +1,178 @@
+"""A model on the workers of a cluster, as the stages see it: its identity here, its weights there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from mlflow_compress.engines.ray.cluster_worker import ModelFacts, ModelRef, ShardResult, ShardTask
+from mlflow_compress.engines.ray.shards import shards_for
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.scoring.baseline_store.state_store import SentHead, as_bytes
+from mlflow_compress.scoring.execution import Baseline, PassWork
+from mlflow_compress.scoring.generation.decoding import shards
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.journal import Arrays
+
+
+@dataclass(frozen=True)
+class RemoteModel(LightModel):
+    """A model that workers load when they are first asked for it.
+
+    Attributes
+    ----------
+    workers : Workers
+    """
+
+    workers: Workers
+
+    @classmethod
+    def of(cls, light: LightModel, workers: Workers) -> RemoteModel:
+        """Return the model on the workers' device."""
+        known = {field.name: getattr(light, field.name) for field in fields(LightModel)}
+        device = torch.device("cuda:0" if workers.device == "cuda" else workers.device)
+        return cls(
+            **{**known, "device": device, "config": replace(light.config, device=workers.device)}, workers=workers
+        )
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers on the workers."""
+        return {name: value for name, value in self.workers.described.items() if name not in self.workers.code}
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as a baseline store keeps it, see `LoadedModel`."""
+        return self.facts.stored_config
+
+    @cached_property
+    def ref(self) -> ModelRef:
+        """With which workers load it."""
+        return ModelRef(self.config, self.weights)
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """What a worker knows of it once it is loaded."""
+        found: ModelFacts = self.workers.call("facts", self.ref)
+        return found
+
+    @property
+    def execution(self) -> ShardedExecution:
+        """Runs passes with it."""
+        return ShardedExecution(self)
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
+    ) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does: its shards are the workers' tasks."""
+        parts = [shard for shard in shards(rows, config) if not all(row.done for row in shard)]
+        tokenizer = self.workers.share(self.tokenizer)
+
+        def make(number: int) -> WorkerCall:
+            fresh = [row.restarted() for row in parts[number]]
+            return WorkerCall("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
+
+        speed = Speed() if speed is None else speed
+        before, begin = speed.seconds, time.perf_counter()
+        n_waiting = sum(map(len, parts))
+        with tqdm(
+            initial=len(rows) - n_waiting, total=len(rows), desc=label, unit="answer", disable=None, leave=False
+        ) as bar:
+
+            def take(number: int, answered: list[GenerationRow]) -> None:
+                for row, answer in zip(parts[number], answered, strict=True):
+                    row.take(answer)
+                bar.update(len(answered))
+                speed.n_tokens += sum(len(row.tokens) for row in answered)
+                speed.seconds = before + time.perf_counter() - begin
+                bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
+                after_shard()
+
+            self.workers.run(len(parts), make, take)
+
+
+class ShardedExecution:
+    """Runs the passes of one model on workers, shard by shard."""
+
+    def __init__(self, model: RemoteModel) -> None:
+        self._model = model
+        self._workers = model.workers
+
+    @property
+    def whole_model_reason(self) -> str | None:
+        """Why the whole model runs instead of its body."""
+        return self._model.facts.whole_model_reason
+
+    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+        """Return why sequences of this length cannot share their prefixes; None where they can."""
+        found: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
+        return found
+
+    def run(self, work: PassWork) -> tuple[Arrays, int]:
+        """Let workers score what an interrupted run has not finished; write down every shard as it comes.
+
+        Raises
+        ------
+        AlignmentError
+            The baseline was scored on other tokens.
+        UnsupportedError
+            The baseline is a model in this process.
+        WorkerError
+            A shard failed.
+        """
+        baseline = work.baseline
+        if isinstance(baseline, LoadedModel):
+            raise UnsupportedError("Workers compare with a stored baseline, not with a model in another process")
+        if not work.plan.units:
+            return work.empty(), 0
+        parts = work.parts()
+        missing = parts.missing()
+        shards = shards_for(work.plan, work.targets, work.head_rows, missing, self._workers.n)
+        rows = baseline.rows_of(work.plan.keys) if baseline is not None else np.zeros(0, np.int64)
+        head = self._workers.share(SentHead.of(baseline)) if baseline is not None and shards else None
+        n_splits = 0
+        with work.bar(missing) as bar:
+
+            def take(number: int, result: ShardResult) -> None:
+                nonlocal n_splits
+                shard, written = shards[number], None
+                captured = result.captured(shard.rows.start)
+                if work.capture is not None and captured is not None:
+                    written = work.capture.write(captured, self._head_file)
+                parts.add(shard.first, shard.stop, result.arrays(), written)
+                n_splits += result.n_splits
+                bar.update(shard.n_tokens)
+
+            def make(number: int) -> WorkerCall:
+                shard = shards[number]
+                task = ShardTask(
+                    shard=shard, head_rows=work.head_rows, entropy=work.entropy, captures=work.capture is not None
+                )
+                sent = as_bytes(baseline.states(rows[shard.rows])) if baseline is not None else None
+                return WorkerCall("score", (self._model.ref, task, head, sent))
+
+            self._workers.run(len(shards), make, take)
+        return parts.joined(), n_splits
+
+    def _head_file(self) -> bytes:
+        found: bytes = self._workers.call("head_file", self._model.ref)
+        return found

@@ -1,0 +1,316 @@
+"""The workers of a cluster: actors that hold a model, and the loop that hands out tasks to them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from mlflow_compress.errors import MlflowCompressError, StoreAwayError, WorkerError
+
+_SECONDS = 5.0
+
+
+class LineKeeper:
+    """Keeps what was said until it is read: an actor of its own, because a worker that computes answers nobody."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[int, str]] = []
+
+    def say(self, number: int, line: str) -> None:
+        """Keep a line about the task of this number."""
+        self._lines.append((number, line))
+
+    def take(self) -> list[tuple[int, str]]:
+        """Return what was said since the last call."""
+        taken, self._lines = self._lines, []
+        return taken
+
+
+class SaidLines:
+    """What workers say about their tasks. The keeper ends when nobody refers to it any more.
+
+    Attributes
+    ----------
+    keeper : actor handle
+        For the arguments of tasks: a worker calls ``keeper.say.remote(number, line)``, which does not wait.
+    """
+
+    def __init__(self, ray: ModuleType) -> None:
+        self._ray = ray
+        self.keeper: Any = ray.remote(LineKeeper).options(num_cpus=0, max_restarts=-1).remote()
+
+    def take(self) -> list[tuple[int, str]]:
+        """Return the number of the task and the line of everything that is new; nothing while the keeper is away."""
+        try:
+            taken: list[tuple[int, str]] = self._ray.get(self.keeper.take.remote(), timeout=_SECONDS)
+        except self._ray.exceptions.RayError:
+            return []
+        return taken
+
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 4  # of one task, each of which has taken a worker with it
+_START_SECONDS = 600.0  # until the first worker has its place; a cluster that grows needs some minutes
+_POLL_SECONDS = 1.0
+_AT_ONCE = 2  # tasks of a worker: it receives the next one while it computes
+
+
+@dataclass(frozen=True)
+class WorkerCall:
+    """A task: a call of a worker's method. Arguments may be references to objects in Ray's store."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Member:
+    """An actor, and the tasks that it has."""
+
+    handle: Any
+    n_tasks: int = 0
+
+
+class Workers:
+    """Actors that compute tasks, each with one GPU or with some cores of its own.
+
+    An actor that is lost, alone or with its machine, is replaced, and its tasks are given to another one.
+
+    Parameters
+    ----------
+    ray : module
+        Ray, connected.
+    n : int
+        Number of workers.
+    make : callable () -> actor handle
+        Starts one, which takes its place when the cluster has one. Its method ``describe`` says what must be equal.
+    device : str
+        "cuda" or "cpu".
+    code : mapping of str to str
+        What of that must be as in this process: the versions of code and libraries.
+    check : callable
+        Is called about once a second, and raises an error where the cluster is gone (see `HeadWatch`).
+    """
+
+    def __init__(
+        self,
+        ray: ModuleType,
+        n: int,
+        make: Callable[[], Any],
+        *,
+        device: str = "cpu",
+        code: Mapping[str, str] = MappingProxyType({}),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ray = ray
+        self._check = check
+        self._gone = False
+        self.n = n
+        self.device = device
+        self.code = code
+        self._make = make
+        self._ready: list[_Member] = []
+        self._starting: dict[Any, _Member] = {}
+        self._described: dict[str, str] | None = None
+        self._lost = 0
+        self._last_ready = time.monotonic()
+        for _ in range(n):
+            self._start_one()
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What the first worker has said of itself (see `ClusterWorker.describe`)."""
+        while self._described is None:
+            self._wait_for([])
+        return self._described
+
+    def share(self, value: Any) -> Any:
+        """Put a value into Ray's store, once for all workers, and return the reference for a task's arguments."""
+        return self._ray.put(value)
+
+    def said_lines(self) -> SaidLines:
+        """Return a place for lines that workers say while they compute."""
+        return SaidLines(self._ray)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a method from one worker. It may be called while tasks run."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            while not self._ready:
+                self._wait_for([])
+            member = min(self._ready, key=lambda one: one.n_tasks)
+            reference = getattr(member.handle, method).remote(*arguments)
+            while reference not in self._wait_for([reference]):
+                continue
+            try:
+                return self._ray.get(reference)
+            except self._ray.exceptions.RayTaskError as error:
+                raise _failed(error) from error
+            except self._ray.exceptions.RayError as error:
+                self._replace(member, error)
+                if attempt == _ATTEMPTS:
+                    raise _lost(error) from error
+        raise AssertionError  # the loop returns or raises
+
+    def release(self) -> None:
+        """Let the workers free their models."""
+        for member in self._ready if not self._gone else []:
+            member.handle.release.remote()
+
+    def run(
+        self,
+        n_tasks: int,
+        make: Callable[[int], WorkerCall],
+        done: Callable[[int, Any], None],
+        *,
+        at_once: int = _AT_ONCE,
+        lost: Callable[[int, WorkerError], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run tasks; call `done` with the number and the result of each as it comes, in any order.
+
+        Parameters
+        ----------
+        n_tasks : int
+        make : callable (number)
+            Returns a task when a worker is free for it, and again when that worker is lost.
+        done : callable (number, result)
+        at_once : int
+            Tasks that a worker has at the same time. From two on, it receives the next one while it computes.
+        lost : callable (number, error), optional
+            Is told of a task with which several workers were lost; the others go on. None: that ends all.
+        meanwhile : callable
+            Is called about once a second.
+
+        Raises
+        ------
+        WorkerError
+            A task failed, or several workers were lost with it, or no worker finds a place.
+        """
+        waiting, attempts = deque(range(n_tasks)), [0] * n_tasks
+        busy: dict[Any, tuple[_Member, int]] = {}
+        try:
+            while waiting or busy:
+                self._hand_out(make, waiting, busy, at_once)
+                meanwhile()
+                for reference in self._wait_for(list(busy)):
+                    member, number = busy.pop(reference)
+                    member.n_tasks -= 1
+                    try:
+                        result = self._ray.get(reference)
+                    except self._ray.exceptions.RayTaskError as error:
+                        raise _failed(error) from error
+                    except self._ray.exceptions.RayError as error:
+                        attempts[number] += 1
+                        self._replace(member, error)
+                        if attempts[number] < _ATTEMPTS:
+                            waiting.appendleft(number)
+                        elif lost is None:
+                            raise _lost(error) from error
+                        else:
+                            lost(number, _lost(error))
+                    else:
+                        done(number, result)
+        finally:  # nobody is busy, unless an error or the user has ended this
+            for member in {member for member, _ in busy.values()}:
+                self._stop(member)  # what it computes is of no use any more
+
+    def _hand_out(
+        self, make: Callable[[int], WorkerCall], waiting: deque[int], busy: dict[Any, tuple[_Member, int]], at_once: int
+    ) -> None:
+        """Give every worker a task, and further ones while there are enough for all."""
+        for ahead in range(at_once):
+            for member in self._ready:
+                if member.n_tasks == ahead and len(waiting) > ahead * self.n:
+                    number = waiting.popleft()
+                    task = make(number)
+                    member.n_tasks += 1
+                    busy[getattr(member.handle, task.method).remote(*task.arguments)] = member, number
+
+    def _wait_for(self, busy: list[Any]) -> list[Any]:
+        """Return those of the `busy` references that have a result, or none after a second; admit who has started."""
+        try:
+            self._check()
+        except WorkerError:
+            self._gone = True  # every further call to Ray may wait for it, and end the process
+            raise
+        finished, _ = self._ray.wait([*self._starting, *busy], num_returns=1, timeout=_POLL_SECONDS)
+        if self._ready:
+            self._last_ready = time.monotonic()
+        elif time.monotonic() - self._last_ready > _START_SECONDS:
+            raise WorkerError(
+                f"The cluster had no place for a worker within {_START_SECONDS:.0f} seconds",
+                fix="Ask for fewer cpus_per_worker, or add machines; `ray status` shows what is free",
+            )
+        for reference in finished:
+            if reference in self._starting:
+                self._admit(self._starting.pop(reference), reference)
+        return [reference for reference in finished if reference in busy]
+
+    def _admit(self, member: _Member, reference: Any) -> None:
+        """Let a worker that has started take tasks, if it is like the others."""
+        try:
+            found = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise _failed(error) from error
+        except self._ray.exceptions.RayError as error:
+            self._lost += 1
+            if self._lost > _ATTEMPTS * self.n:
+                raise WorkerError(f"Workers cannot start: {_first_line(error)}") from error
+            self._start_one()
+            return
+        if self._described is None:
+            self._described = found
+        first = {**self._described, **self.code}
+        if differ := sorted(name for name in found.keys() | first.keys() if found.get(name) != first.get(name)):
+            raise WorkerError(
+                f"Workers, or this process, differ in {', '.join(differ)}: records would depend on who computes",
+                allowed=str({name: first.get(name) for name in differ}),
+                got={name: found.get(name) for name in differ},
+                fix="Use machines of one kind, with the same version of mlflow-compress",
+            )
+        self._ready.append(member)
+
+    def _start_one(self) -> None:
+        member = _Member(self._make())
+        self._starting[member.handle.describe.remote()] = member
+
+    def _replace(self, member: _Member, error: Exception) -> None:
+        if member in self._ready:
+            logger.warning("A worker was lost, and is replaced: %s", _first_line(error))
+            self._stop(member)
+
+    def _stop(self, member: _Member) -> None:
+        """End a worker, and start another one in its place."""
+        if member in self._ready and not self._gone:
+            self._ready.remove(member)
+            self._ray.kill(member.handle)
+            self._start_one()
+
+
+def _lost(error: Exception) -> WorkerError:
+    """Return the error of a task with which several workers were lost."""
+    return WorkerError(
+        f"{_ATTEMPTS} workers were lost, one after the other, with the same task: {_first_line(error)}",
+        fix="Memory is the usual reason: use fewer workers per machine",
+    )
+
+
+def _failed(error: Any) -> MlflowCompressError:
+    """Return the error of a worker's task: in one sentence where the cause is the user's to read."""
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, StoreAwayError):
+        return cause
+    if isinstance(cause, MlflowCompressError):
+        return WorkerError(f"A worker failed: {cause}")
+    logger.warning("A task failed", exc_info=error)
+    return WorkerError(f"A worker failed: {type(cause).__name__}: {_first_line(cause)}")
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

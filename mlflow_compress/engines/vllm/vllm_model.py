@@ -1,0 +1,377 @@
+"""A model in vLLM, as the stages see it: its body runs there, its head here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from tqdm.auto import tqdm
+
+from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess
+from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models import architectures
+from mlflow_compress.models.identity import stored_config
+from mlflow_compress.models.light_model import LightModel
+from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.memory_alignment import rounding_identity
+from mlflow_compress.scoring.execution import Baseline, PassWork, run_pass
+from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
+from mlflow_compress.scoring.forward.tree_attention import TreeAttention
+from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
+from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationRow, Speed
+from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.journal import Arrays
+from mlflow_compress.scoring.plan.units import (
+    NO_PREFIX,
+    Ids,
+    PackedBatch,
+    PaddedBatch,
+    Plan,
+    UnitGroup,
+    group_units,
+    n_scored_rows,
+)
+from mlflow_compress.scoring.scoring_pass import ModelRunner
+
+
+def read_head(model: LightModel) -> Head:
+    """Return the model's head. Its weights alone are read, unless they are quantized: then the model is loaded for it.
+
+    Raises
+    ------
+    UnsupportedError
+        The head is not a plain linear layer.
+    """
+    config = stored_config(model.model_config)
+    weights = _stored(model, config)
+    if weights is None:
+        module = load_model(model.config).model.get_output_embeddings()
+        if type(module) is not torch.nn.Linear:
+            raise UnsupportedError(
+                f"engine=vllm needs a head that is a plain linear layer, and this is a {type(module).__name__}",
+                got=str(model.path),
+            )
+        weights = dict(module.state_dict())
+    return rebuild_head(config, {name: weight.detach().to("cpu", model.dtype) for name, weight in weights.items()})
+
+
+def _stored(model: LightModel, config: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+    """Return the head's weights as the files hold them; None where they are stored in another way."""
+    shell = empty_model(config)
+    by_module = {module: name for name, module in shell.named_modules()}
+    names = [by_module[shell.get_output_embeddings()]]
+    if model.model_config.get_text_config(decoder=True).tie_word_embeddings:
+        names.append(by_module[shell.get_input_embeddings()])
+    files = [file for file in architectures.weight_files(model.path) if file.suffix == ".safetensors"]
+    for name in names:
+        found = {}
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                for part in {f"{name}.weight", f"{name}.bias"}.intersection(tensors.keys()):
+                    found[part.rpartition(".")[2]] = tensors.get_tensor(part)
+        weight = found.get("weight")
+        if weight is not None and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            return found
+    return None
+
+
+Ask = Callable[[Sequence[Ids], Sequence[Sequence[int]]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StatesRequest:
+    """A sequence, and its positions whose states are wanted, in ascending order."""
+
+    ids: Ids
+    rows: list[int]
+
+
+def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch]) -> list[StatesRequest]:
+    """Return the sequences that yield the scored positions of a unit, in its order. None without such a position.
+
+    A pack becomes one request per branch. Neighbours share their beginnings, which vLLM then finds in its cache. A
+    position that several branches share is asked of the first one, before it can be in the cache.
+
+    Parameters
+    ----------
+    unit : PackedBatch or PaddedBatch
+    makers : dict
+        The packs that make the cached prefixes, by number.
+    """
+    if isinstance(unit, PaddedBatch):
+        pairs = zip(unit.sequences, unit.rows, strict=True)
+        return [StatesRequest(ids, rows.tolist()) for ids, rows in pairs if len(rows)]
+    before = _prefix(unit.prefix, makers)
+    found: list[StatesRequest] = []
+    path: list[int] = []
+    begin = 0  # the first token that no earlier branch has
+    for token, end in enumerate(unit.ends.tolist()):
+        while path and unit.ends[path[-1]] <= token:
+            path.pop()
+        path.append(token)
+        if end > token + 1:
+            continue  # the branch goes on
+        rows = unit.rows[(unit.rows >= begin) & (unit.rows <= token)]
+        begin = token + 1
+        if len(rows):
+            found.append(StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
+    return found
+
+
+def _prefix(number: int, makers: dict[int, PackedBatch]) -> Ids:
+    """Return all tokens of a cached prefix."""
+    parts: list[Ids] = []
+    while number != NO_PREFIX:
+        parts.append(makers[number].ids)
+        number = makers[number].prefix
+    return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
+
+
+class VllmBody:
+    """Yields the states of a plan's units, as `forward.body.Body` does. The next group is computed ahead.
+
+    Parameters
+    ----------
+    plan : Plan
+    head_rows : int
+        See `ScoringPass`.
+    ask : callable
+        From sequences and positions to states, by vLLM.
+    """
+
+    def __init__(self, plan: Plan, head_rows: int, ask: Ask) -> None:
+        self._plan, self._ask = plan, ask
+        self._groups = group_units(plan, head_rows)
+        self._group_of = {
+            id(plan.units[unit]): number
+            for number, group in enumerate(self._groups)
+            for unit in range(group.units.start, group.units.stop)
+        }
+        self._makers = {
+            u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX
+        }
+        self._pool = ThreadPoolExecutor(1)
+        self._asked: dict[int, Future[dict[int, torch.Tensor]]] = {}
+
+    def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> torch.Tensor:
+        """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size)."""
+        number = self._group_of[id(unit)]
+        for wanted in range(number, min(number + 2, len(self._groups))):
+            if wanted not in self._asked:
+                self._asked[wanted] = self._pool.submit(self._states, self._groups[wanted])
+        for done in [n for n in self._asked if n < number]:
+            del self._asked[done]
+        return self._asked[number].result()[id(unit)]
+
+    def has(self, prefix: int) -> bool:
+        """Return True: vLLM computes a prefix again where its cache has lost it."""
+        return True
+
+    def forget(self, prefix: int) -> None:
+        """Do nothing: vLLM frees its cache itself."""
+
+    def clear(self) -> None:
+        """Let go of everything that nobody has taken."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether vLLM computes something that nobody waits for."""
+        return any(not future.done() for future in self._asked.values())
+
+    def _states(self, group: UnitGroup) -> dict[int, torch.Tensor]:
+        units = [self._plan.units[number] for number in range(group.units.start, group.units.stop)]
+        requests = [request for unit in units for request in requests_of(unit, self._makers)]
+        states = self._ask([request.ids for request in requests], [request.rows for request in requests])
+        parts = torch.split(states, [n_scored_rows(unit) for unit in units])
+        return {id(unit): part for unit, part in zip(units, parts, strict=True)}
+
+
+_PROBE = 12  # tokens of which vLLM's own log-probabilities are compared with ours
+
+
+@dataclass(frozen=True)
+class VllmModel(LightModel):
+    """A model that vLLM loads when it is first needed.
+
+    Attributes
+    ----------
+    vllm : VllmEngine
+    """
+
+    vllm: VllmEngine
+
+    @classmethod
+    def of(cls, light: LightModel, vllm: VllmEngine) -> VllmModel:
+        """Return the model in vLLM."""
+        return cls(**{field.name: getattr(light, field.name) for field in fields(LightModel)}, vllm=vllm)
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers besides our own code: the engine, its version, its device and settings."""
+        return {"engine": "vllm", **{f"vllm {name}": value for name, value in self.vllm.described.items()}}
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers: in vLLM (see `engine`), and here, for the head."""
+        return {**rounding_identity(self.device), **self.engine}
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as a baseline store keeps it, see `LoadedModel`."""
+        return stored_config(self.model_config)
+
+    @cached_property
+    def head(self) -> Head:
+        """Its head, in this process."""
+        return read_head(self).to(self.device)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model without the weights of its body: what a baseline store takes the head from."""
+        return self.head.model
+
+    @property
+    def execution(self) -> VllmExecution:
+        """Runs passes with it."""
+        return VllmExecution(self)
+
+    def process(self) -> VllmProcess:
+        """Return the process in which vLLM holds it, checked when it is new.
+
+        Raises
+        ------
+        UnsupportedError
+            vLLM does not load it, or our head on vLLM's states does not give vLLM's own log-probabilities.
+        """
+        process, is_new = self.vllm.process(
+            str(self.path),
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_length=self.max_length,
+            trust_remote_code=self.config.trust_remote_code,
+        )
+        if is_new:
+            self._check(process)
+        return process
+
+    def _check(self, process: VllmProcess) -> None:
+        ids = np.random.default_rng(1).integers(0, self.vocab_size, size=_PROBE).astype(np.int32)
+        own = torch.from_numpy(process.logprobs([ids])[0])
+        states = process.states([ids], [range(_PROBE - 1)])
+        logprobs = torch.log_softmax(self.head.logits(states).cpu().double(), dim=-1)
+        ours = logprobs[torch.arange(_PROBE - 1), torch.from_numpy(ids[1:].astype(np.int64))]
+        worst = float((ours - own).abs().max())
+        # vLLM rounds the logits of a half-precision head to 3 digits, which we do not; a wrong head is far off.
+        if not worst <= (1e-3 if self.dtype == torch.float32 else 0.05 * float(own.abs().max())):
+            raise UnsupportedError(
+                f"The head on vLLM's states differs from vLLM's own log-probabilities by {worst:.1e} nat",
+                got=str(self.path),
+                fix="Use engine=local",
+            )
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
+    ) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does, with our own sampler and seeds.
+
+        vLLM chooses which rows it computes together, so that its answers may depend on that by rounding.
+        """
+        ends = sorted(end_tokens_of(self.generation_settings, self.tokenizer) | set(end_tokens))
+        speed = Speed() if speed is None else speed
+        with tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar:
+            ending = Ending(self.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
+            for shard in shards(rows, config):
+                if all(row.done for row in shard):
+                    bar.update(len(shard))
+                    continue
+                drafts = [row.restarted() for row in shard]
+                begin = time.perf_counter()
+                self._generate(drafts, config, ends, ending)
+                speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
+                speed.seconds += time.perf_counter() - begin
+                for row, draft in zip(shard, drafts, strict=True):
+                    row.take(draft)
+                after_shard()
+
+    def _generate(
+        self, rows: Sequence[GenerationRow], config: GenerationConfig, ends: Sequence[int], ending: Ending
+    ) -> None:
+        def draw(row: GenerationRow) -> dict[str, Any] | None:
+            if row.temperature == 0:
+                return None
+            numbers = row.u.tolist()
+            return {"u": numbers, "temperature": row.temperature, "top_k": config.top_k, "top_p": config.top_p}
+
+        written = self.process().generate(
+            [row.prompt for row in rows], [config.max_new_tokens] * len(rows), [draw(row) for row in rows], ends
+        )
+        for row, tokens in zip(rows, written, strict=True):
+            for token in tokens:
+                if not row.done:  # vLLM does not know our stop texts, and writes on behind them
+                    ending.add(row, token)
+
+    @cached_property
+    def generation_settings(self) -> Any:
+        """The checkpoint's own generation settings, as transformers reads them."""
+        from transformers import GenerationConfig as Settings
+
+        if (self.path / "generation_config.json").is_file():
+            return Settings.from_pretrained(self.path, local_files_only=True)
+        return Settings.from_model_config(self.model_config)
+
+
+class VllmExecution:
+    """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
+
+    def __init__(self, model: VllmModel) -> None:
+        self._model = model
+
+    @property
+    def whole_model_reason(self) -> str | None:
+        """Why the whole model runs instead of its body: it never does."""
+        return None
+
+    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+        """Return None: vLLM shares the prefixes of any sequences, in the order of a packed plan."""
+        return None
+
+    def run(self, work: PassWork) -> tuple[Arrays, int]:
+        """Run what an interrupted run has not finished; write the results down as they come.
+
+        Raises
+        ------
+        AlignmentError
+            The baseline was scored on other tokens.
+        UnsupportedError
+            vLLM does not load the model, or the baseline is a model in this process.
+        WorkerError
+            vLLM failed.
+        """
+        if isinstance(work.baseline, LoadedModel):
+            raise UnsupportedError("engine=vllm compares with a stored baseline, not with a model in this process")
+        if not work.plan.units:
+            return work.empty(), 0
+        process = self._model.process()
+        process.forget()  # a position that is cached has no state
+        body = VllmBody(work.plan, work.head_rows, process.states)
+        try:
+            return run_pass(work, ModelRunner(body, self._model.head), work.baseline)
+        finally:
+            body.clear()
+            if body.busy:  # the pass was interrupted
+                self._model.vllm.release()

@@ -1,0 +1,252 @@
+"""Client of the worker process in which vLLM holds one model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.vllm.vllm_environment import described, find_python, for_worker
+from mlflow_compress.errors import ConfigError, UnsupportedError, WorkerError
+from mlflow_compress.scoring.baseline_store.state_store import from_bytes
+from mlflow_compress.scoring.child_process import exit_reason
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+_LONGEST = 600  # characters of vLLM's reason in an error
+_SECONDS_TO_END = 20.0
+
+
+class VllmProcess:
+    """A model in vLLM, in a process of its own. Nothing of vLLM's is left when it ends.
+
+    Parameters
+    ----------
+    python : str
+        Python of vLLM's environment.
+    arguments : mapping
+        Arguments of `vllm.LLM`.
+
+    Raises
+    ------
+    UnsupportedError
+        vLLM does not load the model; the message holds vLLM's reason.
+    """
+
+    def __init__(self, python: str, arguments: Mapping[str, Any]) -> None:
+        self._model, self._lock = str(arguments["model"]), Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [python, str(WORKER)],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._errors,
+            env=for_worker(torch.get_num_threads()),
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which then ends that one
+        )
+        weakref.finalize(self, _end, self._process)
+        try:
+            self._ask(arguments)
+        except WorkerError as error:
+            raise UnsupportedError(f"vLLM does not load this checkpoint: {error.args[0]}", got=self._model) from None
+
+    def states(self, sequences: Sequence[npt.NDArray[Any]], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the inputs of the head at the rows of each sequence, in order, shape (k, hidden_size)."""
+        question = {"do": "states", "sequences": [ids.tolist() for ids in sequences], "rows": [list(r) for r in rows]}
+        said, raw = self._ask(question)
+        return from_bytes(np.frombuffer(raw, np.uint8), said["dtype"], tuple(said["shape"]))
+
+    def logprobs(self, sequences: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.float64]]:
+        """Return vLLM's own log-probability of every token of each sequence but the first."""
+        said, _ = self._ask({"do": "logprobs", "sequences": [ids.tolist() for ids in sequences]})
+        return [np.asarray(found, dtype=np.float64) for found in said["logprobs"]]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most: Sequence[int],
+        draws: Sequence[dict[str, Any] | None],
+        ends: Sequence[int],
+    ) -> list[list[int]]:
+        """Return the tokens that follow each prompt, up to and with an end token.
+
+        Parameters
+        ----------
+        prompts : sequence of sequences of int
+        most : sequence of int
+            Most tokens of each.
+        draws : sequence of dict or None
+            Per prompt `temperature`, `top_k`, `top_p` and the random numbers `u`, one per token; None is greedy.
+        ends : sequence of int
+            End tokens.
+        """
+        question = {"do": "generate", "prompts": [list(p) for p in prompts], "most": list(most), "draws": list(draws)}
+        said, _ = self._ask({**question, "ends": list(ends)})
+        return [list(tokens) for tokens in said["tokens"]]
+
+    def forget(self) -> None:
+        """Let vLLM forget all cached prefixes."""
+        self._ask({"do": "forget"})
+
+    def end(self) -> None:
+        """End the process, whatever it is doing, and those that vLLM has started for tensor parallelism."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own, see `start_new_session`
+        _end(self._process)
+
+    def _ask(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._lock:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # the answer gives the reason
+                self._process.stdin.write(json.dumps(question).encode() + b"\n")
+                self._process.stdin.flush()
+            try:
+                line = self._process.stdout.readline()
+                said: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
+                raw = self._process.stdout.read(said.get("n_bytes", 0))
+            except ValueError:  # the process was ended while it answered
+                said, raw = {"error": exit_reason(self._process, self._errors)}, b""
+        if len(raw) != said.get("n_bytes", 0):
+            said = {"error": exit_reason(self._process, self._errors)}
+        if "error" in said:
+            raise WorkerError(_shortened(said["error"]))
+        return said, raw
+
+
+def _shortened(reason: str) -> str:
+    """Return vLLM's reason on one line."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process by closing its input; one that does not end is killed."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    try:
+        process.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+OURS = (
+    "model",
+    "dtype",
+    "max_model_len",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "trust_remote_code",
+    "worker_extension_cls",
+    "logits_processors",
+)
+"""Arguments of `vllm.LLM` that this package sets."""
+
+_open: VllmEngine | None = None
+
+
+class VllmEngine:
+    """Starts vLLM for a model; the process of the model before it is ended, because memory may not hold two.
+
+    Parameters
+    ----------
+    python : str
+        Python of vLLM's environment.
+    settings : mapping of str to str
+        Further arguments of `vllm.LLM`, as a user types them.
+
+    Attributes
+    ----------
+    described : dict of str to str
+        What decides its numbers, besides the model: versions, device and settings.
+    """
+
+    def __init__(self, python: str, settings: Mapping[str, str]) -> None:
+        if taken := sorted(settings.keys() & set(OURS)):
+            raise ConfigError(
+                "Parameter 'vllm_args' sets what engine=vllm sets itself",
+                got=", ".join(taken),
+                fix="Leave them out; dtype and trust_remote_code are parameters of the command",
+            )
+        self._python = python
+        self._settings = {name: _typed(value) for name, value in settings.items()}
+        self._process: VllmProcess | None = None
+        self._arguments: dict[str, Any] = {}
+        self.described = {**described(python), "arguments": json.dumps(self._settings, sort_keys=True)}
+
+    def process(self, model: str, *, dtype: str, max_length: int, trust_remote_code: bool) -> tuple[VllmProcess, bool]:
+        """Return the process that holds a model, and whether it was started now."""
+        arguments = {
+            **self._settings,
+            "model": model,
+            "dtype": dtype,
+            "max_model_len": max_length + 1,
+            "enforce_eager": True,  # the hook on the model is not part of a compiled graph
+            "enable_prefix_caching": True,
+            "trust_remote_code": trust_remote_code,
+        }
+        if self._process is not None and arguments == self._arguments:
+            return self._process, False
+        self.release()
+        self._process, self._arguments = VllmProcess(self._python, arguments), arguments
+        return self._process, True
+
+    def release(self) -> None:
+        """End the process, and free its memory."""
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+
+
+@contextmanager
+def started(settings: EngineConfig) -> Iterator[VllmEngine]:
+    """Yield the vLLM of a command. Within a block of an outer call, yield that of the outer one.
+
+    Whichever block ends, no process of vLLM is left: compression may need the memory.
+
+    Raises
+    ------
+    MissingDependencyError
+        There is no environment with vLLM.
+    ConfigError
+        A setting of vLLM is not the user's to set.
+    """
+    global _open
+    outer = _open
+    engine = outer if outer is not None else VllmEngine(find_python(settings.vllm_python), settings.vllm_args)
+    _open = engine
+    try:
+        yield engine
+    finally:
+        engine.release()
+        _open = outer
+
+
+def current() -> VllmEngine:
+    """Return the vLLM of the innermost block of `started`."""
+    assert _open is not None, "engine=vllm is used outside of `started`"
+    return _open
+
+
+def _typed(value: str) -> Any:
+    """Return what a user has typed as the number, truth value or text that it is."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value

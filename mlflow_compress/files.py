@@ -1,0 +1,222 @@
+"""The project's one reader of YAML: strict, and with one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
+from pydantic import TypeAdapter, ValidationError
+
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a binary file that becomes `path` when the block ends without an error. Otherwise `path` is unchanged.
+
+    The content is written to ``<name>.partial`` in the same folder, synchronised to disk (fsync), and then renamed. The
+    partial file of a killed process is overwritten by the next writer. So two processes must not write the same path at
+    the same time.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written, for example because the disk is full.
+
+    Examples
+    --------
+    >>> with writing(Path("result.json")) as sink:  # doctest: +SKIP
+    ...     sink.write(b"{}")
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+        rename(partial, path)
+    except BaseException:  # an interrupt must not leave a partial file either
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a complete file atomically, see `writing`."""
+    with writing(path) as sink:
+        sink.write(data)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder, and wait until the new name is synchronised to disk.
+
+    `target` may be a file, which is replaced, or an empty folder.
+    """
+    source.replace(target)
+    if os.name == "posix":  # other systems cannot open a folder
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+_MOST_DIGITS = 300  # a longer integer fits into no float
+_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")  # of a pair, or alone
+
+
+def parse_json(text: str | bytes, *, source: object, error: type[MlflowCompressError] = DataError) -> Any:
+    """Return the value of a JSON text.
+
+    Besides what is no JSON, this refuses what Python's parser takes without a word, or fails on in its own way: a name
+    that an object has twice, of which the last would win; brackets that are nested too deeply; integers of more than
+    300 digits; bytes that are no UTF-8; and half of a surrogate pair, which no file can hold. NaN and Infinity are
+    read, because programs write them; whoever uses the value refuses them.
+
+    Parameters
+    ----------
+    text : str or bytes
+        The text.
+    source : object
+        Where it is from, for the error: a path, or a path and a line.
+    error : type
+        The error that is raised.
+
+    Raises
+    ------
+    MlflowCompressError
+        Of the type `error`, naming the source and what is wrong.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_each_once, parse_int=_integer)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except UnicodeEncodeError:
+        reason = "it holds half of a surrogate pair, which is no character"
+    except UnicodeDecodeError:
+        reason = "it is no UTF-8 text"
+    except ValueError as wrong:
+        reason = str(wrong)
+    else:
+        return value
+    raise error(f"{source}: not JSON that can be used ({reason})") from None
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Return whether brackets are nested more deeply than Python's parser takes, in a text that may be no JSON."""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
+def read_json(path: Path, *, error: type[MlflowCompressError] = DataError) -> Any:
+    """Return the value of a JSON file; one that cannot be read is an error of the given type, see `parse_json`."""
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as wrong:
+        reason = getattr(wrong, "strerror", None) or str(wrong)
+        raise error(f"{path}: the file cannot be read ({reason})") from wrong
+    return parse_json(data, source=path, error=error)
+
+
+def read_json_object(path: Path, *, error: type[MlflowCompressError] = DataError) -> dict[str, Any]:
+    """Return the object of a JSON file, by name; another value is an error of the given type too."""
+    value = read_json(path, error=error)
+    if not isinstance(value, dict):
+        raise error(f"{path}: not a JSON object", allowed='{"name": value}', got=type(value).__name__)
+    return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {twice[:60]!r} twice")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer has {len(digits):,} digits")
+    return int(digits)
+
+
+T = TypeVar("T")
+
+
+def read_typed(
+    path: Path,
+    kind: type[T],
+    *,
+    error: type[MlflowCompressError],
+    fix: str | None = None,
+    ignore: Collection[str] = (),
+) -> T:
+    """Return the object of a JSON file as a dataclass, whose fields all have their declared types.
+
+    `ignore` has names that the file has and the dataclass has not.
+
+    Raises
+    ------
+    MlflowCompressError
+        Of the type `error`: the file cannot be read, has a field too many or too few, or one of another type.
+    """
+    stored = {name: value for name, value in read_json_object(path, error=error).items() if name not in ignore}
+    hints = get_type_hints(kind)
+    wrong = sorted(stored.keys() - hints) or sorted(hints.keys() - stored)
+    if wrong:
+        raise error(f"{path.name} is broken: it lacks a field, or has an unknown one", got=wrong[0], fix=fix)
+    for name, hint in hints.items():
+        try:
+            TypeAdapter(hint).validate_python(stored[name], strict=True)
+        except ValidationError as invalid:
+            reason = invalid.errors(include_url=False)[0]["msg"]
+            raise error(f"{path.name} is broken: {name}: {reason}", got=str(path), fix=fix) from None
+    return kind(**stored)
+
+
+class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """The safe loader, which also refuses a name that is there twice; the last would win without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return the mapping of a node."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.MarkedYAMLError(
+                problem=f"the name {twice[0][:60]!r} is there twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, *, parameter: str) -> Any:
+    """Return the value of a YAML file, None if it is empty; `parameter` is the one that names the file.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is no YAML, has a name twice, or is nested too deeply.
+    """
+    try:
+        return yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=_OnceLoader)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        reason = f"{error.problem}{f', line {mark.line + 1}' if mark is not None else ''}"
+    except (OSError, ValueError, RuntimeError, OverflowError, TypeError, yaml.YAMLError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ConfigError(f"Parameter '{parameter}' names no YAML file that can be read: {reason}", got=str(path))

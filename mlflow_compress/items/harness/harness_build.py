@@ -1,0 +1,504 @@
+"""Turns the harness's task objects into ours, with the same prompts and continuations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress import demo
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.items.harness.harness_tasks import load
+from mlflow_compress.items.task import Answering, GroupAverages, HarnessMetric, Parts, Task, TaskSettings, limited
+from mlflow_compress.records import Items, Request, RunRecords
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a leaf task with its requests.
+
+    Attributes
+    ----------
+    item_id : str
+    doc : object
+        The harness's document.
+    instances : list
+        The harness's requests, by option.
+    """
+
+    item_id: str
+    doc: Any
+    instances: list[Any]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf task with its documents.
+
+    Attributes
+    ----------
+    name : str
+        The harness's name for it.
+    records : str
+        Task name in our records: the group's, if the group becomes one task; otherwise the leaf's own.
+    task : object
+        The harness's task.
+    documents : list of Document
+    kind : str
+        "options", "answer" or "rolling".
+    """
+
+    name: str
+    records: str
+    task: Any
+    documents: list[Document]
+    kind: str
+
+
+Messages = list[dict[str, str]]
+
+
+def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the chat arguments for a harness task's `fewshot_context` and `construct_requests`, if they are asked for.
+
+    Raises
+    ------
+    ConfigError
+        The tokenizer has no chat template.
+    """
+    if not settings.apply_chat_template:
+        return {}, {}
+    request = {"apply_chat_template": True, "chat_template": partial(render, _tokenizer(settings.model))}
+    context = {
+        **request,
+        "system_instruction": settings.system_prompt or None,
+        "fewshot_as_multiturn": settings.fewshot_as_multiturn,
+    }
+    return context, request
+
+
+def render(tokenizer: Any, chat_history: Messages, add_generation_prompt: bool = True) -> str:
+    """Return a conversation as text. Without a generation prompt, its last message is the beginning of the answer.
+
+    Raises
+    ------
+    CheckpointError
+        The template fails, for example on a system prompt. (The harness would drop the system prompt.)
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+    except (TemplateError, ValueError) as error:
+        raise CheckpointError(f"The tokenizer's chat template fails: {error}", got=chat_history[0]) from error
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(model: str) -> Any:
+    from transformers.models.auto import AutoTokenizer
+
+    path = str(demo.MODEL_DIR) if model == EMBEDDED else model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=model) from error
+    if not getattr(tokenizer, "chat_template", None):
+        fix = "Give a model that has one, or -P apply_chat_template=false"
+        raise ConfigError("The model's tokenizer has no chat template", got=model, fix=fix)
+    return tokenizer
+
+
+Responses = Mapping[str, list[Any]]  # by item id: one response per request, in the order of the document's instances
+
+
+def harness_metrics(
+    name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords
+) -> list[HarnessMetric]:
+    """Return every metric of the leaf tasks and of their groups, averaged as the harness does.
+
+    Parameters
+    ----------
+    name : str
+        Task name in the records.
+    leaves : sequence of Leaf
+        The harness's leaf tasks of this task.
+    groups : mapping of str to object
+        The harness's groups; empty for a single task.
+    records : RunRecords
+        Records of one model. A document with an option longer than the model's context is left out and counted. (The
+        harness's own backend raises an error there.)
+    """
+    found: list[HarnessMetric] = []
+    for leaf in leaves:
+        responses = _responses(name, leaf, records)
+        scored = [document for document in leaf.documents if document.item_id in responses]
+        if scored:
+            values = {"sample_len": len(scored), **_aggregated(leaf.task, _values(leaf, scored, responses))}
+            found += _listed(leaf.name, values, n_unscored=len(leaf.documents) - len(scored))
+    return found + group_averages(groups, found)
+
+
+def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
+    """Return the metrics of groups from those of their members, averaged over items or members by the harness's code.
+
+    Members without any scored item are left out.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    unscored: dict[str, int] = {}
+    for metric in members:
+        table.setdefault(metric.part, {"sample_len": metric.n})[f"{metric.metric},{metric.filter}"] = metric.value
+        unscored[metric.part] = metric.n_unscored
+    found: list[HarnessMetric] = []
+    for group in groups.values():
+        names = [task.task_name for task in group.get_all_tasks() if task.task_name in table]
+        if group.has_aggregation and names:
+            found += _listed(group.name, group.aggregate(table), n_unscored=sum(unscored[name] for name in names))
+    return found
+
+
+def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[HarnessMetric]:
+    """Return the metrics of one row of the harness's table of results, without its standard errors."""
+    found = []
+    for key, value in values.items():
+        metric, comma, kind = key.partition(",")
+        if comma and not metric.endswith("_stderr") and isinstance(value, int | float | np.number):
+            n = int(values["sample_len"])
+            found.append(
+                HarnessMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
+            )
+    return found
+
+
+def judge(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
+    """Return which answers are correct by the task's first filter and exact-match metric; None if it has neither."""
+    scored = [document for document in leaf.documents if document.item_id in answers]
+    responses = {item_id: [text] for item_id, text in answers.items()}
+    by_filter = _values(leaf, scored, responses)
+    first = next(iter(by_filter))
+    right: dict[str, bool | None] = {}
+    for document, values in zip(scored, by_filter[first], strict=True):
+        value = values.get("exact_match", next(iter(values.values()), None))
+        right[document.item_id] = (
+            bool(value) if isinstance(value, int | float | np.number) and value in (0, 1) else None
+        )
+    return right
+
+
+def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
+    """Return the responses of every document whose requests were all scored."""
+    if leaf.kind == "answer":
+        rows = records.generations.where(task=name, turn=0, sample=0).table.to_pylist() if records.generations else []
+        return {row["item_id"]: [row["text"]] for row in rows if row["text"] is not None}
+    if leaf.kind == "rolling":
+        return _rolling(name, leaf, records)
+    if records.option_scores is None:
+        return {}
+    columns = ("task", "item_id", "option", "loglik", "greedy")
+    wanted = records.option_scores.where(task=[name, f"{name}.unconditional"], permutation=0).table
+    scores = {
+        (task, item, option): (loglik, greedy)
+        for task, item, option, loglik, greedy in zip(*(wanted.column(c).to_pylist() for c in columns), strict=True)
+        if loglik is not None
+    }
+    found: dict[str, list[Any]] = {}
+    for document in leaf.documents:
+        keys = _keys(name, leaf, document)
+        if all(key in scores for key in keys):
+            found[document.item_id] = [scores[key] for key in keys]
+    return found
+
+
+def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int]]:
+    count = len(document.instances)
+    if leaf.task.OUTPUT_TYPE == "multiple_choice":
+        count = min(count, len(leaf.task.doc_to_choice(document.doc)))
+    return [
+        (name, document.item_id, i.idx) if i.idx < count else (f"{name}.unconditional", document.item_id, i.idx - count)
+        for i in document.instances
+    ]
+
+
+def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
+    """Return the log-likelihood of every document, summed over its windows, which are named "<number>.<part>"."""
+    if records.token_scores is None:
+        return {}
+    table = records.token_scores.where(task=name)
+    if not len(table):
+        return {}
+    number = np.asarray([int(item.split(".")[0]) for item in table.column("item_id")])
+    sums = -np.bincount(number, weights=table.column("nll"), minlength=len(leaf.documents))
+    return {document.item_id: [float(total)] for document, total in zip(leaf.documents, sums, strict=True)}
+
+
+def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the task's metrics per filter and document, from its filters and its `process_results`."""
+    instances = []
+    for document in scored:
+        for instance, response in zip(document.instances, responses[document.item_id], strict=True):
+            instance.resps = [response]
+            instance.filtered_resps = {}
+            instances.append(instance)
+    leaf.task._instances = instances
+    try:
+        leaf.task.apply_filters()
+        return {
+            kind: [
+                leaf.task.process_results(document.doc, [i.filtered_resps[kind] for i in document.instances])
+                for document in scored
+            ]
+            for kind in instances[0].filtered_resps
+        }
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot compute the metrics of task {leaf.name!r}: {error!r}") from error
+
+
+def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the value per "metric,filter", aggregated as in `lm_eval.evaluator`; by default the mean."""
+    found: dict[str, Any] = {}
+    for kind, rows in by_filter.items():
+        columns: dict[str, list[Any]] = defaultdict(list)
+        for row in rows:
+            for metric, value in row.items():
+                columns[metric].append(value)
+        for metric, values in columns.items():
+            aggregate = task.aggregation().get(metric, lambda v: sum(v) / len(v))
+            found[f"{metric},{kind}"] = aggregate(values)
+    return found
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
+DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
+
+
+@dataclass
+class _Rows:
+    """Items and requests of one task, collected over its leaf tasks."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    extra: list[Request] = field(default_factory=list)
+    extra_items: list[dict[str, Any]] = field(default_factory=list)
+
+
+def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tuple[str, ...] = ()) -> Parts:
+    """Return the tasks of a name of lm-evaluation-harness.
+
+    A group that the harness averages over its items (mmlu) becomes one task with a category per member. Of any other
+    group or tag, every member becomes a task, and the group's averages are computed from theirs.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A name is unknown, a data set is missing, or the harness cannot build a prompt.
+    UnsupportedError
+        The task samples its answers, needs images or sound, or runs generated code.
+    """
+    loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
+    is_one_task = name in loaded.groups and _averages_items(loaded.groups[name])
+    found = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
+    shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
+    if is_one_task and (len(shapes) > 1 or found[0].kind != "options"):
+        found = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in found]
+        is_one_task = False
+    if is_one_task:
+        return Parts(tasks=tuple(_tasks(name, found, loaded.groups)))
+    tasks = tuple(task for leaf in found for task in _tasks(leaf.name, [leaf], {}))
+    averaged = any(group.has_aggregation for group in loaded.groups.values())
+    averages = (GroupAverages(name=name, average=partial(group_averages, loaded.groups)),) if averaged else ()
+    return Parts(tasks=tasks, averages=averages)
+
+
+def _averages_items(group: Any) -> bool:
+    """Return whether the harness averages a group over its items, rather than over its members."""
+    return bool(group.has_aggregation) and all(metric.weight_by_size for metric in group.aggregate_metric_list)
+
+
+def _renamed(leaf: Leaf) -> list[Document]:
+    return [Document(d.item_id.rsplit(":", 1)[1], d.doc, d.instances) for d in leaf.documents]
+
+
+def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
+    """Return a leaf task with its sampled documents, whose prompts the harness builds."""
+    prefix = "" if records == name else f"{name}:"
+    in_context, in_request = chat_arguments(settings)
+    try:
+        docs = dict(task.doc_iterator(rank=0, limit=None, world_size=1))
+        rows = [{"category": name, "number": number} for number in docs]
+        documents = []
+        for row in limited(name, rows, settings):
+            number = row["number"]
+            doc = docs[number]
+            context = task.fewshot_context(
+                doc, num_fewshot=task.get_config("num_fewshot") or 0, **_gen_prefix(task, doc), **in_context
+            )
+            made = task.construct_requests(doc=doc, ctx=context, metadata=(name, number, 1), **in_request)
+            instances = sorted(made if isinstance(made, list) else [made], key=lambda instance: instance.idx)
+            documents.append(Document(f"{prefix}{number}", doc, instances))
+    except MlflowCompressError:
+        raise
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot build the prompts of task {name!r}: {error!r}") from error
+    if not documents:
+        raise DataError(f"Task {name!r} has no documents")
+    kinds = {instance.request_type for document in documents for instance in document.instances}
+    known = {"loglikelihood": "options", "generate_until": "answer", "loglikelihood_rolling": "rolling"}
+    if len(kinds) != 1 or not kinds <= known.keys():
+        raise UnsupportedError(f"Task {name!r} asks in a way that cannot be scored", allowed=known, got=sorted(kinds))
+    return Leaf(name, records, task, documents, known[kinds.pop()])
+
+
+def _gen_prefix(task: Any, doc: Any) -> dict[str, Any]:
+    """Return the argument `gen_prefix`, if it is needed. Old tasks, written as classes, do not accept it."""
+    prefix = task.doc_to_prefix(doc)
+    return {"gen_prefix": prefix} if prefix else {}
+
+
+def _choices(leaf: Leaf, document: Document) -> list[str]:
+    """Return a document's options, as the harness counts their characters."""
+    if leaf.task.OUTPUT_TYPE == "multiple_choice":
+        return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
+    return [instance.args[1].lstrip() for instance in document.instances]
+
+
+def _metrics(leaf: Leaf) -> set[str]:
+    return set(leaf.task.aggregation())
+
+
+def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
+    """Return the index of the correct option; None unless there is exactly one."""
+    task = leaf.task
+    gold = task.doc_to_text(document.doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(document.doc)
+    if isinstance(gold, list):
+        gold = gold[0] if len(gold) == 1 else None
+    if isinstance(gold, str):
+        gold = choices.index(gold) if gold in choices else None
+    return gold if isinstance(gold, int) and 0 <= gold < len(choices) else None
+
+
+def _family(leaf: Leaf) -> str:
+    """Return the item family of a leaf task; all of its documents have the same."""
+    if leaf.kind == "rolling":
+        return "rolling"
+    if leaf.kind == "answer":
+        return "exact"
+    if leaf.task.OUTPUT_TYPE == "loglikelihood" and all(len(d.instances) == 1 for d in leaf.documents):
+        return "last_word"
+    choices = [_choices(leaf, d) for d in leaf.documents]
+    if any(len(c) < 2 or _gold(leaf, d, c) is None for c, d in zip(choices, leaf.documents, strict=True)):
+        return "ungraded"
+    return "lettered" if all(c == list(LETTERS[: len(c)]) for c in choices) else "cloze"
+
+
+def _rule(leaf: Leaf) -> str:
+    """Return the prediction rule: length-normalised if the task reports acc_norm, as in the papers."""
+    family = _family(leaf)
+    if family in ("last_word", "exact"):
+        return {"last_word": "greedy", "exact": "exact_match"}[family]
+    return "loglik_per_char" if family == "cloze" and "acc_norm" in _metrics(leaf) else "loglik"
+
+
+def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
+    """Return the tasks of one or several leaf tasks: the task itself, and its options without context if needed."""
+    family, rule, rows = _family(found[0]), _rule(found[0]), _Rows()
+    for leaf in found:
+        for document in leaf.documents:
+            _add(rows, name, family, rule, leaf, document)
+    first = found[0]
+    answering, documents = None, ()
+    if first.kind == "answer":
+        answering = _answering(first)
+    elif first.kind == "rolling":
+        documents = tuple(document.instances[0].args[0] for document in first.documents)
+        rows = _Rows()
+    tasks = [
+        Task(
+            name=name,
+            family=family,
+            items=Items.from_rows(rows.items),
+            requests=tuple(rows.requests),
+            answering=answering,
+            documents=documents,
+            harness_metrics=partial(harness_metrics, name, tuple(found), groups),
+        )
+    ]
+    if rows.extra:
+        items = Items.from_rows(rows.extra_items)
+        tasks.append(Task(name=name + UNCONDITIONAL, family="ungraded", items=items, requests=tuple(rows.extra)))
+    return tasks
+
+
+def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: Document) -> None:
+    """Add the item and the requests of a document to `rows`."""
+    contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))
+    item: dict[str, Any] = {
+        "task": name,
+        "item_id": document.item_id,
+        "family": family,
+        "rule": rule,
+        "category": leaf.name if leaf.records != leaf.name else None,
+        "question": text if isinstance(text := leaf.task.doc_to_text(document.doc), str) else contexts[0],
+        "prompt": "\n".join(contexts),
+        "options": None,
+        "gold": None,
+        "answers": None,
+    }
+    if leaf.kind != "options":
+        rows.items.append(item)
+        return
+    choices = _choices(leaf, document)
+    gold = 0 if family == "last_word" else _gold(leaf, document, choices)
+    rows.items.append({**item, "options": choices, "gold": None if family == "ungraded" else gold})
+    for instance in document.instances:
+        conditional = instance.idx < len(choices)
+        option = instance.idx if conditional else instance.idx - len(choices)
+        context, continuation = instance.args[:2]
+        request = Request(
+            task=name if conditional else name + UNCONDITIONAL,
+            item_id=document.item_id,
+            permutation=0,
+            option=option,
+            content=option,
+            context=context,
+            continuation=continuation,
+            n_chars=len(choices[option]),
+            n_bytes=len(choices[option].encode()),
+        )
+        (rows.requests if conditional else rows.extra).append(request)
+    if len(document.instances) > len(choices):
+        alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
+        rows.extra_items.append({**alone, "options": choices})
+
+
+def _answering(leaf: Leaf) -> Answering:
+    """Return how a task's answers are generated and graded."""
+    until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
+    return Answering(until=until, max_new_tokens=length, judge=partial(judge, leaf))
+
+
+def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
+    """Return the stop sequences and the longest answer in tokens, from the settings of a harness request.
+
+    Raises
+    ------
+    UnsupportedError
+        The task samples its answers.
+    """
+    if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
+        raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")
+    until = given.get("until") or ()
+    lengths = (given.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
+    ends = (until,) if isinstance(until, str) else tuple(end for end in until if end)
+    return ends, int(next((length for length in lengths if length is not None), DEFAULT_TOKENS))

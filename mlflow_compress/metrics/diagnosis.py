@@ -1,0 +1,457 @@
+"""Classes of tokens by their text: where words begin, digits, punctuation, rare tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.kl_by_position import position_names
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio, studentized_interval
+from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
+
+
+@dataclass(frozen=True)
+class SwapTable:
+    """Distances of n swaps at the same m tokens.
+
+    Attributes
+    ----------
+    swaps : tuple of str
+    kl : ndarray, shape (n, m)
+    top : ndarray of int, shape (n, m)
+        Most probable token after each swap.
+    same_top : ndarray of bool, shape (n, m)
+        Whether it is the baseline's.
+    text, position : ndarray of int, shape (m,)
+        Index of the token's text in `texts`, and the token's index in it.
+    texts : tuple of (str, str)
+        Corpus and id of each text.
+    """
+
+    swaps: tuple[str, ...]
+    kl: Float
+    top: Int
+    same_top: Bool
+    text: Int
+    position: Int
+    texts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, records: SwapDistances) -> SwapTable:
+        """Return the table of records.
+
+        Raises
+        ------
+        DataError
+            There are no records.
+        AlignmentError
+            Two swaps were measured on other tokens.
+        """
+        if not len(records):
+            raise DataError("There are no distances of swaps")
+        names = records.column("swap")
+        swaps = tuple(dict.fromkeys(names.tolist()))
+        keys = [f"{task}\n{item}" for task, item in zip(records.column("task"), records.column("item_id"), strict=True)]
+        found, codes = np.unique(np.asarray(keys, dtype=object), return_inverse=True)
+        place = records.column("position").astype(np.int64)
+        rows = [np.flatnonzero(names == swap) for swap in swaps]
+        if any(
+            len(r) != len(rows[0]) or (codes[r] != codes[rows[0]]).any() or (place[r] != place[rows[0]]).any()
+            for r in rows
+        ):
+            raise AlignmentError("Two swaps were measured on other tokens", fix="Measure them together")
+        index = np.stack(rows)
+        texts = tuple((task, item) for task, _, item in (str(key).partition("\n") for key in found))
+        kl, top, same = (records.column(name)[index] for name in ("kl", "top", "same_top"))
+        return cls(
+            swaps, kl.astype(float), top.astype(np.int64), same.astype(bool), codes[rows[0]], place[rows[0]], texts
+        )
+
+    def of_swap(self, swap: str) -> Float:
+        """Return the KL of one swap at every token, shape (m,)."""
+        return np.asarray(self.kl[self.swaps.index(swap)])
+
+    def sums(self, values: Float, rows: Bool | None = None) -> Float:
+        """Return the sum of values, shape (m,) or (m, k), of each text, and its number of tokens as the last column."""
+        chosen = np.ones(len(self.text), dtype=bool) if rows is None else rows
+        return cluster_sums(values[chosen], self.text[chosen])
+
+    def mean(self, swap: str, name: str, *, rows: Bool | None = None, category: str | None = None) -> MetricResult:
+        """Return the mean KL of a swap over tokens, with the studentised bootstrap's interval over whole texts."""
+        kl = self.of_swap(swap)
+        sums = self.sums(kl, rows)
+        interval = studentized_interval(sums[:, 0], sums[:, 1])
+        low, high = interval if interval is not None else (None, None)
+        value = float(sums[:, 0].sum() / sums[:, 1].sum())
+        return MetricResult(name, value, low, high, n=int(sums[:, -1].sum()), category=category)
+
+
+def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Sequence[str]) -> MetricResult | None:
+    """Return the summed KL of some swaps over that of others, with the bootstrap's interval over whole texts.
+
+    Both are on the same texts, which are drawn together.
+
+    Returns
+    -------
+    MetricResult or None
+        None where the KL below is 0: then the ratio does not exist.
+    """
+    columns = np.column_stack([sum(table.of_swap(swap) for swap in side) for side in (above, below)])
+    sums = table.sums(columns)
+    if sums[:, 1].sum() == 0:
+        return None
+    value = float(sums[:, 0].sum() / sums[:, 1].sum())
+    interval = bootstrap(sums[:, :2], ratio)
+    low, high = interval if interval is not None else (None, None)
+    return MetricResult(name, value, low, high, n=len(table.text))
+
+
+KL, DIRECTION, ADDITIVITY = "diagnose/kl", "diagnose/against_noise", "diagnose/additivity"
+
+
+class NamedGroup(Protocol):
+    """Interface of a group of weights."""
+
+    @property
+    def name(self) -> str:
+        """Of the group, and of its swap."""
+
+    @property
+    def kind(self) -> str:
+        """Which matrices."""
+
+    @property
+    def layer(self) -> int | None:
+        """Number of the decoder layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMove:
+    """How far the baseline moves when one group of weights is the variant's.
+
+    Attributes
+    ----------
+    name, kind : str
+    layer : int or None
+    kl : MetricResult
+        Mean KL per token, with its interval over texts.
+    share : float or None
+        Of the sum of all groups' KL; None where that is 0.
+    top_changed : float
+        Share of the tokens whose most probable token changes.
+    noise_kl : MetricResult or None
+        The same of Gaussian noise of the same Frobenius norm on the same matrices.
+    against_noise : MetricResult or None
+        KL over that of the noise. Above 1 the change points where it hurts; below 1 it is smaller than its size.
+    no_noise : str or None
+        Why there is no such control; None where there is one.
+    """
+
+    name: str
+    kind: str
+    layer: int | None
+    kl: MetricResult
+    share: float | None
+    top_changed: float
+    noise_kl: MetricResult | None = None
+    against_noise: MetricResult | None = None
+    no_noise: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsFound:
+    """All groups of a variant, and what they are together.
+
+    Attributes
+    ----------
+    groups : tuple of GroupMove
+        In the model's order.
+    n_texts : int
+        Texts on which they were measured.
+    whole, together : MetricResult
+        Mean KL of the variant itself, and of the baseline with all groups swapped: equal within rounding.
+    no_swap : float
+        Largest KL without any swap: 0.
+    sum_of_parts : float
+        Sum of the groups' mean KL.
+    additivity : MetricResult or None
+        `together` over `sum_of_parts`, with the paired bootstrap's interval over texts; None where the sum is 0.
+    noise_ratio : MetricResult or None
+        Sum of the groups' KL over the sum of their noise controls', of the groups that have one.
+    """
+
+    groups: tuple[GroupMove, ...]
+    n_texts: int
+    whole: MetricResult
+    together: MetricResult
+    no_swap: float
+    sum_of_parts: float
+    additivity: MetricResult | None
+    noise_ratio: MetricResult | None
+
+    @property
+    def largest(self) -> GroupMove:
+        """The group that moves most."""
+        return max(self.groups, key=lambda group: group.kl.value)
+
+
+def summarize_groups(
+    table: SwapTable,
+    groups: Sequence[NamedGroup],
+    noise: Mapping[str, str],
+    no_noise: Mapping[str, str],
+    *,
+    whole: str,
+    together: str,
+    no_swap: str,
+) -> GroupsFound:
+    """Return what the distances of all groups say.
+
+    Parameters
+    ----------
+    table : SwapTable
+    groups : sequence
+        Their names are names of swaps.
+    noise : mapping of str to str
+        By group, the swap that is its noise control.
+    no_noise : mapping of str to str
+        By group, why it has none.
+    whole, together, no_swap : str
+        Swaps of the whole variant, of all groups at once, and of nothing.
+    """
+    means = {group.name: table.mean(group.name, KL) for group in groups}
+    total = sum(mean.value for mean in means.values())
+    moves = []
+    for group in groups:
+        control = noise.get(group.name)
+        row = table.swaps.index(group.name)
+        moves.append(
+            GroupMove(
+                name=group.name,
+                kind=group.kind,
+                layer=group.layer,
+                kl=means[group.name],
+                share=means[group.name].value / total if total else None,
+                top_changed=float((~table.same_top[row]).mean()),
+                noise_kl=table.mean(control, KL) if control else None,
+                against_noise=paired_ratio(table, DIRECTION, [group.name], [control]) if control else None,
+                no_noise=no_noise.get(group.name),
+            )
+        )
+    names = [group.name for group in groups]
+    with_noise = [name for name in names if name in noise]
+    return GroupsFound(
+        groups=tuple(moves),
+        n_texts=len(table.texts),
+        whole=table.mean(whole, KL),
+        together=table.mean(together, KL),
+        no_swap=float(table.of_swap(no_swap).max()),
+        sum_of_parts=total,
+        additivity=paired_ratio(table, ADDITIVITY, [together], names),
+        noise_ratio=paired_ratio(table, DIRECTION, with_noise, [noise[n] for n in with_noise]) if with_noise else None,
+    )
+
+
+def by_position(table: SwapTable, swap: str) -> tuple[MetricResult, ...]:
+    """Return the mean KL by the number of tokens before the predicted one: 1, 2-3, 4-7, ..."""
+    names = position_names(int(table.position.max()))
+    bucket = np.frexp(table.position.astype(float))[1] - 1  # floor(log2(position))
+    return tuple(_parts(table, swap, {name: bucket == number for number, name in enumerate(names)}))
+
+
+def by_class(table: SwapTable, swap: str, rows: Mapping[str, Bool]) -> tuple[MetricResult, ...]:
+    """Return the mean KL of each class of predicted tokens, see `token_classes.class_rows`."""
+    return tuple(_parts(table, swap, rows))
+
+
+def _parts(table: SwapTable, swap: str, rows: Mapping[str, Bool]) -> Iterator[MetricResult]:
+    for name, chosen in rows.items():
+        if chosen.any():
+            yield table.mean(swap, KL, rows=chosen, category=name)
+
+
+def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult, ...]:
+    """Return the mean KL of the items of each task and category, largest first.
+
+    Of an item it is the mean over its options in the original order, as in equation 1 of the flips paper; items without
+    a distance (an option alone is longer than the context) are counted as unscored.
+    """
+    first = distances.where(permutation=0)
+    keys = list(zip(first.column("task"), first.column("item_id"), strict=True))
+    of_item: dict[tuple[str, str], list[float]] = {}
+    for key, kl in zip(keys, first.column("kl").tolist(), strict=True):
+        of_item.setdefault(key, []).append(kl)
+    groups: dict[tuple[str, str | None], list[float]] = {}
+    columns = (items.table.column(name).to_pylist() for name in ("task", "item_id", "category"))
+    for task, item_id, category in zip(*columns, strict=True):
+        if (task, item_id) in of_item:
+            groups.setdefault((task, category), []).append(float(np.mean(of_item[task, item_id])))
+    found = []
+    for (task, category), values in groups.items():
+        scored = np.asarray([value for value in values if np.isfinite(value)])
+        if not len(scored):
+            continue
+        interval = studentized_interval(scored)
+        low, high = interval if interval is not None else (None, None)
+        n, missing = len(scored), len(values) - len(scored)
+        found.append(
+            MetricResult(KL, float(scored.mean()), low, high, n=n, n_unscored=missing, task=task, category=category)
+        )
+    return tuple(sorted(found, key=lambda result: -result.value))
+
+
+MOST_TEXTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedText:
+    """One text of a corpus.
+
+    Attributes
+    ----------
+    task, item_id : str
+        Corpus, and the text's id in it.
+    kl : float
+        Mean KL per token in nats.
+    n : int
+        Scored tokens.
+    changed : int
+        Tokens at which the most probable token is another.
+    first_change : int or None
+        Index in the text of the first of them; None where there is none.
+    baseline_top, variant_top : int or None
+        The most probable tokens there.
+    """
+
+    task: str
+    item_id: str
+    kl: float
+    n: int
+    changed: int
+    first_change: int | None = None
+    baseline_top: int | None = None
+    variant_top: int | None = None
+
+
+def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXTS) -> list[MovedText]:
+    """Return the texts with the highest mean KL of a swap, highest first; at a tie in the order of the records."""
+    kl, same = table.of_swap(swap), table.same_top[table.swaps.index(swap)]
+    top, base = (table.top[table.swaps.index(name)] for name in (swap, no_swap))
+    found = []
+    for code, (task, item_id) in enumerate(table.texts):
+        rows = np.flatnonzero(table.text == code)
+        rows = rows[np.argsort(table.position[rows], kind="stable")]
+        other = rows[~same[rows]]
+        about = {"task": task, "item_id": item_id, "kl": float(kl[rows].mean()), "n": len(rows), "changed": len(other)}
+        if len(other):
+            row = other[0]
+            about |= {
+                "first_change": int(table.position[row]),
+                "baseline_top": int(base[row]),
+                "variant_top": int(top[row]),
+            }
+        found.append(MovedText(**about))  # type: ignore[arg-type]
+    return sorted(found, key=lambda text: -text.kl)[:most]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownText:
+    """A text that moved, with the words around the token at which the most probable token first changes.
+
+    Attributes
+    ----------
+    moved : MovedText
+    begins : str
+        How the text begins.
+    context : str or None
+        What comes right before that token; None where nothing changes.
+    actual, baseline, variant : str or None
+        The token that the text has there, and the most probable ones of both models.
+    """
+
+    moved: MovedText
+    begins: str
+    context: str | None = None
+    actual: str | None = None
+    baseline: str | None = None
+    variant: str | None = None
+
+
+FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER = (
+    "first token of a word",
+    "inside a word",
+    "digits",
+    "punctuation",
+    "white space",
+    "other",
+)
+RARE = "rare tokens"
+RARE_SHARE = 0.1
+
+
+def token_class(text: str, before: str) -> str:
+    """Return the class of a token. Every token has exactly one.
+
+    - "digits": its text has a digit.
+    - "first token of a word": it has a letter, and the character before its first letter is no letter (a space or a
+      sign, in the token or at the end of the text before it).
+    - "inside a word": it begins with a letter that goes on with the word before it.
+    - "punctuation": it has neither letter nor digit, but a character that is no white space.
+    - "white space": it has nothing else.
+    - "other": it has no text of its own (a special token, a part of a character).
+
+    Parameters
+    ----------
+    text : str
+        The token's own text, with its leading space.
+    before : str
+        What comes before it, of which the last character counts.
+
+    Examples
+    --------
+    >>> [token_class(text, before) for text, before in [(" mill", "the"), ("er", " mill"), (" 12", "in"), (",", "er")]]
+    ['first token of a word', 'inside a word', 'digits', 'punctuation']
+    """
+    if not text or "\N{REPLACEMENT CHARACTER}" in text:
+        return OTHER
+    if any(character.isdigit() for character in text):
+        return DIGITS
+    first = next((place for place, character in enumerate(text) if character.isalpha()), None)
+    if first is not None:
+        previous = text[first - 1] if first else before[-1:]
+        return INSIDE if previous.isalpha() else FIRST
+    return PUNCTUATION if text.strip() else SPACE
+
+
+def rare_tokens(tokens: npt.NDArray[np.int64], share: float = RARE_SHARE) -> Bool:
+    """Return which tokens are rare in this text itself, shape (n,).
+
+    The distinct tokens are ordered by how often they occur. Rare are those that occur at most k times, with the largest
+    k for which they are together at most `share` of the text; at least those that occur once.
+
+    Examples
+    --------
+    >>> rare_tokens(np.array([7] * 15 + [8] * 3 + [9, 5])).sum()
+    2
+    """
+    _, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    most = 1
+    for k in np.unique(counts):
+        if counts[counts <= k].sum() <= share * len(tokens):
+            most = max(most, int(k))
+    return np.asarray((counts <= most)[place])
+
+
+def class_rows(texts: Sequence[str], before: Sequence[str], tokens: npt.NDArray[np.int64]) -> dict[str, Bool]:
+    """Return which tokens are in each class that occurs. "rare tokens" overlaps with the others."""
+    found = np.asarray([token_class(text, previous) for text, previous in zip(texts, before, strict=True)])
+    names = [name for name in (FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER) if (found == name).any()]
+    rows = {name: found == name for name in names}
+    rare = rare_tokens(tokens)
+    return {**rows, RARE: rare} if rare.any() else rows

@@ -1,0 +1,341 @@
+"""How often a judge votes as people do, on pairs of answers of many models (FastChat's `compute_agreement.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.core.metric_inputs import MetricSettings
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, ratio
+from mlflow_compress.metrics.stats.intervals import Interval
+from mlflow_compress.records import MetricResult
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One comparison of two answers.
+
+    Attributes
+    ----------
+    question : str
+        What both answer. Comparisons of one question depend on each other.
+    category : str
+        The question's category; "" for none.
+    adds : mapping of str to float, or None
+        What it adds to the share of each name; None without a verdict. A share counts the comparisons that name it.
+    """
+
+    question: str
+    category: str
+    adds: Mapping[str, float] | None
+
+
+def won_and_lost(value: float) -> dict[str, float]:
+    """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie.
+
+    Examples
+    --------
+    >>> won_and_lost(0.5)
+    {'win_rate': 0.5, 'wins': 0.0, 'losses': 0.0}
+    """
+    return {"win_rate": value, "wins": float(value == 1.0), "losses": float(value == 0.0)}
+
+
+def preference_shares(
+    preferences: Iterable[Preference], settings: MetricSettings, *, prefix: str
+) -> list[MetricResult]:
+    """Return the share of each name over all comparisons, then by category; bootstrap over questions.
+
+    Parameters
+    ----------
+    preferences : iterable of Preference
+    settings : MetricSettings
+        Level, resamples and seed.
+    prefix : str
+        Put before each name: "judge/".
+    """
+    given = list(preferences)
+    questions = sorted({one.question for one in given})
+    place = {question: i for i, question in enumerate(questions)}
+    category = np.full(len(questions), "", dtype=object)
+    # Per question: sum and count of each share, and the number of comparisons without a verdict.
+    names = dict.fromkeys(name for one in given for name in one.adds or ())
+    sums = {name: np.zeros((len(questions), 2)) for name in names}
+    unscored = np.zeros(len(questions), dtype=np.int64)
+    for one in given:
+        row = place[one.question]
+        category[row] = one.category
+        unscored[row] += one.adds is None
+        for name, value in (one.adds or {}).items():
+            sums[name][row] += (value, 1)
+    results = []
+    s = settings
+    for part in [None, *sorted({c for c in category if c})]:
+        rows = np.arange(len(questions)) if part is None else np.flatnonzero(category == part)
+        for name, columns in sums.items():
+            total, n = columns[rows].sum(axis=0)
+            if n == 0:
+                continue
+            interval = bootstrap(
+                columns[rows], ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
+            )
+            low, high = (None, None) if interval is None else interval
+            counted = {"level": s.level, "n": int(n), "n_unscored": int(unscored[rows].sum()), "category": part}
+            results.append(MetricResult(name=prefix + name, value=float(total / n), low=low, high=high, **counted))
+    return results
+
+
+Ratings = Mapping[Hashable, float]
+"""A rater's ratings, by what was rated."""
+
+QuestionOf = Callable[[Any], Hashable]
+"""From what was rated to the question that it answers. Ratings of one question depend on each other."""
+
+
+def rater_agreement(
+    ratings: Mapping[str, Ratings], question: QuestionOf, settings: MetricSettings, *, kappa: str, alpha: str
+) -> list[MetricResult]:
+    """Return kappa and alpha of every pair of raters, and of all of them; what is undefined is left out.
+
+    Both are undefined where all ratings are one and the same. Kappa of all is the mean over the pairs. The result of a
+    pair has "<one> and <other>" as its task. Intervals: bootstrap over questions.
+
+    Parameters
+    ----------
+    ratings : mapping of str to Ratings
+        By rater.
+    question : callable
+        The question of what was rated.
+    settings : MetricSettings
+        Level, resamples and seed.
+    kappa, alpha : str
+        Names of the results.
+    """
+    kappas, alphas, columns = [], [], []
+    questions = sorted({question(key) for given in ratings.values() for key in given}, key=str)
+    for one, other in combinations(sorted(ratings), 2):
+        two = {one: ratings[one], other: ratings[other]}
+        shared = sorted(ratings[one].keys() & ratings[other].keys(), key=str)
+        n, pair = len(shared), f"{one} and {other}"
+        value = cohen_kappa([ratings[one][k] for k in shared], [ratings[other][k] for k in shared])
+        if value is not None:
+            columns.append(_kappa_columns(two, shared, question, questions))
+            kappas.append(_result(kappa, value, n, _interval(columns[-1], _kappa, settings), settings, task=pair))
+        value = krippendorff_alpha(two)
+        if value is not None:
+            alphas.append(_result(alpha, value, n, _alpha_interval(two, question, settings), settings, task=pair))
+    value = krippendorff_alpha(ratings)
+    if value is not None:
+        interval = _alpha_interval(ratings, question, settings)
+        alphas.append(_result(alpha, value, len(_rated_twice(ratings)), interval, settings))
+    if kappas:
+        mean, n = float(np.mean([result.value for result in kappas])), min(result.n for result in kappas)
+        kappas.append(_result(kappa, mean, n, _interval(np.hstack(columns), _mean_kappa, settings), settings))
+    return kappas + alphas
+
+
+def _result(
+    name: str, value: float, n: int, interval: Interval | None, settings: MetricSettings, *, task: str | None = None
+) -> MetricResult:
+    low, high = (None, None) if interval is None else interval
+    return MetricResult(name=name, value=value, low=low, high=high, level=settings.level, n=n, task=task)
+
+
+def cohen_kappa(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return Cohen's kappa of two raters, weighted by the square of the difference; None where it is undefined."""
+    from statsmodels.stats.inter_rater import cohens_kappa
+
+    values, codes = np.unique([*one, *other], return_inverse=True)
+    if len(values) < 2:
+        return None
+    table = np.zeros((len(values), len(values)))
+    np.add.at(table, (codes[: len(one)], codes[len(one) :]), 1)
+    return float(cohens_kappa(table, weights=values, wt="quadratic", return_results=False))
+
+
+def krippendorff_alpha(ratings: Mapping[str, Ratings]) -> float | None:
+    """Return Krippendorff's alpha on the interval scale; None where it is undefined. Missing ratings are left out."""
+    from nltk.metrics.agreement import AnnotationTask
+    from nltk.metrics.distance import interval_distance
+
+    rows = [
+        (rater, unit, given[unit])
+        for unit in _rated_twice(ratings)
+        for rater, given in ratings.items()
+        if unit in given
+    ]
+    if len({value for *_, value in rows}) < 2:
+        return None
+    return float(AnnotationTask(data=rows, distance=interval_distance).alpha())
+
+
+def _rated_twice(ratings: Mapping[str, Ratings]) -> list[Hashable]:
+    """Return what two raters or more have rated."""
+    every = sorted(set().union(*ratings.values()), key=str)
+    return [unit for unit in every if sum(unit in given for given in ratings.values()) > 1]
+
+
+def _interval(columns: Float, statistic: Statistic, settings: MetricSettings) -> Interval | None:
+    s = settings
+    return bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+
+
+def _kappa_columns(
+    two: Mapping[str, Ratings], shared: Sequence[Hashable], question: QuestionOf, questions: Sequence[Hashable]
+) -> Float:
+    """Return, for each question, the sums that kappa is made of: number, x, y, x^2 + y^2 and (x - y)^2."""
+    row = {name: i for i, name in enumerate(questions)}
+    columns = np.zeros((len(questions), 5))
+    one, other = two.values()
+    for key in shared:
+        x, y = one[key], other[key]
+        columns[row[question(key)]] += (1, x, y, x * x + y * y, (x - y) ** 2)
+    return columns
+
+
+def _kappa(means: Float) -> Float:
+    """Return quadratically weighted kappa: 1 - E(x - y)^2 / E(x - y')^2, where y' is drawn on its own."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n, x, y, squares, apart = np.moveaxis(means, -1, 0)
+        expected = squares / n - 2 * (x / n) * (y / n)
+        return np.asarray(1 - (apart / n) / expected, dtype=np.float64)
+
+
+def _mean_kappa(means: Float) -> Float:
+    """Return the mean of the kappas of several pairs, five columns each."""
+    pairs = [_kappa(means[..., start : start + 5]) for start in range(0, means.shape[-1], 5)]
+    return np.asarray(np.mean(pairs, axis=0), dtype=np.float64)
+
+
+def _alpha_interval(ratings: Mapping[str, Ratings], question: QuestionOf, settings: MetricSettings) -> Interval | None:
+    """Return alpha's interval: bootstrap over the questions with ratings by two raters or more."""
+    twice = _rated_twice(ratings)
+    row = {name: i for i, name in enumerate(dict.fromkeys(question(unit) for unit in twice))}
+    columns = np.zeros((len(row), 4))  # number, x, x^2, and the differences within a unit
+    for unit in twice:
+        x = np.array([given[unit] for given in ratings.values() if unit in given])
+        within = 2 * (len(x) * (x**2).sum() - x.sum() ** 2) / (len(x) - 1)
+        columns[row[question(unit)]] += (len(x), x.sum(), (x**2).sum(), within)
+    n_questions = len(row)
+
+    def alpha(means: Float) -> Float:
+        """Return 1 - D_o / D_e with the squared difference as distance (Krippendorff 2011)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            n, x, squares, within = np.moveaxis(n_questions * means, -1, 0)
+            expected = 2 * (n * squares - x**2) / (n * (n - 1))
+            return np.asarray(1 - within / n / expected, dtype=np.float64)
+
+    return _interval(columns, alpha, settings)
+
+
+Winner = Literal["one", "other", "tie"]
+Pair = tuple[str, int, str, str]
+"""Question, turn (0 or 1), and the two models in alphabetical order."""
+
+_WINNERS: Mapping[str, Winner] = {"model_a": "one", "model_b": "other"}
+_SWAPPED: Mapping[Winner, Winner] = {"one": "other", "other": "one", "tie": "tie"}
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Which of two models' answers somebody prefers. `winner` is "one" for the first in alphabetical order."""
+
+    pair: Pair
+    winner: Winner
+
+
+def read_vote(row: Mapping[str, Any], where: str) -> Vote:
+    """Return the vote in a row of FastChat's published votes: question_id, model_a, model_b, winner, turn (1 or 2).
+
+    A `winner` with "tie" in it is a tie, also "tie (inconsistent)" and "tie (bothbad)". Any other row is a `DataError`
+    that names `where`.
+    """
+    try:
+        question, turn = str(row["question_id"]), row["turn"]
+        a, b, said = row["model_a"], row["model_b"], row["winner"]
+    except KeyError as error:
+        raise DataError(f"{where}: a vote needs question_id, model_a, model_b, winner and turn") from error
+    if turn not in (1, 2) or not all(isinstance(text, str) for text in (a, b, said)) or a == b:
+        raise DataError(f"{where}: this is no vote on two models' answers in turn 1 or 2", got=f"turn {turn}, {a}, {b}")
+    winner = "tie" if "tie" in said else _WINNERS.get(said)
+    if winner is None:
+        raise DataError(f"{where}: unknown winner", allowed=[*_WINNERS, "tie"], got=said)
+    one, other = sorted((a, b))
+    return Vote((question, turn - 1, one, other), winner if a == one else _SWAPPED[winner])
+
+
+def vote_agreement(judge: Iterable[Vote], people: Iterable[Vote], settings: MetricSettings) -> list[MetricResult]:
+    """Return the share of people's votes that are the judge's too, by turn, with and without ties.
+
+    Without ties, pairs that the judge calls a tie and votes that are ties are left out. `task` is "turn 1, with ties"
+    and so on; bootstrap over questions.
+
+    Parameters
+    ----------
+    judge : iterable of Vote
+        At most one on each pair.
+    people : iterable of Vote
+        Any number on each pair. Each vote on a pair that the judge has one on counts.
+
+    Raises
+    ------
+    DataError
+        The judge has two different votes on one pair.
+
+    References
+    ----------
+    FastChat, ``fastchat/llm_judge/compute_agreement.py``, "gpt4-pair" against "human"; Zheng et al., arXiv 2306.05685,
+    table 5.
+    """
+    by_pair: dict[Pair, Winner] = {}
+    for vote in judge:
+        if by_pair.setdefault(vote.pair, vote.winner) != vote.winner:
+            raise DataError("The judge has two different votes on one pair", got=vote.pair)
+    compared = [(vote.pair, by_pair[vote.pair], vote.winner) for vote in people if vote.pair in by_pair]
+    return _by_turn("votes/agreement", compared, settings)
+
+
+def agreement_of_people(people: Iterable[Vote], settings: MetricSettings) -> list[MetricResult]:
+    """Return the share of equal votes among all pairs of two people's votes on the same answers, as `vote_agreement`.
+
+    This is what a judge's agreement is compared with: FastChat's "human" against "human".
+    """
+    by_pair: dict[Pair, list[Winner]] = {}
+    for vote in people:
+        by_pair.setdefault(vote.pair, []).append(vote.winner)
+    compared = [
+        (pair, votes[i], votes[j]) for pair, votes in by_pair.items() for j in range(len(votes)) for i in range(j)
+    ]
+    return _by_turn("votes/agreement_of_people", compared, settings)
+
+
+def _by_turn(
+    name: str, compared: Sequence[tuple[Pair, Winner, Winner]], settings: MetricSettings
+) -> list[MetricResult]:
+    results = []
+    for turn in (0, 1):
+        for ties in (True, False):
+            equal: dict[str, list[int]] = {}
+            for pair, left, right in compared:
+                if pair[1] == turn and (ties or "tie" not in (left, right)):
+                    sums = equal.setdefault(pair[0], [0, 0])
+                    sums[0] += left == right
+                    sums[1] += 1
+            if not equal:
+                continue
+            columns = np.array([equal[question] for question in sorted(equal)], dtype=np.float64)
+            s = settings
+            interval = bootstrap(columns, ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            low, high = (None, None) if interval is None else interval
+            agree, n = columns.sum(axis=0)
+            task = f"turn {turn + 1}, {'with' if ties else 'without'} ties"
+            results.append(
+                MetricResult(name=name, value=float(agree / n), low=low, high=high, level=s.level, n=int(n), task=task)
+            )
+    return results

@@ -1,1 +1,0 @@
-"""What people and judges say of answers: preferences, and how far raters agree."""

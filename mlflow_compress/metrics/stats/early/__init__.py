@@ -1,1 +1,0 @@
-"""Deciding early: bets against claims, and several claims with one error level."""

@@ -1,0 +1,315 @@
+"""What became of the judgments, and what they cost: for report, note and terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.files import parse_json
+from mlflow_compress.metrics.judge_scores import by_judge_model
+from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.reporting.templates import TEMPLATES
+
+_WORD = re.compile(r"\s*\S{1,40}|\s+")
+_LONGEST_WORD = 20  # characters by which the mark may begin before the difference
+_SHARED_SHOWN, _REST_SHOWN = 300, 1200  # characters of a text that are not folded
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A text in five parts, which together are the text.
+
+    Attributes
+    ----------
+    folded_start, shared : str
+        What both texts begin with; a long beginning is folded but for its end.
+    mark : str
+        The first word that differs; empty where the text ends there, or where both are the same.
+    rest, folded_rest : str
+        What follows; the end of a long text is folded.
+    ends : bool
+        Whether this text ends where the other one goes on.
+    """
+
+    folded_start: str
+    shared: str
+    mark: str
+    rest: str
+    folded_rest: str
+    ends: bool = False
+
+
+def first_difference(one: str, other: str) -> int | None:
+    """Return the index of the first character that differs; None if the texts are the same.
+
+    Examples
+    --------
+    >>> first_difference("a dog", "a cat")
+    2
+    """
+    if one == other:
+        return None
+    both = zip(one, other, strict=False)
+    return next((at for at, (left, right) in enumerate(both) if left != right), min(len(one), len(other)))
+
+
+def marked(one: str, other: str) -> tuple[MarkedText, MarkedText]:
+    """Return both texts with the first word that differs marked.
+
+    Examples
+    --------
+    >>> [text.mark for text in marked("It is a good dog.", "It is a goat.")]
+    ['good', 'goat.']
+    """
+    at = first_difference(one, other)
+    if at is None:
+        same = MarkedText("", one[:_REST_SHOWN], "", "", one[_REST_SHOWN:])
+        return same, same
+    start = at
+    if not (one[at:] + other[at:])[0].isspace() or (one[at:] and other[at:]):  # not where one text ends with the word
+        while start > 0 and at - start < _LONGEST_WORD and not one[start - 1].isspace():
+            start -= 1
+    return _parts(one, start), _parts(other, start)
+
+
+def _parts(text: str, start: int) -> MarkedText:
+    found = _WORD.match(text, start)
+    end = found.end() if found else start
+    fold = start - _SHARED_SHOWN if start > 2 * _SHARED_SHOWN else 0
+    more = end + _REST_SHOWN if len(text) > end + 2 * _REST_SHOWN else len(text)
+    parts = text[:fold], text[fold:start], text[start:end], text[end:more], text[more:]
+    return MarkedText(*parts, ends=start == len(text))
+
+
+AnswerKey = tuple[str, int]
+"""Instruction and turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedAnswer:
+    """One turn of one instruction, and what both models answered.
+
+    Attributes
+    ----------
+    item_id, category : str
+        The instruction.
+    turn : int
+        0 or 1.
+    question : str
+        The user's message of this turn.
+    baseline, variant : str
+        The answers.
+    grades_baseline, grades_variant : mapping of str to float
+        Mean grade by judge model; one without a readable grade is not there. The name of a single judge is "".
+    similarity : float or None
+        ConSCompF similarity of the models' sampled answers to the instruction's first turn; None where there is none.
+    """
+
+    item_id: str
+    turn: int
+    category: str
+    question: str
+    baseline: str
+    variant: str
+    grades_baseline: Mapping[str, float] = field(default_factory=dict)
+    grades_variant: Mapping[str, float] = field(default_factory=dict)
+    similarity: float | None = None
+
+    @property
+    def drop(self) -> float | None:
+        """By how much the variant's grade is lower, mean over the judges that graded both; None without any."""
+        both = self.grades_baseline.keys() & self.grades_variant.keys()
+        drops = [self.grades_baseline[judge] - self.grades_variant[judge] for judge in sorted(both)]
+        return sum(drops) / len(drops) if drops else None
+
+
+def compared_answers(
+    questions: Mapping[str, Sequence[str]],
+    categories: Mapping[str, str],
+    answers: tuple[Generations, Generations],
+    grades: tuple[Judgments | None, Judgments | None] = (None, None),
+    similarity: Mapping[str, float] | None = None,
+) -> list[ComparedAnswer]:
+    """Return all pairs of answers: largest drop of the grade first, then lowest similarity, the same answers last.
+
+    Parameters
+    ----------
+    questions : mapping of str to sequence of str
+        The user's messages of each instruction, by turn.
+    categories : mapping of str to str
+        Category of each instruction.
+    answers, grades : pair
+        The baseline's, and the variant's.
+    similarity : mapping of str to float, optional
+        By instruction.
+    """
+    baseline, variant = (first_texts(generations) for generations in answers)
+    graded = [mean_grades(judgments) for judgments in grades]
+    found = [
+        ComparedAnswer(
+            item_id=item,
+            turn=turn,
+            category=categories[item],
+            question=question,
+            baseline=baseline[item, turn],
+            variant=variant[item, turn],
+            grades_baseline=graded[0].get((item, turn), {}),
+            grades_variant=graded[1].get((item, turn), {}),
+            similarity=(similarity or {}).get(item) if turn == 0 else None,
+        )
+        for item, turns in questions.items()
+        for turn, question in enumerate(turns)
+    ]
+    return sorted(found, key=_order)
+
+
+def _order(pair: ComparedAnswer) -> tuple[Any, ...]:
+    """Return what pairs are sorted by; what is not known comes after what is."""
+    drop = math.inf if pair.drop is None else -pair.drop
+    return drop, pair.baseline == pair.variant, math.inf if pair.similarity is None else pair.similarity
+
+
+def first_texts(generations: Generations, column: str = "text") -> dict[AnswerKey, str]:
+    """Return the text, or another column, of each instruction's and turn's first sample."""
+    first = generations.where(sample=0)
+    names = ("item_id", "turn", column)
+    rows = zip(*(first.table.column(name).to_pylist() for name in names), strict=True)
+    return {(item, turn): text for item, turn, text in rows}
+
+
+def mean_grades(judgments: Judgments | None) -> dict[AnswerKey, dict[str, float]]:
+    """Return each judge model's mean grade of each answer, over its readable ones; the only judge's name is ""."""
+    found: dict[AnswerKey, dict[str, list[float]]] = {}
+    for judge, own in ({} if judgments is None else by_judge_model(judgments)).items():
+        for row in own.table.to_pylist():
+            if row["score"] is not None:
+                found.setdefault((row["item_id"], row["turn"]), {}).setdefault(judge, []).append(row["score"])
+    return {key: {judge: sum(s) / len(s) for judge, s in by.items()} for key, by in found.items()}
+
+
+def as_jsonl(pairs: Sequence[ComparedAnswer]) -> str:
+    """Return one JSON object per pair and line: its fields, and where the answers part (`first_difference`)."""
+    rows = ({**asdict(pair), "first_difference": first_difference(pair.baseline, pair.variant)} for pair in pairs)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def from_jsonl(text: str, source: str) -> list[ComparedAnswer]:
+    """Return the pairs that `as_jsonl` wrote. Anything else is a `DataError` that names `source`."""
+    pairs = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line:
+            continue
+        try:
+            row = parse_json(line, source=source)
+            del row["first_difference"]
+            pairs.append(ComparedAnswer(**row))
+        except (DataError, TypeError, KeyError) as error:
+            raise DataError(f"Line {number} of the compared answers cannot be read", got=source) from error
+    return pairs
+
+
+REPORT_SHOWS = 10
+"""Number of pairs in a report; the page of the judge's run has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCard:
+    """A pair of answers as it is shown."""
+
+    where: str
+    change: str
+    question: str
+    baseline: MarkedText
+    variant: MarkedText
+    grade_baseline: str
+    grade_variant: str
+
+
+def answer_cards(pairs: Sequence[ComparedAnswer]) -> list[AnswerCard]:
+    """Return how each pair is shown, in the given order."""
+    return [_card(pair) for pair in pairs]
+
+
+def _card(pair: ComparedAnswer) -> AnswerCard:
+    baseline, variant = marked(pair.baseline, pair.variant)
+    return AnswerCard(
+        where=f"{pair.item_id} · {pair.category} · turn {pair.turn + 1}",
+        change=_change(pair),
+        question=pair.question,
+        baseline=baseline,
+        variant=variant,
+        grade_baseline=_grades(pair.grades_baseline),
+        grade_variant=_grades(pair.grades_variant),
+    )
+
+
+def _change(pair: ComparedAnswer) -> str:
+    """Return what is known of the difference, in a few words."""
+    parts = []
+    if pair.drop is not None:
+        parts.append("same grade" if pair.drop == 0 else f"grade {-pair.drop:+.2g}")
+    if pair.similarity is not None:
+        parts.append(f"similarity of sampled answers {pair.similarity:.3f}")
+    if pair.baseline == pair.variant:
+        parts.append("the same answer")
+    return ", ".join(parts)
+
+
+def _grades(grades: Mapping[str, float]) -> str:
+    """Return the grades in words; empty without any."""
+    each = [f"{grade:.3g} ({judge})" if judge else f"{grade:.3g} of 10" for judge, grade in sorted(grades.items())]
+    return f"grade {', '.join(each)}" if each else ""
+
+
+def render_answers(title: str, pairs: Sequence[ComparedAnswer]) -> str:
+    """Return one HTML page with every pair, in the given order; it loads nothing, and every text is escaped."""
+    return TEMPLATES.get_template("answers.html.j2").render(title=title, cards=answer_cards(pairs))
+
+
+UNSCORED = "judge/unscored/"
+
+
+def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return name and text of each line of a judge run's account; none without judgments.
+
+    Parameters
+    ----------
+    values : mapping of str to float
+        The judge run's metrics: `judge/judgments`, `judge/unscored/<reason>`, `judge/prompt_tokens`, `judge/cost`, ...
+    """
+    if "judge/judgments" not in values and "judge/calls" not in values:
+        return []
+    rows = []
+    if "judge/judgments" in values:
+        rows.append(("Judgments", _judgments(values)))
+    without = values.get("judge/calls_without_usage", 0)
+    counted = f", {without:,.0f} of them without a count of tokens" if without else ""
+    rows.append(("New calls", f"{values.get('judge/calls', 0):,.0f}{counted}"))
+    if "judge/prompt_tokens" in values:
+        rows.append(("Tokens of prompts", f"{values['judge/prompt_tokens']:,.0f}"))
+        reasoning = values.get("judge/reasoning_tokens")
+        thought = "" if reasoning is None else f", of which {reasoning:,.0f} were reasoning"
+        rows.append(("Tokens of replies", f"{values['judge/completion_tokens']:,.0f}{thought}"))
+    if "judge/cost" in values:
+        rows.append(("Cost", f"{values['judge/cost']:.4g}, in the currency of judge_prices"))
+    return rows
+
+
+def account_text(values: Mapping[str, float]) -> str:
+    """Return the account as a sentence; empty without judgments."""
+    return "; ".join(f"{name.lower()} {text}" for name, text in account_rows(values))
+
+
+def _judgments(values: Mapping[str, float]) -> str:
+    """Return how many judgments there are, and how many have no rating for which reason."""
+    n, unscored = values["judge/judgments"], values.get("judge/unscored", 0)
+    if not unscored:
+        return f"{n:,.0f}, all with a rating"
+    reasons = {name.removeprefix(UNSCORED): number for name, number in values.items() if name.startswith(UNSCORED)}
+    listed = ", ".join(f"{number:,.0f} {reason}" for reason, number in sorted(reasons.items(), key=lambda r: -r[1]))
+    return f"{n:,.0f}, {unscored:,.0f} of them without a rating: {listed}"

@@ -1,0 +1,136 @@
+"""The page of a diagnosis: what moves most, the map of layers, the controls, and the text on which it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.html import embedded, setting_pairs
+from mlflow_compress.reporting.numbers import NATS, PLAIN, interval_text
+from mlflow_compress.reporting.templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from mlflow_compress.reporting.figures import Figure
+
+
+def kl_text(result: MetricResult | None) -> str | None:
+    """Return a KL in nats with its interval; None where there is none."""
+    return None if result is None else interval_text(result, NATS, difference=False)
+
+
+def ratio_of(result: MetricResult | None) -> str | None:
+    """Return a ratio with its interval; None where there is none."""
+    return None if result is None else interval_text(result, PLAIN, difference=False)
+
+
+def group_row(group: GroupMove) -> dict[str, Any]:
+    """Return a group's numbers as plain values, for tables and files."""
+    return {
+        "group": group.name,
+        "kind": group.kind,
+        "layer": group.layer,
+        **_bounds("kl", group.kl),
+        "share_of_sum": group.share,
+        "top_changed": group.top_changed,
+        **_bounds("kl_noise", group.noise_kl),
+        **_bounds("against_noise", group.against_noise),
+        "no_noise_because": group.no_noise,
+        "tokens": group.kl.n,
+    }
+
+
+def _bounds(name: str, result: MetricResult | None) -> Mapping[str, float | None]:
+    values = (None, None, None) if result is None else (result.value, result.low, result.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+def diagnosis_sentence(name: str, found: GroupsFound) -> str:
+    """Return what moves most, and how the parts add up."""
+    largest = found.largest
+    text = f"{name}: KL {kl_text(found.whole)} nats per token. {largest.name} moves most, {kl_text(largest.kl)}"
+    if largest.share is not None:
+        text += f", {100 * largest.share:.0f} % of the sum of its {len(found.groups)} groups"
+    if found.additivity is not None:
+        text += f". Together the groups move {ratio_of(found.additivity)} times as far as their sum says"
+    return f"{text}."
+
+
+def control_rows(found: GroupsFound) -> list[tuple[str, str]]:
+    """Return the controls of a diagnosis as pairs of a name and a value."""
+    rows = [
+        ("without any swap", "exactly 0" if found.no_swap == 0 else f"{found.no_swap:.3g}"),
+        ("whole variant (nats)", str(kl_text(found.whole))),
+        ("all groups swapped together (nats)", str(kl_text(found.together))),
+        ("sum of the groups (nats)", f"{found.sum_of_parts:.4g}"),
+        ("together / sum: additivity", ratio_of(found.additivity) or "not defined: the sum is 0"),
+        ("groups / noise of the same size", ratio_of(found.noise_ratio) or "not measured"),
+    ]
+    missing = [group for group in found.groups if group.no_noise is not None]
+    if missing:
+        rows.append(("groups without a noise control", f"{len(missing)}: {missing[0].no_noise}"))
+    return rows
+
+
+def render_diagnosis(
+    *,
+    title: str,
+    sentence: str,
+    found: GroupsFound,
+    figures: Sequence[Figure],
+    categories: Sequence[MetricResult],
+    texts: Sequence[ShownText],
+    setup: Mapping[str, Any],
+) -> str:
+    """Return a diagnosis as one HTML page, with embedded images and without scripts or external files.
+
+    Parameters
+    ----------
+    title, sentence : str
+        Of the page; the sentence is shown first.
+    found : GroupsFound
+    figures : sequence of Figure
+        `reporting.figures.draw_diagnosis(...)`.
+    categories : sequence of MetricResult
+        KL by task and category; empty where there are no items.
+    texts : sequence of ShownText
+        The texts that moved most, most first.
+    setup : mapping
+        Names and values, possibly nested.
+    """
+    groups = [
+        {
+            "name": group.name,
+            "kl": kl_text(group.kl),
+            "share": None if group.share is None else f"{100 * group.share:.1f} %",
+            "top": f"{100 * group.top_changed:.2f} %",
+            "noise": kl_text(group.noise_kl),
+            "against": ratio_of(group.against_noise),
+        }
+        for group in sorted(found.groups, key=lambda group: -group.kl.value)
+    ]
+    return TEMPLATES.get_template("diagnosis.html.j2").render(
+        title=title,
+        sentence=sentence,
+        groups=groups,
+        controls=control_rows(found),
+        figures=[embedded(figure) for figure in figures],
+        categories=[(r.task, r.category, f"{r.n:,}", kl_text(r)) for r in categories],
+        texts=[_text_row(text) for text in texts],
+        setup=setting_pairs(setup),
+    )
+
+
+def _text_row(text: ShownText) -> dict[str, Any]:
+    moved = text.moved
+    return {
+        "where": f"{moved.task}, text {moved.item_id}",
+        "kl": f"{moved.kl:.3g}",
+        "changed": f"{moved.changed} of {moved.n}",
+        "place": moved.first_change,
+        "context": text.begins if text.context is None else text.context,
+        "actual": text.actual,
+        "baseline": text.baseline,
+        "variant": text.variant,
+    }

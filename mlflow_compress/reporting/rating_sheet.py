@@ -1,0 +1,85 @@
+"""The sheet that raters get, as a page and as a CSV file: two answers per row, and nothing that says whose they are."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from mlflow_compress.reporting.templates import TEMPLATES
+
+CHOICES = ("A", "tie", "B", "both bad")
+"""What a rater may choose."""
+COLUMNS = ("id", "category", "question", "answer_a", "answer_b", "choice")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins like this
+_SCRIPT = Path(__file__).parent / "templates" / "rating_page.js"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatingPair:
+    """Two answers to rate.
+
+    Attributes
+    ----------
+    id : str
+        Name of the row.
+    category : str
+        Category of the instruction.
+    questions : tuple of str
+        The user's messages up to the turn that is rated.
+    a, b : tuple of str
+        Each side's answers to them. The last one is rated.
+    """
+
+    id: str
+    category: str
+    questions: tuple[str, ...]
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+
+
+def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
+    """Return the sheet as one HTML page, which loads nothing and keeps the choices in the rater's browser.
+
+    Every text is escaped, and the page's policy allows its own script alone.
+
+    Parameters
+    ----------
+    sheet : str
+        Name of the sheet, under which the browser keeps the choices.
+    pairs : sequence of RatingPair
+    """
+    script = _SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return TEMPLATES.get_template("rating.html.j2").render(
+        sheet=sheet, pairs=pairs, choices=CHOICES, script=Markup(script), digest=digest
+    )
+
+
+def rating_csv(pairs: Sequence[RatingPair]) -> str:
+    """Return the sheet as CSV, with an empty column `choice` to fill in."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\r\n")
+    rows.writerow(COLUMNS)
+    for pair in pairs:
+        cells = (pair.category, _conversation(pair.questions), _conversation(pair.a), _conversation(pair.b))
+        rows.writerow([pair.id, *map(_no_formula, cells), ""])
+    return text.getvalue()
+
+
+def _conversation(texts: Sequence[str]) -> str:
+    """Return the texts of all turns in one cell."""
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"[turn {turn}]\n{text}" for turn, text in enumerate(texts, start=1))
+
+
+def _no_formula(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula: an apostrophe goes before it."""
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell

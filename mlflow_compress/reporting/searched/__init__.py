@@ -1,1 +1,0 @@
-"""What a search has found, as text and tables."""

@@ -1,1 +1,0 @@
-"""What was decided: promotions, moves of aliases, verdicts of gates."""

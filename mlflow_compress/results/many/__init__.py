@@ -1,1 +1,0 @@
-"""Results about many variants: a sweep, a search, a report."""

@@ -1,1 +1,0 @@
-"""Unfinished work on disk, from which an interrupted run resumes."""

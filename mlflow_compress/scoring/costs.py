@@ -1,0 +1,377 @@
+"""Floating-point operations, bytes and seconds of a stage, from a model's shape and the amount of work.
+
+A multiply-add is two operations. ``N`` tokens through the layers take ``2 N active``; attention takes two operations
+for each pair of tokens and each number of `ModelShape.attention_width`, in every layer; a row of the head takes
+``2 hidden vocabulary``. Norms, activations and rotary embeddings are left out, and that the last layer's feed-forward
+part runs at scored positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.scoring.baseline_store.store_manifest import SHARD_BYTES
+from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
+from mlflow_compress.scoring.plan.units import (
+    NO_PREFIX,
+    PackedBatch,
+    PaddedBatch,
+    Plan,
+    group_units,
+    last_uses,
+    n_scored_rows,
+)
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The sizes of a causal language model.
+
+    Attributes
+    ----------
+    parameters : int
+        All weights; tied weights count once.
+    dense : int
+        Weights of the layers' matrices that every token is multiplied with.
+    experts : int
+        Weights of all routed experts together; 0 without a mixture.
+    expert_share : float
+        Share of the experts that one token uses.
+    head : int
+        Weights of the language-model head.
+    hidden, vocabulary : int
+    layers : int
+    attention_width : int
+        Multiply-adds of one layer's attention for one pair of tokens: over all heads, the width of queries plus that of
+        values.
+    cache_width : int
+        Numbers that the cache of keys and values holds, per token and layer.
+    max_length : int
+        Context in tokens.
+    square_inputs : float
+        Sum of in_features squared over the linear layers that one token goes through (what the Hessians cost it).
+    cube_inputs, solve : int
+        Sums of in_features cubed, and of out_features times in_features squared (what solving with the Hessian costs).
+    """
+
+    parameters: int
+    dense: int
+    experts: int
+    expert_share: float
+    head: int
+    hidden: int
+    vocabulary: int
+    layers: int
+    attention_width: int
+    cache_width: int
+    max_length: int
+    square_inputs: float
+    cube_inputs: int
+    solve: int
+
+    @property
+    def active(self) -> float:
+        """Weights of the layers' matrices that one token is multiplied with."""
+        return self.dense + self.experts * self.expert_share
+
+
+def model_shape(config: Any, *, max_length: int, trust_remote_code: bool = False) -> ModelShape:
+    """Return the shape of the model that a configuration describes.
+
+    Layers whose attention looks at a window only are counted as if it saw everything, so that the cost is an upper
+    bound. State-space layers are not counted apart.
+
+    Raises
+    ------
+    CheckpointError
+        The configuration is not that of a causal language model.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, ImportError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"The configuration is not that of a causal language model: {error}") from error
+    text = config.get_text_config(decoder=True)
+    n_experts = next((int(n) for name in _EXPERTS if (n := getattr(text, name, None))), 0)
+    used = int(getattr(text, "num_experts_per_tok", 0) or 0)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    apart = {id(embeddings.weight), *([id(head.weight)] if head is not None else [])}
+    matrices = [(n, p) for n, p in model.named_parameters() if p.ndim > 1 and id(p) not in apart]
+    experts = [(n, p) for n, p in matrices if n_experts and ".experts." in n and ".shared_" not in n]
+    of_experts = {name for name, _ in experts}
+    share = used / n_experts if n_experts else 0.0
+    shapes = [(prod(several), rows, columns) for _, p in matrices for *several, rows, columns in [p.shape]]
+    squares = sum((share if name in of_experts else 1) * p.numel() // p.shape[-2] * p.shape[-1] for name, p in matrices)
+    heads = int(text.num_attention_heads)
+    queries, values, cached = _attention(text, heads)
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        dense=sum(p.numel() for name, p in matrices if name not in of_experts),
+        experts=sum(p.numel() for _, p in experts),
+        expert_share=share,
+        head=head.weight.numel() if head is not None else 0,
+        hidden=int(text.hidden_size),
+        vocabulary=int(text.vocab_size),
+        layers=int(text.num_hidden_layers),
+        attention_width=heads * (queries + values),
+        cache_width=cached * (queries + values),
+        max_length=max_length,
+        square_inputs=squares,
+        cube_inputs=sum(n * cols**3 for n, _, cols in shapes),
+        solve=sum(n * rows * cols**2 for n, rows, cols in shapes),
+    )
+
+
+def _attention(config: Any, heads: int) -> tuple[int, int, int]:
+    """Return the width of a head's queries and of its values, and the number of heads that the cache holds."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if getattr(config, "kv_lora_rank", None):  # transformers caches the expanded keys and values of all heads
+        return config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim, heads
+    return size, size, int(getattr(config, "num_key_value_heads", None) or heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSize:
+    """What a group of forward passes holds at most; the head takes its rows together.
+
+    Attributes
+    ----------
+    longest_unit : int
+        Most tokens in one forward pass.
+    most_cached : int
+        Most tokens whose keys and values are in memory at once.
+    largest_mask : int
+        Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
+    rows : int
+        Positions whose logits are there at once.
+    """
+
+    longest_unit: int = 0
+    most_cached: int = 0
+    largest_mask: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Amounts of work of one or more passes.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens that the body computes.
+    tokens_unshared : int
+        The same if no prefix were shared: what other tools compute.
+    pairs : int
+        Pairs of a token and a token that it attends to.
+    rows : int
+        Positions at which the head runs, and whose states a baseline stores.
+    units : int
+        Forward passes.
+    groups : tuple of GroupSize
+        In the order in which they run.
+    """
+
+    tokens: int = 0
+    tokens_unshared: int = 0
+    pairs: int = 0
+    rows: int = 0
+    units: int = 0
+    groups: tuple[GroupSize, ...] = ()
+
+    def __add__(self, other: Workload) -> Workload:
+        """Return the work of both, one after the other."""
+        return Workload(
+            tokens=self.tokens + other.tokens,
+            tokens_unshared=self.tokens_unshared + other.tokens_unshared,
+            pairs=self.pairs + other.pairs,
+            rows=self.rows + other.rows,
+            units=self.units + other.units,
+            groups=self.groups + other.groups,
+        )
+
+
+def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
+    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given.
+
+    The head takes the rows of a group of units together, and at most `head_rows` at once.
+    """
+    return Workload(
+        tokens=plan.n_tokens,
+        tokens_unshared=tokens_unshared,
+        pairs=sum(_pairs(unit) for unit in plan.units),
+        rows=sum(n_scored_rows(unit) for unit in plan.units),
+        units=len(plan.units),
+        groups=tuple(_group_sizes(plan, head_rows)),
+    )
+
+
+def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workload:
+    """Return the work of one answer to each prompt, if every answer has the greatest length."""
+    lengths = list(prompt_lengths)
+    whole = [n + new_tokens for n in lengths]
+    return Workload(
+        tokens=sum(whole),
+        tokens_unshared=sum(whole),
+        pairs=sum(n * (n + 1) // 2 for n in whole),
+        rows=new_tokens * len(lengths),
+        units=len(lengths),
+        groups=tuple(GroupSize(longest_unit=n, most_cached=n + new_tokens, rows=1) for n in lengths),
+    )
+
+
+def _pairs(unit: PackedBatch | PaddedBatch) -> int:
+    if isinstance(unit, PackedBatch):
+        return int((unit.positions.astype("int64") + 1).sum())
+    return sum(len(ids) * (len(ids) + 1) // 2 for ids in unit.sequences)
+
+
+def _computed(unit: PackedBatch | PaddedBatch) -> int:
+    """Return the tokens of a forward pass, padding included."""
+    if isinstance(unit, PackedBatch):
+        return unit.n_tokens
+    return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
+
+
+def _group_sizes(plan: Plan, head_rows: int) -> Iterator[GroupSize]:
+    """Yield what each group holds: of kept prefixes, and of the unit that runs."""
+    done, size, kept = last_uses(plan.units), {NO_PREFIX: 0}, 0
+    for group in group_units(plan, head_rows):
+        longest = most = mask = 0
+        for number in range(group.units.start, group.units.stop):
+            unit, running = plan.units[number], 0
+            if isinstance(unit, PackedBatch):
+                # The running unit's cache is a copy of its prefix, and its own tokens.
+                running = size[unit.prefix] + unit.n_tokens
+                if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
+                    mask = max(mask, unit.n_tokens * running)
+                if unit.keep != NO_PREFIX:
+                    size[unit.keep] = running
+                    kept += running
+            longest, most = max(longest, _computed(unit)), max(most, kept + running)
+            kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
+        rows = min(head_rows, group.rows.stop - group.rows.start)
+        yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, rows=rows)
+
+
+KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
+TOKEN_BYTES = 4  # the tokens of all requests are in memory, each as it is without sharing
+_LOOKED_AT_BYTES = 8 + 8 + 1 + 4  # token ids, a copy of them, whether each is a token, its logit
+AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the work runs on. Give what a device sustains, not its data sheet's peak.
+
+    Attributes
+    ----------
+    devices : int
+    memory : float
+        Bytes of one device.
+    flops : float
+        Operations a second of one device.
+    bandwidth : float
+        Bytes a second that one device reads of its own memory; it bounds the writing of answers.
+    disk : float
+        Bytes a second of the storage, for all devices together.
+    price : float or None
+        Dollars of one device for an hour.
+    """
+
+    devices: int
+    memory: float
+    flops: float
+    bandwidth: float
+    disk: float
+    price: float | None
+
+    def dollars(self, seconds: float | None) -> float | None:
+        """Return the price of all devices for some seconds; None where seconds or price are not known."""
+        return None if seconds is None or self.price is None else seconds / 3600 * self.devices * self.price
+
+
+def scoring_operations(shape: ModelShape, work: Workload, *, heads: int = 1) -> float:
+    """Return the operations of a pass; with a stored baseline its head runs too (`heads` is 2)."""
+    layers = 2.0 * work.tokens * shape.active + 2.0 * work.pairs * shape.layers * shape.attention_width
+    return layers + 2.0 * heads * work.rows * shape.hidden * shape.vocabulary
+
+
+def states_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
+    """Return the bytes of a baseline store: a state, a digest and a target a row, and the head once."""
+    return _rows_bytes(shape, work, number_bytes) + shape.head * number_bytes
+
+
+def _rows_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
+    return work.rows * (shape.hidden * number_bytes + KEY_BYTES)
+
+
+def scoring_memory(
+    shape: ModelShape, work: Workload, number_bytes: int, *, weights: float, heads: int = 1, captures: bool = False
+) -> float:
+    """Return the bytes that a pass needs at once: weights, tokens, and the most of what its groups of units need.
+
+    The memory of a product of the head is kept for the next, and is as large as the largest so far: the logits, and
+    with a stored baseline (`heads` is 2) the baseline's, whose own head stays in memory too. Beside it a group needs
+    the larger of two steps:
+
+    - layers: keys and values, and the activations of a unit. These are those of a gated feed-forward part, the widest
+      place of a layer: five tensors of about three times the hidden size. The attention mask of a pack is there, and
+      the blocks of it that its branches read, which are at most as large.
+    - distances: what the most probable tokens are looked for in.
+
+    With `captures`, a shard of states that is joined and made a file, and the file of the head, can be the largest. A
+    store that is read is mapped: its pages belong to the system.
+    """
+    head = float(shape.head * number_bytes)
+    most = product = 0.0
+    for group in work.groups:
+        cached = group.most_cached * shape.layers * shape.cache_width
+        activations = 15 * group.longest_unit * shape.hidden + 2 * group.largest_mask
+        most = max(most, product + number_bytes * (cached + activations))
+        product = max(product, 4.0 * heads * group.rows * shape.vocabulary)
+        most = max(most, product + (heads == 2) * group.rows * TOP * BLOCK * _LOOKED_AT_BYTES)
+    if captures:
+        most = max(most, product + max(2 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES), head))
+    return weights + TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + most
+
+
+def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:
+    """Return the operations of a calibrated method; None where there is no formula for it.
+
+    llm-compressor runs every layer twice: once to look at its inputs, once with the new weights. GPTQ and SparseGPT add
+    ``2 in^2`` a token for the Hessian of each linear layer, about ``4/3 in^3`` to invert it, and ``2 out in^2`` to
+    spread the errors. AWQ runs each layer once for every scale that it tries.
+    """
+    work = Workload(tokens=tokens, pairs=tokens * (length + 1) // 2)
+    forward = scoring_operations(shape, work)
+    if method in ("wanda", "smoothquant"):
+        return 2 * forward
+    if method == "awq":
+        return (2 + AWQ_GRID) * forward
+    if method in ("gptq", "sparsegpt"):
+        return 2 * forward + 2.0 * tokens * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2.0 * shape.solve
+    return None
+
+
+def answer_seconds(
+    shape: ModelShape, work: Workload, *, number_bytes: int, batch: int, new_tokens: int, answers: int, machine: Machine
+) -> float:
+    """Return the seconds of one model copy for answers: reading the weights once a step bounds it, or the operations.
+
+    A batch of one token each touches at most ``batch`` times the experts that one token uses.
+    """
+    experts = shape.experts * min(1.0, batch * shape.expert_share)
+    step_bytes = number_bytes * (shape.dense + experts + shape.head)
+    batches = -(-answers // batch)
+    reading = batches * new_tokens * step_bytes / machine.bandwidth
+    return max(reading, scoring_operations(shape, work) / machine.flops)

@@ -1,1 +1,0 @@
-"""What scoring and answering cost, counted before anything runs."""

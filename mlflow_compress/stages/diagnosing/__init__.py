@@ -1,1 +1,0 @@
-"""The diagnose stage: where a variant's movement comes from."""

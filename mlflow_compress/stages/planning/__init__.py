@@ -1,1 +1,0 @@
-"""The costs of a job, before it runs."""

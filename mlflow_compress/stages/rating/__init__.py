@@ -1,1 +1,0 @@
-"""Blind ratings by people: the sheet, its key, and what the ratings say."""

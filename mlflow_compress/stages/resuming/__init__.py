@@ -1,1 +1,0 @@
-"""Commands that did not end: noted while they run, and done again by `mlflow-compress resume`."""

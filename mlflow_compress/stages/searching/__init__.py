@@ -1,1 +1,0 @@
-"""The search: formats for every group of layers by measured costs, one checkpoint, and what stands beside it."""

@@ -1,1 +1,0 @@
-"""The page over many variants of one evaluation: what it reads from their runs, and where it is written."""

@@ -1,0 +1,287 @@
+"""The MLflow model of a variant: parameters, metrics linked to data sets, code, and the weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mlflow
+from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
+
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.tracker import Tracker
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+# Distributions that loading and scoring import for every checkpoint format. A test compares them with the imports of a
+# fresh process.
+ALWAYS = (
+    "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "pyarrow",
+    "numba", "llvmlite", "tqdm", "jinja2",
+)  # fmt: skip
+# Distributions that load a quantized checkpoint, by the `quant_method` of its configuration.
+BY_METHOD = {
+    "compressed-tensors": ("compressed-tensors",),
+    "bitsandbytes": ("bitsandbytes",),
+    "torchao": ("torchao",),
+    "gptq": ("gptqmodel", "optimum"),
+    "awq": ("gptqmodel", "optimum"),
+}
+GGUF = ("gguf", "llama-cpp-python")
+
+
+def requirements(checkpoint: Path | None) -> list[str]:
+    """Return `name==version` of every package that loads and scores a checkpoint, in the installed versions.
+
+    A served model (None) has no checkpoint, and so no packages of a format.
+
+    Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it. A package of the
+    checkpoint's format that is not installed is left out, because the checkpoint was evaluated without it.
+    """
+    optional: list[str] = []
+    if checkpoint is not None:
+        config = read_json_object(checkpoint / "config.json", error=CheckpointError)
+        method = str((config.get("quantization_config") or {}).get("quant_method"))
+        optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
+    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ALWAYS]
+    for name in optional:
+        try:
+            pinned.append(f"{name}=={version(name).partition('+')[0]}")
+        except PackageNotFoundError:
+            continue
+    return pinned
+
+
+def copy_code(folder: Path) -> Path:
+    """Copy this package's Python files into `folder` and return the copy. Demo data and caches are not copied."""
+
+    def other(directory: str, entries: list[str]) -> list[str]:
+        return [
+            e for e in entries if not e.endswith(".py") and (e == "__pycache__" or not (Path(directory) / e).is_dir())
+        ]
+
+    return Path(shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=other))
+
+
+AUTO_LIMIT = 2 * 2**30
+"""Largest checkpoint, in bytes, that log_weights="auto" stores with its model."""
+
+_MODEL_FILE = Path(__file__).with_name("variant_model.py")
+_CHECKPOINT = "checkpoint"  # folder next to variant.json with the stored weights
+_RESERVED = "/:.%\"'"  # characters that MLflow refuses in the name of a logged model
+_SOURCE = "mlflow-compress task"
+EVALUATION_SET = "evaluation"
+"""Name of the data set of pooled values. It stands for all tasks and settings; its digest is the evaluation id."""
+
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
+    params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
+)
+"""Input columns and parameters of `VariantModel.predict`. MLflow drops parameters that the signature does not name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantEntry:
+    """A variant as it is logged to MLflow's models page.
+
+    Attributes
+    ----------
+    name : str
+        The variant's name.
+    checkpoint : Path or None
+        The checkpoint's folder; None of a served model.
+    served : mapping of str to str, optional
+        Who serves what where, and the run that has measured it; None of a checkpoint.
+    checkpoint_sha256 : str
+        Distinguishes it from other checkpoints of that name.
+    weight_files : mapping of str to str
+        SHA-256 of every weight file.
+    dtype : str
+        Dtype of its evaluation, in which it is also loaded.
+    params : mapping
+        Settings, with "auto" resolved.
+    tags : mapping of str to str
+        Tags for searches.
+    log_weights : str
+        "true", "false" or "auto" (up to `AUTO_LIMIT`).
+    """
+
+    name: str
+    checkpoint: Path | None
+    checkpoint_sha256: str
+    weight_files: Mapping[str, str]
+    dtype: str
+    params: Mapping[str, object]
+    tags: Mapping[str, str]
+    log_weights: str = "auto"
+    served: Mapping[str, str] | None = None
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the checkpoint's files are stored with the model."""
+        if self.checkpoint is None:
+            return False
+        if self.log_weights != "auto":
+            return self.log_weights == "true"
+        return sum(path.stat().st_size for path in self.checkpoint.rglob("*") if path.is_file()) <= AUTO_LIMIT
+
+    @property
+    def storage(self) -> str:
+        """Where the weights are: see `run_names.WEIGHTS`."""
+        if self.checkpoint is None:
+            return "served"
+        return "logged" if self.keeps_weights else "reference"
+
+
+def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
+    """Log a variant as an MLflow model and return the model's id. A resumed run keeps its model.
+
+    The checkpoint is copied or referenced, never loaded.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    run_id : str
+        The variant's main run.
+    entry : VariantEntry
+    """
+    client = tracker.client
+    storage = entry.storage
+    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
+    run = client.get_run(run_id)
+    for output in run.outputs.model_outputs:
+        if identity.items() <= client.get_logged_model(output.model_id).tags.items():
+            return str(output.model_id)
+    note, reference = "The weights are stored with this model.", {}
+    if storage == "reference":
+        note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."
+        reference = {run_names.CHECKPOINT: str(entry.checkpoint)}
+    if entry.served is not None:
+        note = f"No weights are stored here: {entry.served['served_model']} is served at {entry.served['endpoint']}."
+        reference = dict(entry.served)
+    model = client.create_logged_model(
+        run.info.experiment_id,
+        name="".join("-" if c in _RESERVED else c for c in entry.name),
+        source_run_id=run_id,
+        tags={**entry.tags, **identity, **reference, MLFLOW_RUN_NOTE: note},
+        params={key: str(value) for key, value in entry.params.items()},
+    )
+    try:
+        with scratch_folder(tracker.uri) as folder:
+            local = _saved(folder, entry, storage, Model(run_id=run_id, model_id=model.model_id))
+            client.log_model_artifacts(model.model_id, str(local))
+        if storage == "logged":
+            client.log_model_artifacts(model.model_id, str(entry.checkpoint), f"artifacts/{_CHECKPOINT}")
+    except BaseException:
+        client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
+        raise
+    client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path:
+    """Save the MLflow model without its weights, and return its folder."""
+    description = folder / "variant.json"
+    checkpoint = _CHECKPOINT if storage == "logged" else None if entry.checkpoint is None else str(entry.checkpoint)
+    description.write_text(
+        json.dumps(
+            {
+                "weights": storage,
+                "checkpoint": checkpoint,
+                "weight_files": dict(entry.weight_files),
+                "dtype": entry.dtype,
+                **({} if entry.served is None else {"served": dict(entry.served)}),
+            },
+            indent=2,
+        ),
+        encoding="utf-8",
+    )
+    with _without_announcements():
+        mlflow.pyfunc.save_model(
+            str(folder / "model"),
+            python_model=str(_MODEL_FILE),
+            artifacts={"variant": str(description)},
+            mlflow_model=meta,
+            signature=SIGNATURE,
+            input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
+            code_paths=[str(copy_code(folder))],
+            # If they are not given, MLflow loads the model to find them.
+            pip_requirements=requirements(entry.checkpoint),
+        )
+    return folder / "model"
+
+
+@contextmanager
+def _without_announcements() -> Iterator[None]:
+    """Within this block, log no INFO messages: MLflow announces that it validates the example."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """The data set of a metric: a task of the suite, or the complete evaluation.
+
+    Attributes
+    ----------
+    name : str
+        The task's name; `EVALUATION_SET` for the complete evaluation.
+    digest : str
+        SHA-256 of the content, or the evaluation id. 16 characters are logged, because MLflow stores at most 36.
+    source : mapping
+        Where the data come from, as far as known.
+    """
+
+    name: str
+    digest: str
+    source: Mapping[str, object]
+
+
+def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -> None:
+    """Log data sets as inputs of a run."""
+    context = [InputTag(MLFLOW_DATASET_CONTEXT, "eval")]
+    inputs = [
+        DatasetInput(
+            Dataset(name=s.name, digest=s.digest[:16], source_type=_SOURCE, source=json.dumps(dict(s.source))), context
+        )
+        for s in data_sets
+    ]
+    tracker.client.log_inputs(run_id, inputs)
+
+
+def log_model_values(
+    tracker: Tracker, run_id: str, model_id: str, values: Mapping[str, float], data_set: DataSet | None = None
+) -> None:
+    """Log metrics to a run and a model, so that `mlflow.search_logged_models` can filter and rank by them.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    run_id, model_id : str
+    values : mapping of str to float
+        Values by metric name.
+    data_set : DataSet, optional
+        Data set of the metrics; sizes and times have none.
+    """
+    now = int(time.time() * 1000)
+    link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}
+    metrics = [Metric(key, float(value), now, 0, model_id=model_id, **link) for key, value in values.items()]
+    tracker.client.log_batch(run_id, metrics=metrics)

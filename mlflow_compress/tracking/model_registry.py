@@ -1,0 +1,205 @@
+"""Variants in the MLflow model registry: one registered model per baseline, one version per promoted variant."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+
+from mlflow_compress.decide.champion import Incumbent
+from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
+
+_TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
+_RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
+
+
+def registered_name(base_model: str) -> str:
+    """Return the registered model's name for a baseline; characters that MLflow reserves become dashes."""
+    return "compressed-" + "".join("-" if c in _RESERVED_CHARACTERS else c for c in base_model)
+
+
+def planned_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple[str, str | None]:
+    """Return the name of the registered model of one baseline, whether it exists or not. Nothing is written.
+
+    Two baselines may have the same label (folders of the same name). The first one gets the plain name. The names of
+    the others end in eight digits of their weights' hash.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    base_model, base_weights : str
+        The baseline's label, and the SHA-256 of its weight files.
+
+    Returns
+    -------
+    name : str
+    remark : str or None
+        Explains an unusual name; None for the plain name.
+    """
+    plain = registered_name(base_model)
+    tags = _tags(tracker, plain)
+    owner = None if tags is None else tags.get(run_names.BASE_WEIGHTS)
+    if tags is None or owner == base_weights:
+        return plain, None
+    if owner is not None:
+        name = f"{plain}-{base_weights[:8]}"
+        return (
+            name,
+            f"'{plain}' holds variants of another model of this name (base weights {owner[:8]}): '{name}' is used.",
+        )
+    if not tracker.client.search_model_versions(f"name = '{plain}'", max_results=1):
+        return plain, None
+    return plain, f"'{plain}' has versions of an earlier release, which do not name their base weights."
+
+
+def _tags(tracker: Tracker, name: str) -> dict[str, str] | None:
+    """Return the tags of a registered model; None if there is none of this name."""
+    try:
+        return dict(tracker.client.get_registered_model(name).tags)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise TrackingError(f"The registry cannot be read: {str(error).splitlines()[0]}", got=name) from error
+
+
+def registered_models(tracker: Tracker, base_model: str) -> dict[str, str | None]:
+    """Return the registered models of all baselines of one label, each with the hash of its base weights, if known."""
+    plain = registered_name(base_model)
+    found: dict[str, str | None] = {}
+    token = None
+    while True:
+        page = tracker.client.search_registered_models(f"name LIKE '{plain}%'", page_token=token)
+        for model in page:
+            owner = model.tags.get(run_names.BASE_WEIGHTS)
+            if model.name == plain or (owner is not None and model.name == f"{plain}-{owner[:8]}"):
+                found[str(model.name)] = owner
+        token = page.token
+        if not token:
+            return found
+
+
+def create_model(tracker: Tracker, name: str, base_weights: str) -> None:
+    """Get-or-create: make the registered model of one baseline, and note its weights on it."""
+    client = tracker.client
+    try:
+        client.create_registered_model(name, description="Compressed variants of one baseline, promoted by distance.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise TrackingError(f"The registry refuses the model {name}: {error}") from error
+    client.set_registered_model_tag(name, run_names.BASE_WEIGHTS, base_weights)
+
+
+def versions_by_run(tracker: Tracker, name: str) -> dict[str, ModelVersion]:
+    """Return the versions of a registered model by the id of their run; none if there is no such model."""
+    found: dict[str, ModelVersion] = {}
+    token = None
+    while True:
+        page = tracker.client.search_model_versions(f"name = '{name}'", page_token=token)
+        found |= {str(version.run_id): version for version in page}
+        token = page.token
+        if not token:
+            return found
+
+
+def register(tracker: Tracker, name: str, run: Run) -> str:
+    """Return the new version of a variant's main run in a registered model.
+
+    The version and the run's logged model, which has metrics, parameters and data sets, refer to each other.
+    """
+    client = tracker.client
+    if not run.outputs.model_outputs:
+        raise TrackingError(f"Run {run.info.run_id} has no logged model", fix="Run the main job for that variant again")
+    model = client.get_logged_model(run.outputs.model_outputs[-1].model_id)
+    tags = {**model.tags, **run.data.tags}
+    where = {
+        "logged": "Weights: stored with the model.",
+        "reference": f"Weights: by reference, loads only where the folder {tags.get(run_names.CHECKPOINT)} is.",
+        "served": f"Weights: none here. Served as {tags.get('served_model')} at {tags.get('endpoint')} by "
+        f"{tags.get('server')}; its numbers are those of run {tags.get(run_names.EVALUATE_RUN)}.",
+    }.get(model.tags.get(run_names.WEIGHTS, ""), "")
+    content = {
+        "source": f"models:/{model.model_id}",
+        "run_id": run.info.run_id,
+        "model_id": model.model_id,
+        "tags": {k: tags[k] for k in _TAGS if k in tags},
+        "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
+        "await_creation_for": 0,
+    }
+
+    def made(asked: Any) -> ModelVersion | None:
+        """Return the version that was made where the answer was lost: a run has one version."""
+        there = asked.search_model_versions(f"name = '{name}'")
+        return next((version for version in there if version.run_id == run.info.run_id), None)
+
+    version = client.once(lambda asked: asked.create_model_version(name, **content), made)
+    # MLflow's UI finds the versions of a logged model by this tag.
+    versions = [*json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]")), {"name": name, "version": version.version}]
+    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(versions)})
+    return str(version.version)
+
+
+PINNED = "pinned"  # alias of a version that is never replaced; people give it
+_PREVIOUS = "-previous"
+RESERVED_ALIASES = ("latest", "v1", "previous", PINNED)
+
+
+def previous_alias(alias: str) -> str:
+    """Return the alias of the version that had an alias before."""
+    return alias + _PREVIOUS
+
+
+def check_alias(alias: str) -> None:
+    """Refuse an alias that MLflow or this package reserves."""
+    number = alias[1:] if alias[:1] in ("v", "V") else ""
+    if alias.lower() in RESERVED_ALIASES or number.isdecimal() or alias.endswith(_PREVIOUS):
+        raise ConfigError(
+            "This alias is reserved",
+            allowed=f"anything but {', '.join(RESERVED_ALIASES)}, v2, v3 ... and what ends in {_PREVIOUS}",
+            got=alias,
+        )
+    if not alias or not all(c.isalnum() or c in "_-" for c in alias):
+        raise ConfigError(
+            "Parameter 'alias' is not a name that MLflow takes", allowed="letters, digits, '_' and '-'", got=alias
+        )
+
+
+def holder(tracker: Tracker, name: str, alias: str) -> Incumbent | None:
+    """Return who has an alias of a registered model; None if nobody has, or there is no such model."""
+    try:
+        aliases = tracker.client.get_registered_model(name).aliases
+        if alias not in aliases:
+            return None
+        version = tracker.client.get_model_version(name, aliases[alias])
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise TrackingError(f"The registry cannot be read: {str(error).splitlines()[0]}", got=name) from error
+    return Incumbent(
+        name=str(version.tags.get(run_names.VARIANT, f"version {version.version}")),
+        version=str(version.version),
+        run_id=str(version.run_id),
+        evaluation=version.tags.get(run_names.EVALUATION),
+        pinned=str(aliases.get(PINNED)) == str(version.version),
+    )
+
+
+def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> None:
+    """Point an alias to a version, and its "-previous" to the version that had it; nothing if it has it already."""
+    client = tracker.client
+    former = client.get_registered_model(name).aliases.get(alias)
+    if former is not None and str(former) == version:
+        return
+    if former is not None:
+        client.set_registered_model_alias(name, previous_alias(alias), former)
+    client.set_registered_model_alias(name, alias, version)
+
+
+def note_decision(tracker: Tracker, name: str, version: str, run_id: str) -> None:
+    """Note on a version which run has given it an alias."""
+    tracker.client.set_model_version_tag(name, version, run_names.DECISION, run_id)

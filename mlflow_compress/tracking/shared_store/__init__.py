@@ -1,1 +1,0 @@
-"""One tracking store for several processes and machines: who makes it, who works on what, who died, who waits."""

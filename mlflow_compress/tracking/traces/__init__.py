@@ -1,1 +1,0 @@
-"""MLflow traces: how single answers and judgments are shown."""

@@ -1,0 +1,119 @@
+"""Notes on disk of the commands that run: what is left of one that was killed, or cut off from the tracking server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_compress import files as atomic
+from mlflow_compress.errors import MachineError, StoreAwayError, TrackingError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.home import home
+from mlflow_compress.paths import STARTED_IN
+from mlflow_compress.tracking.live_processes import is_alive, own_name
+
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+
+_running: set[Path] = set()  # notes of the commands that this process runs now
+
+
+@dataclass(frozen=True)
+class UnfinishedCommand:
+    """A command that has not ended.
+
+    Attributes
+    ----------
+    command : str
+        Its verb.
+    parameters : dict of str to str
+        Its parameters as text, with absolute paths.
+    process : str
+        The process that ran it, see `live_processes`.
+    path : Path
+        The note.
+    """
+
+    command: str
+    parameters: dict[str, str]
+    process: str
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """Equal for equal commands."""
+        return self.path.name.partition(".")[0]
+
+
+def _notes(uri: str) -> Path:
+    return home(uri) / "commands" / hashlib.sha256(uri.encode()).hexdigest()[:12]
+
+
+@contextmanager
+def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[None]:
+    """Keep a note of a command, until it has ended by itself: well, or with an error that would come again.
+
+    The stages of a command that is noted need no note of their own.
+
+    Parameters
+    ----------
+    uri : str
+        The tracking store.
+    command : str
+        The command's verb.
+    parameters : mapping of str to str
+        Its parameters; they must hold no secret.
+    """
+    if STARTED_IN in os.environ:
+        yield
+        return
+    values = dict(parameters)
+    if values.get("experiment") == "auto" and (name := os.environ.get(_EXPERIMENT)):
+        values["experiment"] = name
+    key = hashlib.sha256(json.dumps([command, values], sort_keys=True).encode()).hexdigest()[:16]
+    mine = own_name(uri)
+    path = _notes(uri) / f"{key}.{mine}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": command, "parameters": values, "process": mine}
+    atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    _running.add(path)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, StoreAwayError, MachineError):
+        raise
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        _running.discard(path)
+    path.unlink(missing_ok=True)
+    for same in unfinished_commands(uri):
+        if same.key == key:
+            same.path.unlink(missing_ok=True)
+
+
+def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
+    """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first.
+
+    Raises
+    ------
+    TrackingError
+        A note cannot be read.
+    """
+    found = []
+    for path in sorted(_notes(uri).glob("*.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            content = read_json_object(path, error=TrackingError)
+            parameters = {str(name): str(value) for name, value in content["parameters"].items()}
+            note = UnfinishedCommand(str(content["command"]), parameters, str(content["process"]), path)
+        except (TrackingError, KeyError, TypeError, AttributeError) as error:
+            raise TrackingError(
+                "The note of an unfinished command cannot be read", got=str(path), fix="Delete it"
+            ) from error
+        if path not in _running and (note.process == own_name(uri) or not is_alive(uri, note.process)):
+            found.append(note)
+    return found
