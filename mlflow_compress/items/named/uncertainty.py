@@ -256,7 +256,7 @@ BUILDERS: dict[str, Callable[[str, str], list[Question]]] = {
 }
 
 
-def built_rows(name: str, published: uncertainty.Published, data_dir: str) -> list[dict[str, Any]]:
+def built_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
     """Return the task's questions as rows of a question file.
 
     Raises
@@ -269,11 +269,11 @@ def built_rows(name: str, published: uncertainty.Published, data_dir: str) -> li
         questions = BUILDERS[published.kind](name, data_dir)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{name}: a record is not in the data set's layout ({error!r})") from error
-    if len(questions) <= max(uncertainty.NEVER_ASKED):
+    if len(questions) <= max(NEVER_ASKED):
         raise DataError(f"{name}: the source holds too few questions", allowed="10 or more", got=len(questions))
     rows = []
     for number, question in enumerate(questions):
-        if number not in uncertainty.NEVER_ASKED or number in published.examples:
+        if number not in NEVER_ASKED or number in published.examples:
             rows.append(placed(published, number, question))
             family.check(rows[-1])
     return rows
@@ -286,12 +286,12 @@ SOURCES = {
     "DRS": ("pminervini/HaluEval, dialogue", "Apache-2.0 (hub card)"),
     "DS": ("pminervini/HaluEval, summarization", "Apache-2.0 (hub card)"),
 }
-MEMBERS = {name.replace("uncertainty", "uncertainty_built"): file for name, file in uncertainty.FILES.items()}
+MEMBERS = {name.replace("uncertainty", "uncertainty_built"): file for name, file in FILES.items()}
 
 
-def _uncertainty_built_described(published: uncertainty.Published) -> tuple[str, str, str]:
+def _built_described(published: Published) -> tuple[str, str, str]:
     source, licence = SOURCES[published.kind]
-    return source, licence, f"{source} {published} {uncertainty.PROMPTS} {DRAWN} built"
+    return source, licence, f"{source} {published} {PROMPTS} {DRAWN} built"
 
 
-register_types("uncertainty_built", MEMBERS, describe=_uncertainty_built_described, rows=built_rows)
+register_types("uncertainty_built", MEMBERS, describe=_built_described, rows=built_rows)
