@@ -9,26 +9,14 @@ from mlflow_compress.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class ItemFamily:
-    """Properties that all items of a family share; the column `family` of `Items` holds the family's name.
+    """Properties that all items of a family share; the column `family` of `Items` holds the family's name."""
 
-    Attributes
-    ----------
-    chooses : bool
-        The item has options to choose from, and `gold` is the index of the right one.
-    graded : bool
-        An answer is right or wrong, so that the items have an accuracy and can flip.
-    headline : bool
-        Its items are pooled into the headline values. Where an evaluation has no such item, all graded ones are.
-    by_category : bool
-        Results are given for every category too.
-    every_order : bool
-        The item is scored under every order of its options: only the metric `all_orders` reads its option scores.
-    """
-
-    chooses: bool = False
-    graded: bool = False
+    chooses: bool = False  # The item has options to choose from, and `gold` is the index of the right one
+    graded: bool = False  # An answer is right or wrong, so that the items have an accuracy and can flip
+    # Its items are pooled into the headline values. Where an evaluation has no such item, all graded ones are.
     headline: bool = False
-    by_category: bool = False
+    by_category: bool = False  # Results are given for every category too
+    # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False
 
 

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration sequences of equal length.
+    """Calibration sequences of equal length."""
 
-    Parameters
-    ----------
-    ids : numpy.ndarray
-        int64, shape (samples, length).
-    """
-
-    ids: np.ndarray[Any, np.dtype[np.int64]]
+    ids: np.ndarray[Any, np.dtype[np.int64]]  # int64, shape (samples, length)
 
     @property
     def sha256(self) -> str:

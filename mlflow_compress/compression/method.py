@@ -53,35 +53,16 @@ class CalibratedConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionJob:
-    """Everything that `Method.compress` needs.
+    """Everything that `Method.compress` needs."""
 
-    Parameters
-    ----------
-    source : SourceModel
-        The model to compress, resolved to a local folder.
-    config : MethodConfig
-        The method's own settings, already checked.
-    calibration : Calibration or None
-        Token ids, if the method needs them.
-    probe : Probe
-        Input on which the logits of the compressed model in memory are computed.
-    device : str
-        "cpu" or "cuda".
-    folder : Path
-        Existing empty folder to write the checkpoint and its tokenizer into.
-    offload : Offload or None
-        Where weights wait that do not fit into memory; None: the whole model is in memory.
-    experts_without_tokens : list of str
-        Filled by the method: experts to which the router sent no calibration token.
-    """
-
-    source: SourceModel
-    config: Any
-    calibration: Calibration | None
-    probe: Probe
-    device: str
-    folder: Path
-    offload: Offload | None = None
+    source: SourceModel  # The model to compress, resolved to a local folder
+    config: Any  # The method's own settings, already checked
+    calibration: Calibration | None  # Token ids, if the method needs them
+    probe: Probe  # Input on which the logits of the compressed model in memory are computed
+    device: str  # "cpu" or "cuda"
+    folder: Path  # Existing empty folder to write the checkpoint and its tokenizer into
+    offload: Offload | None = None  # Where weights wait that do not fit into memory; None: the whole model is in memory
+    # Filled by the method: experts to which the router sent no calibration token
     experts_without_tokens: list[str] = field(default_factory=list)
 
 

@@ -27,17 +27,11 @@ class LayerFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedRecipe:
-    """Which linear layer gets which format.
+    """Which linear layer gets which format."""
 
-    Attributes
-    ----------
-    formats : mapping of str to mapping
-        Method and settings of each format: ``{"gptq:3": {"method": "gptq", "bits": 3}}``.
-    layers : mapping of str to str
-        The format of every linear layer but the head, by the layer's name; "none" for a layer that stays as it is.
-    """
-
+    # Method and settings of each format: ``{"gptq:3": {"method": "gptq", "bits": 3}}``
     formats: dict[str, dict[str, Any]]
+    # The format of every linear layer but the head, by the layer's name; "none" for a layer that stays as it is
     layers: dict[str, str]
 
     @classmethod

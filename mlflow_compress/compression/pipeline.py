@@ -67,18 +67,11 @@ def quiet() -> Iterator[None]:
 
 @dataclass
 class Peak:
-    """Result of `peak_memory`; it has its values when the block ends.
+    """Result of `peak_memory`; it has its values when the block ends."""
 
-    Parameters
-    ----------
-    n_bytes : int
-        Peak memory in bytes.
-    kind : str
-        "cuda": allocated on the GPU by torch; "rss": resident memory of the process during the block; "rss_process":
-        resident memory since the process began, where the system cannot reset the peak.
-    """
-
-    n_bytes: int = 0
+    n_bytes: int = 0  # Peak memory in bytes
+    # "cuda": allocated on the GPU by torch; "rss": resident memory of the process during the block; "rss_process":
+    # resident memory since the process began, where the system cannot reset the peak
     kind: str = "rss"
 
 

@@ -40,15 +40,9 @@ embeddings by a factor of 1e-7. Checkpoints known to be wrong differ by this val
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids drawn from the vocabulary.
+    """Token ids drawn from the vocabulary."""
 
-    Parameters
-    ----------
-    ids : numpy.ndarray
-        int64, shape (sequences, length).
-    """
-
-    ids: np.ndarray[Any, np.dtype[np.int64]]
+    ids: np.ndarray[Any, np.dtype[np.int64]]  # int64, shape (sequences, length)
 
     @classmethod
     def for_model(cls, source: SourceModel) -> Probe:
@@ -110,28 +104,14 @@ def read_probe(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReloadReport:
-    """Differences between the logits of a reloaded checkpoint and of the model in memory that was saved.
+    """Differences between the logits of a reloaded checkpoint and of the model in memory that was saved."""
 
-    Parameters
-    ----------
-    positions : int
-        Rows of logits compared.
-    max_abs_diff : float
-        Largest absolute difference of two logits.
-    logit_rms : float
-        Root mean square of the logits in memory, after subtracting the mean of each row.
-    kl_mean, kl_max : float
-        KL(in-memory || reloaded) in nats, over the positions.
-    rounded : bool
-        Whether the model rounds activations, so that `MAX_MEAN_KL_ROUNDED` is the tolerance.
-    """
-
-    positions: int
-    max_abs_diff: float
-    logit_rms: float
-    kl_mean: float
+    positions: int  # Rows of logits compared
+    max_abs_diff: float  # Largest absolute difference of two logits
+    logit_rms: float  # Root mean square of the logits in memory, after subtracting the mean of each row
+    kl_mean: float  # KL(in-memory || reloaded) in nats, over the positions
     kl_max: float
-    rounded: bool = False
+    rounded: bool = False  # Whether the model rounds activations, so that `MAX_MEAN_KL_ROUNDED` is the tolerance
 
     @property
     def agrees(self) -> bool:

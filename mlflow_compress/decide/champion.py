@@ -20,31 +20,16 @@ from mlflow_compress.records import RunRecords
 
 @dataclass(frozen=True, kw_only=True)
 class HeadToHead:
-    """Challenger minus champion, on the items that both answered.
+    """Challenger minus champion, on the items that both answered."""
 
-    Attributes
-    ----------
-    kl, kl_interval : float or None, Interval or None
-        Mean difference of the KL to the baseline, in nats; None where no item has a KL, or too few differ.
-    kl_items : int
-        Items with a KL of both.
-    accuracy : float
-        Difference of accuracy, as a share.
-    accuracy_interval : Interval
-        Tango's paired score interval.
-    items : int
-        Items that both answered.
-    gained, lost : int
-        Items that only the challenger, and only the champion, has right.
-    """
-
+    # Mean difference of the KL to the baseline, in nats; None where no item has a KL, or too few differ
     kl: float | None
     kl_interval: Interval | None
-    kl_items: int
-    accuracy: float
-    accuracy_interval: Interval
-    items: int
-    gained: int
+    kl_items: int  # Items with a KL of both
+    accuracy: float  # Difference of accuracy, as a share
+    accuracy_interval: Interval  # Tango's paired score interval
+    items: int  # Items that both answered
+    gained: int  # Items that only the challenger, and only the champion, has right
     lost: int
 
     @property
@@ -94,47 +79,24 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Incumbent:
-    """The version that has the alias now.
+    """The version that has the alias now."""
 
-    Attributes
-    ----------
-    name : str
-        Its variant.
-    version, run_id : str
-        Its version in the registry, and its main run.
-    evaluation : str or None
-        Its evaluation id; None where the version does not say.
-    pinned : bool
-        Whether it has the alias "pinned", and is never replaced.
-    """
-
-    name: str
-    version: str
+    name: str  # Its variant
+    version: str  # Its version in the registry, and its main run
     run_id: str
-    evaluation: str | None
-    pinned: bool
+    evaluation: str | None  # Its evaluation id; None where the version does not say
+    pinned: bool  # Whether it has the alias "pinned", and is never replaced
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """What becomes of the alias.
+    """What becomes of the alias."""
 
-    Attributes
-    ----------
-    outcome : {"promoted", "unchanged", "nothing"}
-        It moves, it stays where it is, or no candidate passes.
-    winner : Candidate or None
-        The candidate that gets or has the alias; None where nobody of this evaluation does.
-    reasons : tuple of str
-        Why candidates that rank higher did not get it, and how the winner compares with the champion.
-    compared : HeadToHead or None
-        The winner against the champion; None where they were not compared.
-    """
-
-    outcome: Literal["promoted", "unchanged", "nothing"]
-    winner: Candidate | None
+    outcome: Literal["promoted", "unchanged", "nothing"]  # It moves, it stays where it is, or no candidate passes
+    winner: Candidate | None  # The candidate that gets or has the alias; None where nobody of this evaluation does
+    # Why candidates that rank higher did not get it, and how the winner compares with the champion
     reasons: tuple[str, ...] = ()
-    compared: HeadToHead | None = None
+    compared: HeadToHead | None = None  # The winner against the champion; None where they were not compared
 
 
 Compare = Callable[[Candidate], HeadToHead | str]

@@ -52,26 +52,13 @@ def relative_l2_error(pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> f
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimation:
-    """What was estimated, and which of it was measured.
+    """What was estimated, and which of it was measured."""
 
-    Attributes
-    ----------
-    kind : {"fisher", "linearity"}
-        Where the estimate comes from.
-    estimates : numpy.ndarray, shape (n_groups, n_formats)
-        As they were before any measurement: nats, or relative errors.
-    measured : numpy.ndarray of bool, shape (n_groups, n_formats)
-        The swaps that were measured.
-    possible : int
-        Swaps that a search without estimates measures.
-    rank_correlation : float or None
-        Spearman's, of estimate and measured cost, over the measured swaps; None for fewer than three of them.
-    """
-
-    kind: EstimateKind
-    estimates: Float
-    measured: Cells
-    possible: int
+    kind: EstimateKind  # Where the estimate comes from
+    estimates: Float  # As they were before any measurement: nats, or relative errors; shape (n_groups, n_formats)
+    measured: Cells  # The swaps that were measured; shape (n_groups, n_formats)
+    possible: int  # Swaps that a search without estimates measures
+    # Spearman's, of estimate and measured cost, over the measured swaps; None for fewer than three of them
     rank_correlation: float | None
 
 

@@ -19,24 +19,13 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One format per group.
+    """One format per group."""
 
-    Attributes
-    ----------
-    choice : tuple of int
-        The column of each group's format.
-    n_bytes : int
-        Their bytes.
-    cost : float
-        The sum of their costs.
-    gap : float or None
-        The relative distance between this solution and the solver's bound: 0 means that it is proven to be the best.
-        None where no solver has chosen.
-    """
-
-    choice: tuple[int, ...]
-    n_bytes: int
-    cost: float
+    choice: tuple[int, ...]  # The column of each group's format
+    n_bytes: int  # Their bytes
+    cost: float  # The sum of their costs
+    # The relative distance between this solution and the solver's bound: 0 means that it is proven to be the best. None
+    # where no solver has chosen.
     gap: float | None
 
 
@@ -130,28 +119,15 @@ LimitKind = Literal["bits_per_weight", "max_bytes", "max_kl"]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSizes:
-    """Bytes of the layers whose formats are chosen, and of everything else.
+    """Bytes of the layers whose formats are chosen, and of everything else."""
 
-    Attributes
-    ----------
-    groups, formats : tuple of str
-        Rows and columns of `layers`.
-    layers : numpy.ndarray of int64, shape (n_groups, n_formats)
-        Stored bytes of each group in each format: values, scales, zero points, shapes.
-    base : int
-        Bytes of the same layers in the baseline.
-    rest : int
-        Bytes of all other tensors of a checkpoint.
-    weights : int
-        Number of weights in the groups.
-    """
-
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  # Rows and columns of `layers`
     formats: tuple[str, ...]
+    # Stored bytes of each group in each format: values, scales, zero points, shapes; shape (n_groups, n_formats)
     layers: Sizes
-    base: int
-    rest: int
-    weights: int
+    base: int  # Bytes of the same layers in the baseline
+    rest: int  # Bytes of all other tensors of a checkpoint
+    weights: int  # Number of weights in the groups
 
     def bits(self, n_bytes: float) -> float:
         """Return stored bits per weight of the layers."""
@@ -164,18 +140,10 @@ class StoredSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a searched variant must keep to.
+    """What a searched variant must keep to."""
 
-    Attributes
-    ----------
-    kind : {"bits_per_weight", "max_bytes", "max_kl"}
-        Of the first two the closest variant is wanted, of the third the smallest.
-    value : float
-        The limit.
-    """
-
-    kind: LimitKind
-    value: float
+    kind: LimitKind  # Of the first two the closest variant is wanted, of the third the smallest
+    value: float  # The limit
 
     @property
     def short(self) -> str:
@@ -212,20 +180,12 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostTable:
-    """KL of the model with one group changed, measured window by window of a text.
+    """KL of the model with one group changed, measured window by window of a text."""
 
-    Attributes
-    ----------
-    sizes : StoredSizes
-        Groups, formats and their bytes.
-    start : numpy.ndarray, shape (n_windows,)
-        Mean KL per token of the model that the groups were changed in: 0 for the baseline.
-    added : numpy.ndarray, shape (n_groups, n_formats, n_windows)
-        What each change adds to it. In the baseline this is the KL itself.
-    """
-
-    sizes: StoredSizes
+    sizes: StoredSizes  # Groups, formats and their bytes
+    # Mean KL per token of the model that the groups were changed in: 0 for the baseline; shape (n_windows,)
     start: Float
+    # What each change adds to it. In the baseline this is the KL itself; shape (n_groups, n_formats, n_windows)
     added: Float
 
     @property
@@ -279,22 +239,12 @@ class CostTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearMix:
-    """Two uniform variants, mixed so that they have a given size.
+    """Two uniform variants, mixed so that they have a given size."""
 
-    Attributes
-    ----------
-    smaller, larger : str
-        Their names.
-    share : float
-        Part of the weights that are as in the larger one.
-    kl : numpy.ndarray, shape (n,)
-        KL per unit (window or item), interpolated linearly.
-    """
-
-    smaller: str
+    smaller: str  # Their names
     larger: str
-    share: float
-    kl: Float
+    share: float  # Part of the weights that are as in the larger one
+    kl: Float  # KL per unit (window or item), interpolated linearly; shape (n,)
 
 
 def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> LinearMix | None:

@@ -57,24 +57,12 @@ def in_words(check: Check, absent: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A metric that must not exceed a bound, or not fall below it.
+    """A metric that must not exceed a bound, or not fall below it."""
 
-    Attributes
-    ----------
-    metric : str
-        Key of the value, which is an end of a 95 % interval wherever there is one.
-    bound : float
-        Largest accepted value, or smallest with `at_least`.
-    label : str
-        The metric in words.
-    at_least : bool
-        Whether the bound is the smallest accepted value.
-    """
-
-    metric: str
-    bound: float
-    label: str
-    at_least: bool = False
+    metric: str  # Key of the value, which is an end of a 95 % interval wherever there is one
+    bound: float  # Largest accepted value, or smallest with `at_least`
+    label: str  # The metric in words
+    at_least: bool = False  # Whether the bound is the smallest accepted value
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
@@ -89,17 +77,11 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceGate:
-    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
+    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values."""
 
-    Attributes
-    ----------
-    max_kl : float
-        Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item.
-    max_outliers_pct : float
-        Largest accepted share of items above the clip limit, in percent; used only with the clipped mean.
-    """
-
+    # Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item
     max_kl: float
+    # Largest accepted share of items above the clip limit, in percent; used only with the clipped mean
     max_outliers_pct: float
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:

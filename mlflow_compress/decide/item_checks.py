@@ -25,22 +25,12 @@ from mlflow_compress.metrics.stats.sequential import BoundedCheck
 
 @dataclass(frozen=True, kw_only=True)
 class ItemValue:
-    """One bounded value per item, whose mean is a metric.
+    """One bounded value per item, whose mean is a metric."""
 
-    Attributes
-    ----------
-    of : callable (inputs) -> array, shape (n_items,)
-        The values, NaN where an item has none.
-    low, high : float
-        Their bounds.
-    factor : float
-        What the metric's unit multiplies the mean by: 100 for percent.
-    """
-
-    of: Callable[[MetricInputs], Float]
-    low: float = 0.0
+    of: Callable[[MetricInputs], Float]  # The values, NaN where an item has none; shape (n_items,)
+    low: float = 0.0  # Their bounds
     high: float = 1.0
-    factor: float = 1.0
+    factor: float = 1.0  # What the metric's unit multiplies the mean by: 100 for percent
 
 
 def _answered(inputs: MetricInputs, values: Bool | Float | Int, also: Bool | None = None) -> Float:
@@ -102,22 +92,13 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ItemCheck:
-    """One claim about the items, and where its values come from.
-
-    Attributes
-    ----------
-    claim : BoundedCheck
-    metric, task, category : str, str or None
-        The metric, and which items it is about; None means pooled.
-    gate : int
-        Number of the policy's gate that the claim belongs to.
-    """
+    """One claim about the items, and where its values come from."""
 
     claim: BoundedCheck
-    metric: str
+    metric: str  # The metric, and which items it is about; None means pooled
     task: str | None
     category: str | None
-    gate: int
+    gate: int  # Number of the policy's gate that the claim belongs to
 
     def rows(self, view: ItemTable, headline: Sequence[str]) -> Int:
         """Return the items that the check is about."""
@@ -131,21 +112,11 @@ class ItemCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemPolicy:
-    """A policy as a gate in CI reads it.
+    """A policy as a gate in CI reads it."""
 
-    Attributes
-    ----------
-    gates : tuple of Gate or DivergenceGate
-        As a promotion has them: they decide what the items left open.
-    checks : tuple of ItemCheck
-        What is decided item by item. A gate passes when all of its checks do.
-    at_once : frozenset of int
-        Gates that need no item: those on the checkpoint's size, its speed and its memory.
-    """
-
-    gates: tuple[Gate | DivergenceGate, ...]
-    checks: tuple[ItemCheck, ...]
-    at_once: frozenset[int]
+    gates: tuple[Gate | DivergenceGate, ...]  # As a promotion has them: they decide what the items left open
+    checks: tuple[ItemCheck, ...]  # What is decided item by item. A gate passes when all of its checks do.
+    at_once: frozenset[int]  # Gates that need no item: those on the checkpoint's size, its speed and its memory
 
 
 def item_policy(policy: Policy) -> ItemPolicy:

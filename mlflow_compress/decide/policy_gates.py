@@ -18,19 +18,11 @@ _OWN = ("size/", "gate/")  # metrics of the main run that no metric declares
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class GateReading:
-    """One number of an evaluation: an end of the interval of a metric, or its value.
+    """One number of an evaluation: an end of the interval of a metric, or its value."""
 
-    Attributes
-    ----------
-    metric, end : str
-        The metric, and "upper", "lower", "value" or "n".
-    task, category : str
-        Of which task and category; "" for the pooled one.
-    """
-
-    metric: str
+    metric: str  # The metric, and "upper", "lower", "value" or "n"
     end: str
-    task: str = ""
+    task: str = ""  # Of which task and category; "" for the pooled one
     category: str = ""
 
     @property
@@ -60,18 +52,11 @@ def read(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> di
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGates:
-    """What a policy means for candidates.
-
-    Attributes
-    ----------
-    gates : tuple of Gate or DivergenceGate
-    rules : tuple of Rule
-    readings : frozenset of GateReading
-        Numbers that must be read from the evaluations' results; the main runs have the others.
-    """
+    """What a policy means for candidates."""
 
     gates: tuple[Gate | DivergenceGate, ...]
     rules: tuple[Rule, ...]
+    # Numbers that must be read from the evaluations' results; the main runs have the others
     readings: frozenset[GateReading]
 
     @property

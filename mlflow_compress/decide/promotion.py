@@ -21,39 +21,18 @@ SAME_SIZE = 1.005
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A variant that may be promoted.
+    """A variant that may be promoted."""
 
-    Attributes
-    ----------
-    name, method : str
-        The variant and the method that made it.
-    run_id : str
-        The variant's run.
-    version : str or None
-        Its version in the registry; None where it has none.
-    metrics : mapping of str to float
-        The metrics of its run, and what else gates read.
-    items : int or None
-        Number of items with a prediction; None if the run does not have it.
-    compresses : bool
-        False for a control, whose method leaves the weights unchanged.
-    served : bool
-        Whether a server has the variant, so that neither its size nor its KL is known.
-    stages : frozenset of str or None
-        The stages that have finished; None where the policy does not ask.
-    absent : mapping of str to str
-        Why metrics are missing, by the beginning of their names: "speed/".
-    """
-
-    name: str
-    run_id: str
-    version: str | None
+    name: str  # The variant and the method that made it
+    run_id: str  # The variant's run
+    version: str | None  # Its version in the registry; None where it has none
     method: str
-    metrics: Mapping[str, float]
-    items: int | None = None
-    compresses: bool = True
-    served: bool = False
-    stages: frozenset[str] | None = None
+    metrics: Mapping[str, float]  # The metrics of its run, and what else gates read
+    items: int | None = None  # Number of items with a prediction; None if the run does not have it
+    compresses: bool = True  # False for a control, whose method leaves the weights unchanged
+    served: bool = False  # Whether a server has the variant, so that neither its size nor its KL is known
+    stages: frozenset[str] | None = None  # The stages that have finished; None where the policy does not ask
+    # Why metrics are missing, by the beginning of their names: "speed/"
     absent: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -37,18 +37,10 @@ def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Calibration text, prepared for searches.
+    """Calibration text, prepared for searches."""
 
-    Attributes
-    ----------
-    runs : frozenset of str
-        Every sequence of `RUN` consecutive words.
-    all_words : str
-        All words of all texts; a line per text.
-    """
-
-    runs: frozenset[str]
-    all_words: str
+    runs: frozenset[str]  # Every sequence of `RUN` consecutive words
+    all_words: str  # All words of all texts; a line per text
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> CalibrationText:

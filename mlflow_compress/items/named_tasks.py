@@ -12,36 +12,19 @@ from mlflow_compress.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """A task, corpus or group of tasks, with source and licence.
+    """A task, corpus or group of tasks, with source and licence."""
 
-    Attributes
-    ----------
-    source : str
-        Where the data come from: a hub id, or "embedded".
-    licence : str
-        Licence of the data, as their source states it.
-    items : str
-        Number of items, and their split.
-    shots : str
-        Number of few-shot examples.
-    rule : str
-        How an answer is chosen and graded.
-    definition : callable () -> bytes, optional
-        Everything except the data that decides prompts and choice of items. Its SHA-256 distinguishes two versions of a
-        task. (Each run also logs a hash of prompts and data.) A group is defined by its members.
-    build : callable (settings, shots) -> Parts, optional
-        Returns tasks and corpora; `shots` is None unless the user gave a number (NAME@5).
-    members : tuple of str
-        Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
-    """
-
-    source: str
-    licence: str
-    items: str
-    shots: str
-    rule: str
+    source: str  # Where the data come from: a hub id, or "embedded"
+    licence: str  # Licence of the data, as their source states it
+    items: str  # Number of items, and their split
+    shots: str  # Number of few-shot examples
+    rule: str  # How an answer is chosen and graded
+    # Everything except the data that decides prompts and choice of items. Its SHA-256 distinguishes two versions of a
+    # task. (Each run also logs a hash of prompts and data.) A group is defined by its members.
     definition: Callable[[], bytes] | None = None
+    # Returns tasks and corpora; `shots` is None unless the user gave a number (NAME@5)
     build: Callable[[TaskSettings, int | None], Parts] | None = None
+    # Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
     members: tuple[str, ...] = ()
 
     def definition_hash(self) -> str:

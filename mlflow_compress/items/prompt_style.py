@@ -19,21 +19,13 @@ DEFAULT = "hendrycks"
 
 @dataclass(frozen=True, kw_only=True)
 class PromptStyle:
-    """How lettered questions are shown.
+    """How lettered questions are shown."""
 
-    Attributes
-    ----------
-    question : callable (row, options) -> str
-        A question with its passage and lettered options, up to and including "Answer:".
-    header : callable (category, kind, examples) -> str
-        The text before it: instructions and few-shot examples, which are questions with answers ("...Answer: B").
-    n_options : int, optional
-        The number of options that the wording states; None if it states none.
-    """
-
+    # A question with its passage and lettered options, up to and including "Answer:"
     question: Callable[[Row, Sequence[str]], str]
+    # The text before it: instructions and few-shot examples, which are questions with answers ("...Answer: B")
     header: Callable[[str, str, Sequence[str]], str]
-    n_options: int | None = None
+    n_options: int | None = None  # The number of options that the wording states; None if it states none
 
 
 PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items.prompts")

@@ -18,93 +18,47 @@ Row = Mapping[str, Any]  # one line of a question file, with its line number und
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """How items are drawn and shown. Each field has the name of its parameter on the command line.
+    """How items are drawn and shown. Each field has the name of its parameter on the command line."""
 
-    Attributes
-    ----------
-    num_fewshot : int
-        Few-shot examples per prompt.
-    num_shuffles : int
-        Shuffled answer orders per item, besides the original order.
-    seed : int
-        Seed of every random draw.
-    limit : int
-        Items per category; 0 takes all.
-    all_orders : int
-        Items per lettered task that are also scored in every answer order, as a task of their own; 0 for none.
-    shuffle_fewshot : bool
-        Whether a shuffle also reorders the answers of the few-shot examples.
-    prompt_style : str
-        Prompt styles of lettered tasks, comma-separated (see `prompt_style`); "auto" is the task's default.
-    data_dir : str
-        Folder of data sets in hub layout ("" for none): the data set ORG/NAME is in data_dir/ORG/NAME.
-    apply_chat_template : bool
-        Whether the baseline's chat template is applied to lettered tasks and to those of lm-evaluation-harness.
-    fewshot_as_multiturn : bool
-        Whether the chat template shows each few-shot example of lm-evaluation-harness as a turn of its own. If not, all
-        examples are in the user's one turn.
-    system_prompt : str
-        System prompt of the chat template; "" for none.
-    model : str
-        The baseline.
-    """
-
-    num_fewshot: int = 5
-    num_shuffles: int = 2
-    seed: int = 42
-    limit: int = 0
+    num_fewshot: int = 5  # Few-shot examples per prompt
+    num_shuffles: int = 2  # Shuffled answer orders per item, besides the original order
+    seed: int = 42  # Seed of every random draw
+    limit: int = 0  # Items per category; 0 takes all
+    # Items per lettered task that are also scored in every answer order, as a task of their own; 0 for none
     all_orders: int = 0
-    shuffle_fewshot: bool = False
+    shuffle_fewshot: bool = False  # Whether a shuffle also reorders the answers of the few-shot examples
+    # Prompt styles of lettered tasks, comma-separated (see `prompt_style`); "auto" is the task's default
     prompt_style: str = "auto"
-    data_dir: str = ""
+    data_dir: str = ""  # Folder of data sets in hub layout ("" for none): the data set ORG/NAME is in data_dir/ORG/NAME
+    # Whether the baseline's chat template is applied to lettered tasks and to those of lm-evaluation-harness
     apply_chat_template: bool = False
+    # Whether the chat template shows each few-shot example of lm-evaluation-harness as a turn of its own. If not, all
+    # examples are in the user's one turn.
     fewshot_as_multiturn: bool = True
-    system_prompt: str = ""
-    model: str = ""
+    system_prompt: str = ""  # System prompt of the chat template; "" for none
+    model: str = ""  # The baseline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answering:
-    """How the answers of a task are generated (greedily), and how they are graded.
+    """How the answers of a task are generated (greedily), and how they are graded."""
 
-    Attributes
-    ----------
-    until : tuple of str
-        Stop sequences; the answer is cut before the first one.
-    max_new_tokens : int
-        Longest answer, in tokens.
-    judge : callable or None
-        Takes the answers by item id; returns which are correct, or None for an item that the task does not grade.
-        Without `judge`, an answer is correct if it equals one of the item's `answers`.
-    """
-
-    until: tuple[str, ...] = ("\n",)
-    max_new_tokens: int = 32
+    until: tuple[str, ...] = ("\n",)  # Stop sequences; the answer is cut before the first one
+    max_new_tokens: int = 32  # Longest answer, in tokens
+    # Takes the answers by item id; returns which are correct, or None for an item that the task does not grade. Without
+    # `judge`, an answer is correct if it equals one of the item's `answers`.
     judge: Callable[[Mapping[str, str]], Mapping[str, bool | None]] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessMetric:
-    """A number that lm-evaluation-harness's own code computes from our records.
+    """A number that lm-evaluation-harness's own code computes from our records."""
 
-    Attributes
-    ----------
-    part : str
-        Name of the task or group.
-    metric : str
-        The harness's name of the metric.
-    filter : str
-        The harness's filter that extracts the answer from the text; "none" for the text as it is.
-    value : float
-    n, n_unscored : int
-        Number of items behind the value, and of items left out because an option exceeds the context.
-    """
-
-    part: str
-    metric: str
-    filter: str = "none"
+    part: str  # Name of the task or group
+    metric: str  # The harness's name of the metric
+    filter: str = "none"  # The harness's filter that extracts the answer from the text; "none" for the text as it is
     value: float
-    n: int
+    n: int  # Number of items behind the value, and of items left out because an option exceeds the context
     n_unscored: int
 
     @property
@@ -115,49 +69,28 @@ class HarnessMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAverages:
-    """How the harness averages a group whose members are separate tasks here.
+    """How the harness averages a group whose members are separate tasks here."""
 
-    Attributes
-    ----------
-    name : str
-        The group that the user has named.
-    average : callable
-        Takes the metrics of the members; returns those of the group and of the groups within it.
-    """
-
-    name: str
+    name: str  # The group that the user has named
+    # Takes the metrics of the members; returns those of the group and of the groups within it
     average: Callable[[Sequence[HarnessMetric]], list[HarnessMetric]] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One evaluated task.
+    """One evaluated task."""
 
-    Attributes
-    ----------
-    name, family : str
-        The task's name in the records, and its family (see `Items`).
-    items : Items
-        One row per item.
-    requests : tuple of Request
-        What is scored; empty for families with generated answers.
-    answering : Answering or None
-        How answers are generated; None where no answer is generated.
-    documents : tuple of str
-        Texts whose every token is scored (rolling tasks, which have no items).
-    harness_metrics : callable or None
-        Computes the harness's own metrics from the records of a run.
-    chat : bool
-        Whether prompts are user messages. `chat.rendered` turns them into the text that a model reads.
-    """
-
-    name: str
+    name: str  # The task's name in the records, and its family (see `Items`)
     family: str
-    items: Items
+    items: Items  # One row per item
+    # What is scored; empty for families with generated answers
     requests: tuple[Request, ...] = field(default=(), repr=False)
-    answering: Answering | None = None
+    answering: Answering | None = None  # How answers are generated; None where no answer is generated
+    # Whether prompts are user messages. `chat.rendered` turns them into the text that a model reads.
     chat: bool = False
+    # Texts whose every token is scored (rolling tasks, which have no items)
     documents: tuple[str, ...] = field(default=(), repr=False)
+    # Computes the harness's own metrics from the records of a run
     harness_metrics: Callable[[RunRecords], list[HarnessMetric]] | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:
@@ -176,18 +109,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Text whose tokens are scored in windows.
-
-    Attributes
-    ----------
-    name, text : str
-    max_tokens : int or None
-        Tokens that are scored, from the beginning; None for all.
-    """
+    """Text whose tokens are scored in windows."""
 
     name: str
     text: str = field(repr=False)
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # Tokens that are scored, from the beginning; None for all
 
     def content_hash(self) -> str:
         """Return a SHA-256 over the text and, if it is set, `max_tokens`."""
@@ -215,27 +141,16 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of task: the fields of its question files, how rows become tasks, and the properties of its items.
+    """A kind of task: the fields of its question files, how rows become tasks, and the properties of its items."""
 
-    Attributes
-    ----------
-    fields : mapping of str to type
-        Required fields of a row, in addition to "id" and "category". They decide which family a file belongs to.
-    optional : mapping of str to type
-        Fields that a row may have.
-    check : callable (row) -> None
-        Raises `DataError` for a row with the right fields and unusable values.
-    build : callable (name, rows, settings) -> list of Task
-        Tasks of one file; a lettered file gives two or three, see `lettered`.
-    items : mapping of str to ItemFamily
-        Properties of the items that `build` makes, by the value of their column `family`. Metrics read them.
-    """
-
+    # Required fields of a row, in addition to "id" and "category". They decide which family a file belongs to.
     fields: Mapping[str, type]
-    check: Callable[[Row], None]
+    check: Callable[[Row], None]  # Raises `DataError` for a row with the right fields and unusable values
+    # Tasks of one file; a lettered file gives two or three, see `lettered`
     build: Callable[[str, Sequence[Row], TaskSettings], list[Task]]
+    # Properties of the items that `build` makes, by the value of their column `family`. Metrics read them.
     items: Mapping[str, ItemFamily]
-    optional: Mapping[str, type] = field(default_factory=dict)
+    optional: Mapping[str, type] = field(default_factory=dict)  # Fields that a row may have
 
 
 FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.items.families", group="mlflow_compress.tasks")

@@ -12,16 +12,10 @@ TRACES = "traces"
 
 @dataclass(frozen=True, kw_only=True)
 class TraceCorpus:
-    """Text that the baseline itself has written.
-
-    Attributes
-    ----------
-    name : str
-    answers : Traces or None
-        The answers; None as long as the baseline has not written them.
-    """
+    """Text that the baseline itself has written."""
 
     name: str = TRACES
+    # The answers; None as long as the baseline has not written them
     answers: Traces | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:

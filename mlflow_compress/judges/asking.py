@@ -131,24 +131,13 @@ def _words_before(mark: re.Match[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AskingConfig:
-    """Which model is asked, and how. Temperature 0 where the model accepts it.
+    """Which model is asked, and how. Temperature 0 where the model accepts it."""
 
-    Attributes
-    ----------
-    endpoint : EndpointConfig
-        Address and key of the judge.
-    model : str
-        Name of the judge model.
-    attempts : int
-        Number of replies per judgment until one can be read. After that, the judgment counts as unscored.
-    max_tokens : int
-        Longest judgment, in tokens.
-    """
-
-    endpoint: EndpointConfig
-    model: str = "gpt-4"
+    endpoint: EndpointConfig  # Address and key of the judge
+    model: str = "gpt-4"  # Name of the judge model
+    # Number of replies per judgment until one can be read. After that, the judgment counts as unscored.
     attempts: int = 3
-    max_tokens: int = 2048
+    max_tokens: int = 2048  # Longest judgment, in tokens
 
     def __post_init__(self) -> None:
         for name in ("attempts", "max_tokens"):
@@ -169,27 +158,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Judgment:
-    """A judge's reply as it was read.
+    """A judge's reply as it was read."""
 
-    Attributes
-    ----------
-    value : float or None
-        What was read; None if nothing could be.
-    reason : str or None
-        Why there is no value.
-    text : str
-        The last reply, or what went wrong.
-    judge : str
-        The model that answered, and the name of the prompt.
-    sent : mapping or None
-        The settings of the request; None if there was no reply.
-    """
-
-    value: float | None
-    reason: str | None
-    text: str
-    judge: str
-    sent: Mapping[str, Any] | None = None
+    value: float | None  # What was read; None if nothing could be
+    reason: str | None  # Why there is no value
+    text: str  # The last reply, or what went wrong
+    judge: str  # The model that answered, and the name of the prompt
+    sent: Mapping[str, Any] | None = None  # The settings of the request; None if there was no reply
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the records that tell of it."""

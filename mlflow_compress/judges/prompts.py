@@ -114,21 +114,12 @@ def _escaped(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt for the judge.
+    """A prompt for the judge."""
 
-    Attributes
-    ----------
-    name : str
-        FastChat's name of the template.
-    system, user : str
-        The two messages.
-    shown : tuple of str
-        The texts in it that are not ours, as they were given: questions, answers and references.
-    """
-
-    name: str
-    system: str
+    name: str  # FastChat's name of the template
+    system: str  # The two messages
     user: str
+    # The texts in it that are not ours, as they were given: questions, answers and references
     shown: tuple[str, ...] = ()
 
     @property

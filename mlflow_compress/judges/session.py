@@ -106,18 +106,10 @@ def skipping(reason: str) -> Callable[[JudgeInputs], Judged]:
 
 @dataclass
 class Session:
-    """The judge models of one run, and what became of their judgments.
+    """The judge models of one run, and what became of their judgments."""
 
-    Parameters
-    ----------
-    askers : sequence of Asker
-        One per judge model; they share the cache.
-    max_unscored : float
-        Share of judgments without a value above which the stage fails.
-    """
-
-    askers: Sequence[Asker]
-    max_unscored: float
+    askers: Sequence[Asker]  # One per judge model; they share the cache
+    max_unscored: float  # Share of judgments without a value above which the stage fails
     _judgments: list[Judgment] = field(default_factory=list)
 
     @classmethod

@@ -43,28 +43,14 @@ def agreement(content: Int, shown: Bool) -> Float:
 
 @dataclass(frozen=True)
 class _Orders:
-    """One model on every order; row `i` is item `i`, and only rows that are `complete` mean anything.
+    """One model on every order; row `i` is item `i`, and only rows that are `complete` mean anything."""
 
-    Attributes
-    ----------
-    complete : numpy.ndarray of bool, shape (n,)
-        Scored in all orders.
-    content : numpy.ndarray of int, shape (n, m, n_options)
-        The orders: original index of what is shown at each position.
-    right, same : numpy.ndarray, shape (n,)
-        Share of orders in which the model is right, and `agreement`.
-    always : numpy.ndarray of bool, shape (n,)
-        Right in every order.
-    excess : numpy.ndarray, shape (n, n_options)
-        `letter_excess`.
-    """
-
-    complete: Bool
-    content: Int
-    right: Float
+    complete: Bool  # Scored in all orders; shape (n,)
+    content: Int  # The orders: original index of what is shown at each position; shape (n, m, n_options)
+    right: Float  # Share of orders in which the model is right, and `agreement`; shape (n,)
     same: Float
-    always: Bool
-    excess: Float
+    always: Bool  # Right in every order; shape (n,)
+    excess: Float  # `letter_excess`; shape (n, n_options)
 
 
 def _measure(view: ItemTable, run: RunRecords) -> _Orders:

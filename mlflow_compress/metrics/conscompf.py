@@ -20,18 +20,10 @@ Weighting = Literal["equation4", "reference", "unweighted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity:
-    """Per-instruction similarity and consistency of two models.
+    """Per-instruction similarity and consistency of two models."""
 
-    Attributes
-    ----------
-    cosine : numpy.ndarray, shape (n,)
-        ``y_i``, cosine of the two mean embeddings.
-    consistency_a, consistency_b : numpy.ndarray, shape (n,)
-        ``c_i`` of each model.
-    """
-
-    cosine: Float
-    consistency_a: Float
+    cosine: Float  # ``y_i``, cosine of the two mean embeddings; shape (n,)
+    consistency_a: Float  # ``c_i`` of each model; shape (n,)
     consistency_b: Float
 
     @property

@@ -18,29 +18,15 @@ from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDi
 
 @dataclass(frozen=True)
 class SwapTable:
-    """Distances of n swaps at the same m tokens.
-
-    Attributes
-    ----------
-    swaps : tuple of str
-    kl : ndarray, shape (n, m)
-    top : ndarray of int, shape (n, m)
-        Most probable token after each swap.
-    same_top : ndarray of bool, shape (n, m)
-        Whether it is the baseline's.
-    text, position : ndarray of int, shape (m,)
-        Index of the token's text in `texts`, and the token's index in it.
-    texts : tuple of (str, str)
-        Corpus and id of each text.
-    """
+    """Distances of n swaps at the same m tokens."""
 
     swaps: tuple[str, ...]
-    kl: Float
-    top: Int
-    same_top: Bool
-    text: Int
+    kl: Float  # shape (n, m)
+    top: Int  # Most probable token after each swap; shape (n, m)
+    same_top: Bool  # Whether it is the baseline's; shape (n, m)
+    text: Int  # Index of the token's text in `texts`, and the token's index in it; shape (m,)
     position: Int
-    texts: tuple[tuple[str, str], ...]
+    texts: tuple[tuple[str, str], ...]  # Corpus and id of each text
 
     @classmethod
     def of(cls, records: SwapDistances) -> SwapTable:
@@ -133,66 +119,34 @@ class NamedGroup(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMove:
-    """How far the baseline moves when one group of weights is the variant's.
-
-    Attributes
-    ----------
-    name, kind : str
-    layer : int or None
-    kl : MetricResult
-        Mean KL per token, with its interval over texts.
-    share : float or None
-        Of the sum of all groups' KL; None where that is 0.
-    top_changed : float
-        Share of the tokens whose most probable token changes.
-    noise_kl : MetricResult or None
-        The same of Gaussian noise of the same Frobenius norm on the same matrices.
-    against_noise : MetricResult or None
-        KL over that of the noise. Above 1 the change points where it hurts; below 1 it is smaller than its size.
-    no_noise : str or None
-        Why there is no such control; None where there is one.
-    """
+    """How far the baseline moves when one group of weights is the variant's."""
 
     name: str
     kind: str
     layer: int | None
-    kl: MetricResult
-    share: float | None
-    top_changed: float
-    noise_kl: MetricResult | None = None
+    kl: MetricResult  # Mean KL per token, with its interval over texts
+    share: float | None  # Of the sum of all groups' KL; None where that is 0
+    top_changed: float  # Share of the tokens whose most probable token changes
+    noise_kl: MetricResult | None = None  # The same of Gaussian noise of the same Frobenius norm on the same matrices
+    # KL over that of the noise. Above 1 the change points where it hurts; below 1 it is smaller than its size.
     against_noise: MetricResult | None = None
-    no_noise: str | None = None
+    no_noise: str | None = None  # Why there is no such control; None where there is one
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsFound:
-    """All groups of a variant, and what they are together.
+    """All groups of a variant, and what they are together."""
 
-    Attributes
-    ----------
-    groups : tuple of GroupMove
-        In the model's order.
-    n_texts : int
-        Texts on which they were measured.
-    whole, together : MetricResult
-        Mean KL of the variant itself, and of the baseline with all groups swapped: equal within rounding.
-    no_swap : float
-        Largest KL without any swap: 0.
-    sum_of_parts : float
-        Sum of the groups' mean KL.
-    additivity : MetricResult or None
-        `together` over `sum_of_parts`, with the paired bootstrap's interval over texts; None where the sum is 0.
-    noise_ratio : MetricResult or None
-        Sum of the groups' KL over the sum of their noise controls', of the groups that have one.
-    """
-
-    groups: tuple[GroupMove, ...]
-    n_texts: int
+    groups: tuple[GroupMove, ...]  # In the model's order
+    n_texts: int  # Texts on which they were measured
+    # Mean KL of the variant itself, and of the baseline with all groups swapped: equal within rounding
     whole: MetricResult
     together: MetricResult
-    no_swap: float
-    sum_of_parts: float
+    no_swap: float  # Largest KL without any swap: 0
+    sum_of_parts: float  # Sum of the groups' mean KL
+    # `together` over `sum_of_parts`, with the paired bootstrap's interval over texts; None where the sum is 0
     additivity: MetricResult | None
+    # Sum of the groups' KL over the sum of their noise controls', of the groups that have one
     noise_ratio: MetricResult | None
 
     @property
@@ -311,31 +265,15 @@ MOST_TEXTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class MovedText:
-    """One text of a corpus.
+    """One text of a corpus."""
 
-    Attributes
-    ----------
-    task, item_id : str
-        Corpus, and the text's id in it.
-    kl : float
-        Mean KL per token in nats.
-    n : int
-        Scored tokens.
-    changed : int
-        Tokens at which the most probable token is another.
-    first_change : int or None
-        Index in the text of the first of them; None where there is none.
-    baseline_top, variant_top : int or None
-        The most probable tokens there.
-    """
-
-    task: str
+    task: str  # Corpus, and the text's id in it
     item_id: str
-    kl: float
-    n: int
-    changed: int
-    first_change: int | None = None
-    baseline_top: int | None = None
+    kl: float  # Mean KL per token in nats
+    n: int  # Scored tokens
+    changed: int  # Tokens at which the most probable token is another
+    first_change: int | None = None  # Index in the text of the first of them; None where there is none
+    baseline_top: int | None = None  # The most probable tokens there
     variant_top: int | None = None
 
 
@@ -362,23 +300,12 @@ def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXT
 
 @dataclass(frozen=True, kw_only=True)
 class ShownText:
-    """A text that moved, with the words around the token at which the most probable token first changes.
-
-    Attributes
-    ----------
-    moved : MovedText
-    begins : str
-        How the text begins.
-    context : str or None
-        What comes right before that token; None where nothing changes.
-    actual, baseline, variant : str or None
-        The token that the text has there, and the most probable ones of both models.
-    """
+    """A text that moved, with the words around the token at which the most probable token first changes."""
 
     moved: MovedText
-    begins: str
-    context: str | None = None
-    actual: str | None = None
+    begins: str  # How the text begins
+    context: str | None = None  # What comes right before that token; None where nothing changes
+    actual: str | None = None  # The token that the text has there, and the most probable ones of both models
     baseline: str | None = None
     variant: str | None = None
 

@@ -29,24 +29,12 @@ def by_judge_model(judgments: Judgments) -> dict[str, Judgments]:
 
 @dataclass(frozen=True)
 class TurnScores:
-    """A judge's scores, one row per question.
+    """A judge's scores, one row per question."""
 
-    Attributes
-    ----------
-    question : list of (task, item_id)
-        The questions, sorted.
-    category : numpy.ndarray of str, shape (n,)
-        Each question's category.
-    score : numpy.ndarray, shape (n, 2)
-        Mean over repeats of the readable scores of each turn; NaN where there is none.
-    n_unscored : numpy.ndarray of int, shape (n, 2)
-        Judgments of each turn without a readable score.
-    """
-
-    question: list[tuple[str, str]]
-    category: Objects
-    score: Float
-    n_unscored: Int
+    question: list[tuple[str, str]]  # The questions, sorted
+    category: Objects  # Each question's category; shape (n,)
+    score: Float  # Mean over repeats of the readable scores of each turn; NaN where there is none; shape (n, 2)
+    n_unscored: Int  # Judgments of each turn without a readable score; shape (n, 2)
 
 
 def turn_scores(judgments: Judgments) -> TurnScores:

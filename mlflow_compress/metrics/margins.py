@@ -18,22 +18,12 @@ from mlflow_compress.records import MetricResult
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedShare:
-    """A share by bin, ready to draw; only bins that hold items.
+    """A share by bin, ready to draw; only bins that hold items."""
 
-    Attributes
-    ----------
-    left, right : numpy.ndarray, shape (n_bins,)
-        Edges of each bin.
-    n : numpy.ndarray of int, shape (n_bins,)
-        Items in each bin.
-    share, low, high : numpy.ndarray, shape (n_bins,)
-        Share of items with the event, and its Wilson interval.
-    """
-
-    left: Float
+    left: Float  # Edges of each bin; shape (n_bins,)
     right: Float
-    n: Int
-    share: Float
+    n: Int  # Items in each bin; shape (n_bins,)
+    share: Float  # Share of items with the event, and its Wilson interval; shape (n_bins,)
     low: Float
     high: Float
 

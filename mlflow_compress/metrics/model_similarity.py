@@ -15,33 +15,18 @@ from mlflow_compress.metrics.stats.arrays import Float
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelSimilarity:
-    """The similarity of every pair of models, and where that places each of them.
+    """The similarity of every pair of models, and where that places each of them."""
 
-    Attributes
-    ----------
-    names : tuple of str, length m
-        The models.
-    values : numpy.ndarray, shape (m, m)
-        Mean over instructions of ConSCompF's similarity, equation 4; symmetric, with ones on the diagonal.
-    coordinates : numpy.ndarray, shape (m, 2)
-        The models' places on the first two principal components: see `model_similarity`.
-    shares : tuple of float, or None
-        Share of the variance that each of the two components holds; None where all models are equally alike.
-    n_instructions, n_samples : int
-        Instructions, and answers of a model to each.
-    encoder : str
-        Name of the encoder that all answers were embedded by.
-    left_out : mapping of str to str
-        Variants that are not compared, and why, as the end of a sentence.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # The models
+    # Mean over instructions of ConSCompF's similarity, equation 4; symmetric, with ones on the diagonal; shape (m, m)
     values: Float
-    coordinates: Float
+    coordinates: Float  # The models' places on the first two principal components: see `model_similarity`; shape (m, 2)
+    # Share of the variance that each of the two components holds; None where all models are equally alike
     shares: tuple[float, float] | None
-    n_instructions: int
+    n_instructions: int  # Instructions, and answers of a model to each
     n_samples: int
-    encoder: str = ""
+    encoder: str = ""  # Name of the encoder that all answers were embedded by
+    # Variants that are not compared, and why, as the end of a sentence
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -19,20 +19,11 @@ from mlflow_compress.records import MetricResult
 
 @dataclass(frozen=True)
 class Preference:
-    """One comparison of two answers.
+    """One comparison of two answers."""
 
-    Attributes
-    ----------
-    question : str
-        What both answer. Comparisons of one question depend on each other.
-    category : str
-        The question's category; "" for none.
-    adds : mapping of str to float, or None
-        What it adds to the share of each name; None without a verdict. A share counts the comparisons that name it.
-    """
-
-    question: str
-    category: str
+    question: str  # What both answer. Comparisons of one question depend on each other.
+    category: str  # The question's category; "" for none
+    # What it adds to the share of each name; None without a verdict. A share counts the comparisons that name it.
     adds: Mapping[str, float] | None
 
 

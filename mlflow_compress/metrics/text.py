@@ -91,24 +91,14 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
 
 @dataclass(frozen=True)
 class AnswerPairs:
-    """Free answers of both models to the same instructions.
+    """Free answers of both models to the same instructions."""
 
-    Attributes
-    ----------
-    references, texts : list of str, length n
-        The baseline's and the variant's answers.
-    task, item_id, turn : numpy.ndarray, shape (n,)
-        Whose answer it is.
-    instruction : numpy.ndarray of int, shape (n,)
-        Number of the (task, item_id): what the bootstrap draws.
-    """
-
-    references: list[str]
+    references: list[str]  # The baseline's and the variant's answers
     texts: list[str]
-    task: Strings
+    task: Strings  # Whose answer it is; shape (n,)
     item_id: Strings
     turn: Int
-    instruction: Int
+    instruction: Int  # Number of the (task, item_id): what the bootstrap draws; shape (n,)
 
     def subsets(self) -> Iterator[ItemSubset]:
         """Iterate over all answers, then over those of each task."""

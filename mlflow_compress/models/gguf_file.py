@@ -22,21 +22,11 @@ _MOST_DIMENSIONS, _DEEPEST = 8, 4
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Type, shape and size of one tensor in a checkpoint's file.
+    """Type, shape and size of one tensor in a checkpoint's file."""
 
-    Parameters
-    ----------
-    dtype : str
-        Element type as its format names it ("BF16", "I32", "Q4_0", ...).
-    shape : tuple of int
-        Shape as stored; a packed weight has another shape than the weight itself.
-    n_bytes : int
-        Bytes of its data.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
+    dtype: str  # Element type as its format names it ("BF16", "I32", "Q4_0", ...)
+    shape: tuple[int, ...]  # Shape as stored; a packed weight has another shape than the weight itself
+    n_bytes: int  # Bytes of its data
 
     @property
     def elements(self) -> int:

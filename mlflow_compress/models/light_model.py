@@ -19,28 +19,14 @@ from mlflow_compress.models.placement import placement
 
 @dataclass(frozen=True)
 class LightModel:
-    """The identity of a model, as a `LoadedModel` has it, without weights in memory; it cannot score.
-
-    Attributes
-    ----------
-    model_config : transformers.PreTrainedConfig
-    tokenizer : transformers.PreTrainedTokenizerBase
-    path : Path
-        The local folder (for a hub id, its local snapshot).
-    dtype : torch.dtype
-        Dtype that parameters which are not quantized would have.
-    device : torch.device
-        Device on which the embeddings would be.
-    config : LoadConfig
-        With which `load_model` loads the model.
-    """
+    """The identity of a model, as a `LoadedModel` has it, without weights in memory; it cannot score."""
 
     model_config: Any
     tokenizer: Any
-    path: Path
-    dtype: torch.dtype
-    device: torch.device
-    config: LoadConfig
+    path: Path  # The local folder (for a hub id, its local snapshot)
+    dtype: torch.dtype  # Dtype that parameters which are not quantized would have
+    device: torch.device  # Device on which the embeddings would be
+    config: LoadConfig  # With which `load_model` loads the model
 
     @property
     def vocab_size(self) -> int:

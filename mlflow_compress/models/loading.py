@@ -46,33 +46,20 @@ _NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """Which model to open, and how.
+    """Which model to open, and how."""
 
-    Attributes
-    ----------
-    path : str
-        Folder, or id on the Hugging Face hub.
-    dtype : str
-        "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
-    device : str
-        "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs, then the host's memory,
-        then the disk, by accelerate), or a torch device such as "cuda:1".
-    max_memory : mapping of str to str
-        With "balanced": most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}. Embeddings and head
-        come on top where they do not fit.
-    offload_dir : str or None
-        With "balanced": where offloaded weights are kept that the checkpoint does not have as they are needed; None:
-        the system's folder for temporary files.
-    trust_remote_code : bool
-        Allow code that comes with the checkpoint.
-    """
-
-    path: str
-    dtype: str = "float32"
+    path: str  # Folder, or id on the Hugging Face hub
+    dtype: str = "float32"  # "float32", "bfloat16", "float16", or "auto" for the checkpoint's own
+    # "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs, then the host's memory,
+    # then the disk, by accelerate), or a torch device such as "cuda:1"
     device: str = "auto"
+    # With "balanced": most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}. Embeddings and head
+    # come on top where they do not fit.
     max_memory: Mapping[str, str] = field(default_factory=dict)
+    # With "balanced": where offloaded weights are kept that the checkpoint does not have as they are needed; None: the
+    # system's folder for temporary files
     offload_dir: str | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # Allow code that comes with the checkpoint
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -81,27 +68,14 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode with its tokenizer; weights are aligned in memory (see `memory_alignment.align_weights`).
-
-    Attributes
-    ----------
-    model, tokenizer : transformers objects
-    path : Path
-        The local folder (for a hub id, its local snapshot).
-    dtype : torch.dtype
-        Dtype of the parameters that are not quantized.
-    device : torch.device
-        Device of the embeddings.
-    config : LoadConfig or None
-        With which it was loaded; None for a model that exists only in memory.
-    """
+    """A model in eval mode with its tokenizer; weights are aligned in memory (see `memory_alignment.align_weights`)."""
 
     model: Any
     tokenizer: Any
-    path: Path
-    dtype: torch.dtype
-    device: torch.device
-    config: LoadConfig | None = None
+    path: Path  # The local folder (for a hub id, its local snapshot)
+    dtype: torch.dtype  # Dtype of the parameters that are not quantized
+    device: torch.device  # Device of the embeddings
+    config: LoadConfig | None = None  # With which it was loaded; None for a model that exists only in memory
 
     def __post_init__(self) -> None:
         align_weights(self.model)

@@ -13,18 +13,11 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Memory that a model's weights may take, and where the rest of them is kept.
+    """Memory that a model's weights may take, and where the rest of them is kept."""
 
-    Attributes
-    ----------
-    max_memory : mapping of str to str
-        Most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}; empty: what is free.
-    folder : str or None
-        None: the system's folder for temporary files.
-    """
-
+    # Most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}; empty: what is free
     max_memory: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
+    folder: str | None = None  # None: the system's folder for temporary files
 
 
 def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[str, Any]:

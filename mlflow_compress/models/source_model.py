@@ -23,60 +23,30 @@ MOST_ELSEWHERE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SourceModel:
-    """A causal language model on disk, described without loading its weights.
+    """A causal language model on disk, described without loading its weights."""
 
-    Parameters
-    ----------
-    name : str
-        Folder or hub id, as the user gave it.
-    folder : Path
-        Local folder.
-    architecture : str
-        Class name of the model.
-    model_type : str
-        transformers' name of the architecture's family, for example "llama".
-    dtype : str
-        Dtype of most stored weights, for example "bfloat16".
-    linear : dict
-        Linear layers except the language-model head: name to (out_features, in_features), in model order.
-    head : str or None
-        Name of the language-model head, which no method changes.
-    experts : dict
-        Matrices of the experts of a mixture: the name that each has where an expert is a module of linear layers, to
-        its name in a checkpoint and (out_features, in_features). transformers keeps them in two tensors per layer.
-        Empty where `architectures.linear_experts` cannot take them apart.
-    elsewhere : dict
-        Weights with two or more axes outside of linear layers, embeddings and head: name to number of elements; among
-        them the tensors of the experts.
-    subclassed : str or None
-        Name of the first linear layer whose class is a subclass of `torch.nn.Linear`, as in Falcon.
-    layers : int
-        Number of decoder layers.
-    vocabulary : int
-        Rows of the input embedding.
-    max_length : int
-        Context length in tokens.
-    parameters : int
-        Number of stored weights; tied weights count once.
-    trust_remote_code : bool
-        Whether the model's own Python code may run.
-    """
-
-    name: str
-    folder: Path
-    architecture: str
-    model_type: str
-    dtype: str
+    name: str  # Folder or hub id, as the user gave it
+    folder: Path  # Local folder
+    architecture: str  # Class name of the model
+    model_type: str  # transformers' name of the architecture's family, for example "llama"
+    dtype: str  # Dtype of most stored weights, for example "bfloat16"
+    # Linear layers except the language-model head: name to (out_features, in_features), in model order
     linear: dict[str, tuple[int, int]]
-    head: str | None
+    head: str | None  # Name of the language-model head, which no method changes
+    # Matrices of the experts of a mixture: the name that each has where an expert is a module of linear layers, to its
+    # name in a checkpoint and (out_features, in_features). transformers keeps them in two tensors per layer. Empty
+    # where `architectures.linear_experts` cannot take them apart.
     experts: dict[str, tuple[str, tuple[int, int]]]
+    # Weights with two or more axes outside of linear layers, embeddings and head: name to number of elements; among
+    # them the tensors of the experts
     elsewhere: dict[str, int]
+    # Name of the first linear layer whose class is a subclass of `torch.nn.Linear`, as in Falcon
     subclassed: str | None
-    layers: int
-    vocabulary: int
-    max_length: int
-    parameters: int
-    trust_remote_code: bool
+    layers: int  # Number of decoder layers
+    vocabulary: int  # Rows of the input embedding
+    max_length: int  # Context length in tokens
+    parameters: int  # Number of stored weights; tied weights count once
+    trust_remote_code: bool  # Whether the model's own Python code may run
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:

@@ -26,25 +26,14 @@ _ATTENTION = ("attn", "attention")
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Modules that are swapped together.
+    """Modules that are swapped together."""
 
-    Attributes
-    ----------
-    name : str
-        "layers.3.qkv", "embeddings", "head".
-    kind : str
-        "qkv", "o", "gate_up", "down", "experts", "embeddings", "head", "norm"; the module's own name where it is none
-        of these ("router"); several joined by "+".
-    layer : int or None
-        Number of the decoder layer; None outside of them.
-    modules : tuple of str
-        Names in `model.named_modules()`.
-    """
-
-    name: str
+    name: str  # "layers.3.qkv", "embeddings", "head"
+    # "qkv", "o", "gate_up", "down", "experts", "embeddings", "head", "norm"; the module's own name where it is none of
+    # these ("router"); several joined by "+"
     kind: str
-    layer: int | None
-    modules: tuple[str, ...]
+    layer: int | None  # Number of the decoder layer; None outside of them
+    modules: tuple[str, ...]  # Names in `model.named_modules()`
 
     def joined(self, other: WeightGroup) -> WeightGroup:
         """Return one group of both; norms do not change its name."""
@@ -151,21 +140,12 @@ _FIX = "Evaluate it as a whole instead (mlflow-compress evaluate)"
 
 @dataclass(frozen=True)
 class Differences:
-    """Where a variant differs from its baseline.
+    """Where a variant differs from its baseline."""
 
-    Attributes
-    ----------
-    groups : list of WeightGroup
-        In the model's order. Every module that differs is in one of them.
-    unchanged : list of WeightGroup
-        Groups whose weights are the baseline's.
-    moved_scales : mapping of str to (Tensor or None, Tensor or None)
-        By linear layer, the factors of its rows and of its columns that undo moved scales: with them the variant's
-        weight is a rounded version of the baseline's.
-    """
-
-    groups: list[WeightGroup]
-    unchanged: list[WeightGroup]
+    groups: list[WeightGroup]  # In the model's order. Every module that differs is in one of them.
+    unchanged: list[WeightGroup]  # Groups whose weights are the baseline's
+    # By linear layer, the factors of its rows and of its columns that undo moved scales: with them the variant's weight
+    # is a rounded version of the baseline's
     moved_scales: Mapping[str, tuple[Tensor | None, Tensor | None]]
 
 

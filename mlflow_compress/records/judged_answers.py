@@ -8,52 +8,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFeedback:
-    """One judgment of an answer.
+    """One judgment of an answer."""
 
-    Attributes
-    ----------
-    name : str
-        The judge: "mt_bench", "pairwise", ...
-    value : float or None
-        The rating; None if there is none.
-    reason : str or None
-        Why there is no rating, in one word.
-    rationale : str
-        What the judge wrote.
-    source : str
-        The model that judged, and its prompt.
-    details : mapping of str to str
-        More about it, such as its repeat.
-    """
-
-    name: str
-    value: float | None
-    reason: str | None
-    rationale: str
-    source: str
-    details: Mapping[str, str] = field(default_factory=dict)
+    name: str  # The judge: "mt_bench", "pairwise", ..
+    value: float | None  # The rating; None if there is none
+    reason: str | None  # Why there is no rating, in one word
+    rationale: str  # What the judge wrote
+    source: str  # The model that judged, and its prompt
+    details: Mapping[str, str] = field(default_factory=dict)  # More about it, such as its repeat
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedAnswer:
-    """One answer that was judged.
+    """One answer that was judged."""
 
-    Attributes
-    ----------
-    model : str
-        Whose answer it is: "baseline" or "variant".
-    messages : sequence of mapping
-        The conversation before it: "role" and "content".
-    answer : str
-        The answer.
-    tags : mapping of str to str
-        By which traces are filtered: item, turn, category.
-    feedback : sequence of AnswerFeedback
-        Every judgment of it.
-    """
-
-    model: str
-    messages: Sequence[Mapping[str, str]]
-    answer: str
-    tags: Mapping[str, str]
-    feedback: Sequence[AnswerFeedback]
+    model: str  # Whose answer it is: "baseline" or "variant"
+    messages: Sequence[Mapping[str, str]]  # The conversation before it: "role" and "content"
+    answer: str  # The answer
+    tags: Mapping[str, str]  # By which traces are filtered: item, turn, category
+    feedback: Sequence[AnswerFeedback]  # Every judgment of it

@@ -19,15 +19,9 @@ _ROWS = b"mlflow_compress.rows"  # metadata of a stored table: how many rows wer
 
 @dataclass(frozen=True)
 class Records:
-    """A table with a fixed schema and a unique key; every subclass defines both.
+    """A table with a fixed schema and a unique key; every subclass defines both."""
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        Columns exactly as in `SCHEMA` (order included), no nulls where the schema forbids them.
-    """
-
-    table: pa.Table
+    table: pa.Table  # Columns exactly as in `SCHEMA` (order included), no nulls where the schema forbids them
 
     NAME: ClassVar[str]
     SCHEMA: ClassVar[pa.Schema]

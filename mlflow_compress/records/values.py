@@ -29,33 +29,15 @@ class Request:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """One metric value with its interval and sample size.
+    """One metric value with its interval and sample size."""
 
-    Attributes
-    ----------
-    name : str
-        MLflow metric key, "<section>/<metric>".
-    value : float
-        The point estimate; never NaN (a metric that cannot be computed is not returned).
-    low, high : float or None
-        Bounds of the interval at `level`, None where none applies.
-    level : float
-        Confidence level of the interval.
-    n : int
-        Items or tokens the value was computed from.
-    n_unscored : int
-        Items left out because they have no prediction; never counted as wrong.
-    task, category : str or None
-        The task and category it was computed on; None means pooled.
-    """
-
-    name: str
-    value: float
-    low: float | None = None
+    name: str  # MLflow metric key, "<section>/<metric>"
+    value: float  # The point estimate; never NaN (a metric that cannot be computed is not returned)
+    low: float | None = None  # Bounds of the interval at `level`, None where none applies
     high: float | None = None
-    level: float = 0.95
-    n: int = 0
-    n_unscored: int = 0
-    task: str | None = None
+    level: float = 0.95  # Confidence level of the interval
+    n: int = 0  # Items or tokens the value was computed from
+    n_unscored: int = 0  # Items left out because they have no prediction; never counted as wrong
+    task: str | None = None  # The task and category it was computed on; None means pooled
     category: str | None = None
     per_item: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)

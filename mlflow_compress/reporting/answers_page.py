@@ -22,26 +22,14 @@ _SHARED_SHOWN, _REST_SHOWN = 300, 1200  # characters of a text that are not fold
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A text in five parts, which together are the text.
+    """A text in five parts, which together are the text."""
 
-    Attributes
-    ----------
-    folded_start, shared : str
-        What both texts begin with; a long beginning is folded but for its end.
-    mark : str
-        The first word that differs; empty where the text ends there, or where both are the same.
-    rest, folded_rest : str
-        What follows; the end of a long text is folded.
-    ends : bool
-        Whether this text ends where the other one goes on.
-    """
-
-    folded_start: str
+    folded_start: str  # What both texts begin with; a long beginning is folded but for its end
     shared: str
-    mark: str
-    rest: str
+    mark: str  # The first word that differs; empty where the text ends there, or where both are the same
+    rest: str  # What follows; the end of a long text is folded
     folded_rest: str
-    ends: bool = False
+    ends: bool = False  # Whether this text ends where the other one goes on
 
 
 def first_difference(one: str, other: str) -> int | None:
@@ -92,32 +80,18 @@ AnswerKey = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedAnswer:
-    """One turn of one instruction, and what both models answered.
+    """One turn of one instruction, and what both models answered."""
 
-    Attributes
-    ----------
-    item_id, category : str
-        The instruction.
-    turn : int
-        0 or 1.
-    question : str
-        The user's message of this turn.
-    baseline, variant : str
-        The answers.
-    grades_baseline, grades_variant : mapping of str to float
-        Mean grade by judge model; one without a readable grade is not there. The name of a single judge is "".
-    similarity : float or None
-        ConSCompF similarity of the models' sampled answers to the instruction's first turn; None where there is none.
-    """
-
-    item_id: str
-    turn: int
+    item_id: str  # The instruction
+    turn: int  # 0 or 1
     category: str
-    question: str
-    baseline: str
+    question: str  # The user's message of this turn
+    baseline: str  # The answers
     variant: str
+    # Mean grade by judge model; one without a readable grade is not there. The name of a single judge is "".
     grades_baseline: Mapping[str, float] = field(default_factory=dict)
     grades_variant: Mapping[str, float] = field(default_factory=dict)
+    # ConSCompF similarity of the models' sampled answers to the instruction's first turn; None where there is none
     similarity: float | None = None
 
     @property

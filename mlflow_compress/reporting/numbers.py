@@ -10,22 +10,12 @@ from mlflow_compress.records import MetricResult
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Factor, unit and decimals with which a metric is shown.
+    """Factor, unit and decimals with which a metric is shown."""
 
-    Attributes
-    ----------
-    factor : float
-        The value is multiplied by it (100 for shares that are shown as percent).
-    suffix, difference_suffix : str
-        Unit after a value, and after a difference of two values.
-    decimals : int
-        Smallest number of decimals; an interval may need more.
-    """
-
-    factor: float = 1.0
-    suffix: str = ""
+    factor: float = 1.0  # The value is multiplied by it (100 for shares that are shown as percent)
+    suffix: str = ""  # Unit after a value, and after a difference of two values
     difference_suffix: str = ""
-    decimals: int = 2
+    decimals: int = 2  # Smallest number of decimals; an interval may need more
 
 
 SHARE = Scale(factor=100.0, suffix=" %", difference_suffix=" pt", decimals=1)

@@ -17,29 +17,15 @@ _LONG = 280  # longest question that is not folded, in characters
 
 @dataclass(frozen=True, kw_only=True)
 class FlipRow:
-    """One changed answer.
+    """One changed answer."""
 
-    Attributes
-    ----------
-    question : str
-        The complete question.
-    summary : str or None
-        Beginning of a long question, which is folded under it; None for a short question.
-    where : str
-        Task, category and item id.
-    gold, baseline, variant : str or None
-        The correct answer and the answers of both models; None if there is none.
-    kind : str
-        "c2w", "w2c" or "w2w".
-    """
-
-    question: str
-    summary: str | None
-    where: str
-    gold: str | None
+    question: str  # The complete question
+    summary: str | None  # Beginning of a long question, which is folded under it; None for a short question
+    where: str  # Task, category and item id
+    gold: str | None  # The correct answer and the answers of both models; None if there is none
     baseline: str | None
     variant: str | None
-    kind: str
+    kind: str  # "c2w", "w2c" or "w2w"
 
 
 @dataclass(frozen=True, kw_only=True)

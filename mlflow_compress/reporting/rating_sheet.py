@@ -23,24 +23,12 @@ _SCRIPT = Path(__file__).parent / "templates" / "rating_page.js"
 
 @dataclass(frozen=True, kw_only=True)
 class RatingPair:
-    """Two answers to rate.
+    """Two answers to rate."""
 
-    Attributes
-    ----------
-    id : str
-        Name of the row.
-    category : str
-        Category of the instruction.
-    questions : tuple of str
-        The user's messages up to the turn that is rated.
-    a, b : tuple of str
-        Each side's answers to them. The last one is rated.
-    """
-
-    id: str
-    category: str
-    questions: tuple[str, ...]
-    a: tuple[str, ...]
+    id: str  # Name of the row
+    category: str  # Category of the instruction
+    questions: tuple[str, ...]  # The user's messages up to the turn that is rated
+    a: tuple[str, ...]  # Each side's answers to them. The last one is rated.
     b: tuple[str, ...]
 
 

@@ -21,21 +21,11 @@ def _kl(inputs: MetricInputs) -> Float:
 
 @dataclass(frozen=True, eq=False)
 class ChangedAnswers:
-    """The items whose answer changed, most confident baseline first.
+    """The items whose answer changed, most confident baseline first."""
 
-    Attributes
-    ----------
-    rows : numpy.ndarray of int, shape (n_changed,)
-        Rows of the items.
-    kinds : tuple of str, length n_changed
-        "c2w" (right to wrong), "w2c" (wrong to right) or "w2w" (wrong to another wrong answer).
-    margin, kl : numpy.ndarray, shape (n_changed,)
-        The baseline's margin and the item's KL in nats; NaN where an item has none.
-    """
-
-    rows: Int
-    kinds: tuple[str, ...]
-    margin: Float
+    rows: Int  # Rows of the items; shape (n_changed,)
+    kinds: tuple[str, ...]  # "c2w" (right to wrong), "w2c" (wrong to right) or "w2w" (wrong to another wrong answer)
+    margin: Float  # The baseline's margin and the item's KL in nats; NaN where an item has none; shape (n_changed,)
     kl: Float
 
 

@@ -100,30 +100,16 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadlineRow:
-    """One row of the headline table, as text. A cell that does not apply is None.
+    """One row of the headline table, as text. A cell that does not apply is None."""
 
-    Attributes
-    ----------
-    label, meaning : str
-        Name of the metric, and its meaning in one sentence.
-    n : str or None
-        Number of items (tokens, answers), and number of unscored ones.
-    baseline, variant, difference : str or None
-        Values of both models, and the difference or distance with its interval.
-    noise : str or None
-        The noise floor: the same distance between the baseline and a second run of it.
-    distinguishable : str or None
-        "yes" or "no", with a reason if needed.
-    """
-
-    label: str
+    label: str  # Name of the metric, and its meaning in one sentence
     meaning: str
-    n: str | None = None
-    baseline: str | None = None
+    n: str | None = None  # Number of items (tokens, answers), and number of unscored ones
+    baseline: str | None = None  # Values of both models, and the difference or distance with its interval
     variant: str | None = None
     difference: str | None = None
-    noise: str | None = None
-    distinguishable: str | None = None
+    noise: str | None = None  # The noise floor: the same distance between the baseline and a second run of it
+    distinguishable: str | None = None  # "yes" or "no", with a reason if needed
 
 
 KL = "distance/kl_mean"

@@ -34,47 +34,24 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The sizes of a causal language model.
+    """The sizes of a causal language model."""
 
-    Attributes
-    ----------
-    parameters : int
-        All weights; tied weights count once.
-    dense : int
-        Weights of the layers' matrices that every token is multiplied with.
-    experts : int
-        Weights of all routed experts together; 0 without a mixture.
-    expert_share : float
-        Share of the experts that one token uses.
-    head : int
-        Weights of the language-model head.
-    hidden, vocabulary : int
-    layers : int
-    attention_width : int
-        Multiply-adds of one layer's attention for one pair of tokens: over all heads, the width of queries plus that of
-        values.
-    cache_width : int
-        Numbers that the cache of keys and values holds, per token and layer.
-    max_length : int
-        Context in tokens.
-    square_inputs : float
-        Sum of in_features squared over the linear layers that one token goes through (what the Hessians cost it).
-    cube_inputs, solve : int
-        Sums of in_features cubed, and of out_features times in_features squared (what solving with the Hessian costs).
-    """
-
-    parameters: int
-    dense: int
-    experts: int
-    expert_share: float
-    head: int
+    parameters: int  # All weights; tied weights count once
+    dense: int  # Weights of the layers' matrices that every token is multiplied with
+    experts: int  # Weights of all routed experts together; 0 without a mixture
+    expert_share: float  # Share of the experts that one token uses
+    head: int  # Weights of the language-model head
     hidden: int
     vocabulary: int
     layers: int
+    # Multiply-adds of one layer's attention for one pair of tokens: over all heads, the width of queries plus that of
+    # values
     attention_width: int
-    cache_width: int
-    max_length: int
+    cache_width: int  # Numbers that the cache of keys and values holds, per token and layer
+    max_length: int  # Context in tokens
+    # Sum of in_features squared over the linear layers that one token goes through (what the Hessians cost it)
     square_inputs: float
+    # Sums of in_features cubed, and of out_features times in_features squared (what solving with the Hessian costs)
     cube_inputs: int
     solve: int
 
@@ -141,52 +118,24 @@ def _attention(config: Any, heads: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSize:
-    """What a group of forward passes holds at most; the head takes its rows together.
+    """What a group of forward passes holds at most; the head takes its rows together."""
 
-    Attributes
-    ----------
-    longest_unit : int
-        Most tokens in one forward pass.
-    most_cached : int
-        Most tokens whose keys and values are in memory at once.
-    largest_mask : int
-        Most numbers of an attention mask: tokens of a pack by tokens that they could attend to.
-    rows : int
-        Positions whose logits are there at once.
-    """
-
-    longest_unit: int = 0
-    most_cached: int = 0
-    largest_mask: int = 0
-    rows: int = 0
+    longest_unit: int = 0  # Most tokens in one forward pass
+    most_cached: int = 0  # Most tokens whose keys and values are in memory at once
+    largest_mask: int = 0  # Most numbers of an attention mask: tokens of a pack by tokens that they could attend to
+    rows: int = 0  # Positions whose logits are there at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Amounts of work of one or more passes.
+    """Amounts of work of one or more passes."""
 
-    Attributes
-    ----------
-    tokens : int
-        Tokens that the body computes.
-    tokens_unshared : int
-        The same if no prefix were shared: what other tools compute.
-    pairs : int
-        Pairs of a token and a token that it attends to.
-    rows : int
-        Positions at which the head runs, and whose states a baseline stores.
-    units : int
-        Forward passes.
-    groups : tuple of GroupSize
-        In the order in which they run.
-    """
-
-    tokens: int = 0
-    tokens_unshared: int = 0
-    pairs: int = 0
-    rows: int = 0
-    units: int = 0
-    groups: tuple[GroupSize, ...] = ()
+    tokens: int = 0  # Tokens that the body computes
+    tokens_unshared: int = 0  # The same if no prefix were shared: what other tools compute
+    pairs: int = 0  # Pairs of a token and a token that it attends to
+    rows: int = 0  # Positions at which the head runs, and whose states a baseline stores
+    units: int = 0  # Forward passes
+    groups: tuple[GroupSize, ...] = ()  # In the order in which they run
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of both, one after the other."""
@@ -271,29 +220,14 @@ AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the work runs on. Give what a device sustains, not its data sheet's peak.
-
-    Attributes
-    ----------
-    devices : int
-    memory : float
-        Bytes of one device.
-    flops : float
-        Operations a second of one device.
-    bandwidth : float
-        Bytes a second that one device reads of its own memory; it bounds the writing of answers.
-    disk : float
-        Bytes a second of the storage, for all devices together.
-    price : float or None
-        Dollars of one device for an hour.
-    """
+    """What the work runs on. Give what a device sustains, not its data sheet's peak."""
 
     devices: int
-    memory: float
-    flops: float
-    bandwidth: float
-    disk: float
-    price: float | None
+    memory: float  # Bytes of one device
+    flops: float  # Operations a second of one device
+    bandwidth: float  # Bytes a second that one device reads of its own memory; it bounds the writing of answers
+    disk: float  # Bytes a second of the storage, for all devices together
+    price: float | None  # Dollars of one device for an hour
 
     def dollars(self, seconds: float | None) -> float | None:
         """Return the price of all devices for some seconds; None where seconds or price are not known."""

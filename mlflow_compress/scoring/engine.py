@@ -40,30 +40,19 @@ def default_limits(vocabulary: int, *, on_gpu: bool) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringConfig:
-    """Sizes of batches and head products. Every setting gives the same results within rounding.
+    """Sizes of batches and head products. Every setting gives the same results within rounding."""
 
-    Attributes
-    ----------
-    batch_tokens : int or None
-        Tokens per forward pass. None: as the baseline; without one 1024 on a CPU (where small batches stay in cache)
-        and 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
-    head_rows : int or None
-        Most rows per product with the head. None: as the baseline; without one as many as make 64 MB of logits, at
-        most 1024.
-    path : str
-        "packed" (shared prefixes are computed once), "plain" (padded batches, sorted by length), or "auto": packed if
-        the model supports it.
-    progress : bool
-        Show a progress bar on a terminal.
-    shard_seconds : float
-        How often a pass with a `resume` folder writes its results.
-    """
-
+    # Tokens per forward pass. None: as the baseline; without one 1024 on a CPU (where small batches stay in cache) and
+    # 4096 on a GPU. It never depends on free memory, so that equal weights give equal numbers.
     batch_tokens: int | None = None
+    # Most rows per product with the head. None: as the baseline; without one as many as make 64 MB of logits, at most
+    # 1024.
     head_rows: int | None = None
+    # "packed" (shared prefixes are computed once), "plain" (padded batches, sorted by length), or "auto": packed if the
+    # model supports it
     path: str = "auto"
-    progress: bool = True
-    shard_seconds: float = 60.0
+    progress: bool = True  # Show a progress bar on a terminal
+    shard_seconds: float = 60.0  # How often a pass with a `resume` folder writes its results
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "head_rows"):
@@ -76,44 +65,25 @@ class ScoringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringReport:
-    """Report on one scoring pass.
+    """Report on one scoring pass."""
 
-    Attributes
-    ----------
-    path : str
-        "packed" or "plain".
-    plain_reason : str or None
-        Why it was not packed; None where it was.
-    n_requests, n_unscored, n_truncated : int
-        Requests; those whose continuation is longer than the context (their `loglik` is null); those cut on the left.
-    n_tokens, n_tokens_naive, n_rows : int
-        Tokens computed; tokens that would be computed without shared prefixes; scored positions.
-    plan : str
-        Digest of the batches: passes with equal digests and weights give equal bits.
-    same_plan_as_baseline : bool or None
-        Whether the batches are those of the baseline; None without a baseline.
-    same_rounding_as_baseline : bool or None
-        Whether a stored baseline was computed on the same kind of processor with as many threads; if not, results
-        differ by rounding. None without a stored baseline.
-    n_splits : int
-        How often memory ran out, after which smaller batches were used. It changes results within rounding.
-    whole_model_reason : str or None
-        Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed.
-    seconds : float
-    """
-
-    path: str
-    plain_reason: str | None
+    path: str  # "packed" or "plain"
+    plain_reason: str | None  # Why it was not packed; None where it was
+    # Requests; those whose continuation is longer than the context (their `loglik` is null); those cut on the left
     n_requests: int
     n_unscored: int
     n_truncated: int
-    n_tokens: int
+    n_tokens: int  # Tokens computed; tokens that would be computed without shared prefixes; scored positions
     n_tokens_naive: int
     n_rows: int
-    plan: str
-    same_plan_as_baseline: bool | None
+    plan: str  # Digest of the batches: passes with equal digests and weights give equal bits
+    same_plan_as_baseline: bool | None  # Whether the batches are those of the baseline; None without a baseline
+    # Whether a stored baseline was computed on the same kind of processor with as many threads; if not, results differ
+    # by rounding. None without a stored baseline.
     same_rounding_as_baseline: bool | None
+    # How often memory ran out, after which smaller batches were used. It changes results within rounding.
     n_splits: int
+    # Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed
     whole_model_reason: str | None
     seconds: float
 

@@ -25,40 +25,18 @@ Baseline = StateStore | LoadedModel | None
 
 @dataclass(frozen=True, kw_only=True)
 class PassWork:
-    """A pass over a plan.
-
-    Attributes
-    ----------
-    plan : Plan
-    targets : Targets
-    head_rows : int
-        See `ScoringPass`.
-    entropy : bool
-        See `ScoringPass`.
-    label : str
-        Names the pass in the progress bar.
-    baseline : StateStore, LoadedModel or None
-        What the model is compared with.
-    capture : StateWriter or None
-        Stores the model's states.
-    resume : (Path, mapping) or None
-        Folder of unfinished results, and what they depend on.
-    seconds : float
-        How often this process writes its results there.
-    progress : bool
-        Show a progress bar on a terminal.
-    """
+    """A pass over a plan."""
 
     plan: Plan
     targets: Targets
-    head_rows: int
-    entropy: bool
-    label: str
-    baseline: Baseline
-    capture: StateWriter | None
-    resume: tuple[Path, Mapping[str, str]] | None
-    seconds: float
-    progress: bool
+    head_rows: int  # See `ScoringPass`
+    entropy: bool  # See `ScoringPass`
+    label: str  # Names the pass in the progress bar
+    baseline: Baseline  # What the model is compared with
+    capture: StateWriter | None  # Stores the model's states
+    resume: tuple[Path, Mapping[str, str]] | None  # Folder of unfinished results, and what they depend on
+    seconds: float  # How often this process writes its results there
+    progress: bool  # Show a progress bar on a terminal
 
     def parts(self) -> PassParts:
         """Return the finished parts of an interrupted run, to which this run adds its own."""

@@ -107,30 +107,17 @@ class ScoringPass:
     ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, at a
     tie the lowest id. With `entropy` also ``entropy`` (n_rows,) in nats. With a baseline also the arrays that
     `DISTANCES` names, each (n_rows,), see `logit_stats.LogitStats`.
-
-    Attributes
-    ----------
-    runner : ModelRunner
-        The model that is scored.
-    head_rows : int
-        Most rows per product with the head. It depends on the settings, never on free memory, so that equal states give
-        equal bits.
-    capture : Capture or None
-        Receives the head's inputs.
-    baseline : BaselineStates, ModelRunner or None
-        Stored states, or a model that runs on the same batches as this one.
-    entropy : bool
-        Whether to compute the entropy of each row.
-    n_splits : int
-        How often memory ran out, after which smaller batches were used.
     """
 
-    runner: ModelRunner
+    runner: ModelRunner  # The model that is scored
+    # Most rows per product with the head. It depends on the settings, never on free memory, so that equal states give
+    # equal bits.
     head_rows: int
-    capture: Capture | None = None
+    capture: Capture | None = None  # Receives the head's inputs
+    # Stored states, or a model that runs on the same batches as this one
     baseline: BaselineStates | ModelRunner | None = None
-    entropy: bool = False
-    n_splits: int = field(default=0, init=False)
+    entropy: bool = False  # Whether to compute the entropy of each row
+    n_splits: int = field(default=0, init=False)  # How often memory ran out, after which smaller batches were used
     _most_tokens: int | None = field(default=None, init=False)
     _spare: int = field(default=0, init=False)  # prefixes of split units are numbered downwards from -1
 

@@ -13,46 +13,23 @@ from mlflow_compress.tracking.tracker import Tracker
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The newest finished run of one compressed checkpoint.
+    """The newest finished run of one compressed checkpoint."""
 
-    Attributes
-    ----------
-    name : str
-        The variant's name, followed by eight digits of its checkpoint's hash where several checkpoints share the name.
-    checkpoint : tuple of str
-        The variant's name and its checkpoint's hash. Together they identify a variant.
-    run : mlflow.entities.Run
-        The variant's main run.
-    items : int or None
-        Number of items with a prediction; None if the run does not have it.
-    """
-
+    # The variant's name, followed by eight digits of its checkpoint's hash where several checkpoints share the name
     name: str
-    checkpoint: tuple[str, str]
-    run: Run
-    items: int | None
+    checkpoint: tuple[str, str]  # The variant's name and its checkpoint's hash. Together they identify a variant.
+    run: Run  # The variant's main run
+    items: int | None  # Number of items with a prediction; None if the run does not have it
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationGroup:
-    """All variants that were evaluated on the same items, with the same settings, against the same baseline.
+    """All variants that were evaluated on the same items, with the same settings, against the same baseline."""
 
-    Attributes
-    ----------
-    id : str
-        The evaluation id (tag `evaluation`).
-    base_weights : str
-        SHA-256 of the baseline's weight files.
-    variants : tuple of Variant
-        The newest run of every checkpoint, sorted by name.
-    started : int
-        Start of the newest run, in milliseconds since 1970.
-    """
-
-    id: str
-    base_weights: str
-    variants: tuple[Variant, ...]
-    started: int
+    id: str  # The evaluation id (tag `evaluation`)
+    base_weights: str  # SHA-256 of the baseline's weight files
+    variants: tuple[Variant, ...]  # The newest run of every checkpoint, sorted by name
+    started: int  # Start of the newest run, in milliseconds since 1970
 
     @property
     def items(self) -> int | None:

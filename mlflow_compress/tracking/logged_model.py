@@ -95,38 +95,17 @@ SIGNATURE = ModelSignature(
 
 @dataclass(frozen=True, kw_only=True)
 class VariantEntry:
-    """A variant as it is logged to MLflow's models page.
+    """A variant as it is logged to MLflow's models page."""
 
-    Attributes
-    ----------
-    name : str
-        The variant's name.
-    checkpoint : Path or None
-        The checkpoint's folder; None of a served model.
-    served : mapping of str to str, optional
-        Who serves what where, and the run that has measured it; None of a checkpoint.
-    checkpoint_sha256 : str
-        Distinguishes it from other checkpoints of that name.
-    weight_files : mapping of str to str
-        SHA-256 of every weight file.
-    dtype : str
-        Dtype of its evaluation, in which it is also loaded.
-    params : mapping
-        Settings, with "auto" resolved.
-    tags : mapping of str to str
-        Tags for searches.
-    log_weights : str
-        "true", "false" or "auto" (up to `AUTO_LIMIT`).
-    """
-
-    name: str
-    checkpoint: Path | None
-    checkpoint_sha256: str
-    weight_files: Mapping[str, str]
-    dtype: str
-    params: Mapping[str, object]
-    tags: Mapping[str, str]
-    log_weights: str = "auto"
+    name: str  # The variant's name
+    checkpoint: Path | None  # The checkpoint's folder; None of a served model
+    checkpoint_sha256: str  # Distinguishes it from other checkpoints of that name
+    weight_files: Mapping[str, str]  # SHA-256 of every weight file
+    dtype: str  # Dtype of its evaluation, in which it is also loaded
+    params: Mapping[str, object]  # Settings, with "auto" resolved
+    tags: Mapping[str, str]  # Tags for searches
+    log_weights: str = "auto"  # "true", "false" or "auto" (up to `AUTO_LIMIT`)
+    # Who serves what where, and the run that has measured it; None of a checkpoint
     served: Mapping[str, str] | None = None
 
     @property
@@ -238,21 +217,12 @@ def _without_announcements() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """The data set of a metric: a task of the suite, or the complete evaluation.
+    """The data set of a metric: a task of the suite, or the complete evaluation."""
 
-    Attributes
-    ----------
-    name : str
-        The task's name; `EVALUATION_SET` for the complete evaluation.
-    digest : str
-        SHA-256 of the content, or the evaluation id. 16 characters are logged, because MLflow stores at most 36.
-    source : mapping
-        Where the data come from, as far as known.
-    """
-
-    name: str
+    name: str  # The task's name; `EVALUATION_SET` for the complete evaluation
+    # SHA-256 of the content, or the evaluation id. 16 characters are logged, because MLflow stores at most 36.
     digest: str
-    source: Mapping[str, object]
+    source: Mapping[str, object]  # Where the data come from, as far as known
 
 
 def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -> None:

@@ -14,37 +14,20 @@ from mlflow_compress.records.judged_answers import JudgedAnswer
 
 @dataclass(frozen=True, kw_only=True)
 class RunLink:
-    """Where a run is stored, and how to open it.
+    """Where a run is stored, and how to open it."""
 
-    Attributes
-    ----------
-    run_id : str
-        The run's id, which `mlflow_compress.load` takes.
-    store : str
-        The tracking store's URI, or the folder of a `FolderStore`.
-    how_to_open : str
-        The command and the addresses that show the run, one per line; empty if there is nothing to open.
-    """
-
-    run_id: str
-    store: str
+    run_id: str  # The run's id, which `mlflow_compress.load` takes
+    store: str  # The tracking store's URI, or the folder of a `FolderStore`
+    # The command and the addresses that show the run, one per line; empty if there is nothing to open
     how_to_open: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A finished or running run, as it is stored.
+    """A finished or running run, as it is stored."""
 
-    Attributes
-    ----------
-    run_id : str
-        The run's id.
-    tags, metrics : mapping
-        The logged tags and metrics, by name.
-    """
-
-    run_id: str
-    tags: Mapping[str, str]
+    run_id: str  # The run's id
+    tags: Mapping[str, str]  # The logged tags and metrics, by name
     metrics: Mapping[str, float]
 
 

@@ -24,24 +24,12 @@ _running: set[Path] = set()  # notes of the commands that this process runs now
 
 @dataclass(frozen=True)
 class UnfinishedCommand:
-    """A command that has not ended.
+    """A command that has not ended."""
 
-    Attributes
-    ----------
-    command : str
-        Its verb.
-    parameters : dict of str to str
-        Its parameters as text, with absolute paths.
-    process : str
-        The process that ran it, see `live_processes`.
-    path : Path
-        The note.
-    """
-
-    command: str
-    parameters: dict[str, str]
-    process: str
-    path: Path
+    command: str  # Its verb
+    parameters: dict[str, str]  # Its parameters as text, with absolute paths
+    process: str  # The process that ran it, see `live_processes`
+    path: Path  # The note
 
     @property
     def key(self) -> str:

@@ -240,24 +240,13 @@ _SYSTEM = re.compile(r"system.{0,20}role|role.{0,60}system|system message", re.I
 
 @dataclass
 class Dialect:
-    """The settings that one model accepts. It starts with FastChat's: temperature 0 and ``max_tokens``.
+    """The settings that one model accepts. It starts with FastChat's: temperature 0 and ``max_tokens``."""
 
-    Attributes
-    ----------
-    temperature, system : bool
-        Whether temperature 0, and a system message, are sent.
-    length : {"max_tokens", "max_completion_tokens"}
-        Name of the parameter that limits a reply.
-    first : asyncio.Lock
-        Held during the first call, so that only one call finds out.
-    settled : bool
-        Whether the first call is over.
-    """
-
-    temperature: bool = True
-    length: str = "max_tokens"
+    temperature: bool = True  # Whether temperature 0, and a system message, are sent
+    length: str = "max_tokens"  # Name of the parameter that limits a reply
     system: bool = True
-    settled: bool = False
+    settled: bool = False  # Whether the first call is over
+    # Held during the first call, so that only one call finds out
     first: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def settings(self, max_tokens: int) -> dict[str, Any]:

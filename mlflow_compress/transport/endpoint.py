@@ -15,41 +15,23 @@ _LONGEST_MESSAGE = 300
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
-    """Address and key of an endpoint, and how often and how fast it is called.
+    """Address and key of an endpoint, and how often and how fast it is called."""
 
-    Attributes
-    ----------
-    base_url : str
-        Endpoint that speaks the chat-completions protocol, without ``/chat/completions``. User and password in it are
-        sent as basic authentication, and never shown.
-    key : str
-        API key, sent as a bearer token; never shown.
-    timeout : float
-        Seconds for one request.
-    max_retries : int
-        Retries of one call after a failure that may pass; see `retries.may_pass`.
-    concurrency : int
-        Number of calls at the same time.
-    requests_per_minute, tokens_per_minute : int
-        Limits of the account; 0 is no limit.
-    what, url_parameter, model_parameter, key_variable : str
-        What the endpoint is to us, and the names of what gives its address, model and key; for messages.
-    error : type
-        What is raised where every further call would be useless.
-    """
-
+    # Endpoint that speaks the chat-completions protocol, without ``/chat/completions``. User and password in it are
+    # sent as basic authentication, and never shown.
     base_url: str = field(default=OPENAI_URL, repr=False)
-    key: str = field(repr=False)
-    timeout: float = 120.0
-    max_retries: int = 5
-    concurrency: int = 16
-    requests_per_minute: int = 0
+    key: str = field(repr=False)  # API key, sent as a bearer token; never shown
+    timeout: float = 120.0  # Seconds for one request
+    max_retries: int = 5  # Retries of one call after a failure that may pass; see `retries.may_pass`
+    concurrency: int = 16  # Number of calls at the same time
+    requests_per_minute: int = 0  # Limits of the account; 0 is no limit
     tokens_per_minute: int = 0
+    # What the endpoint is to us, and the names of what gives its address, model and key; for messages
     what: str = "judge"
     url_parameter: str = "judge_base_url"
     model_parameter: str = "judge_model"
     key_variable: str = "OPENAI_API_KEY"
-    error: type[MlflowCompressError] = JudgeError
+    error: type[MlflowCompressError] = JudgeError  # What is raised where every further call would be useless
 
     def __post_init__(self) -> None:
         check_url(self.base_url, self.what)

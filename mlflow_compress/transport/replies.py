@@ -43,30 +43,15 @@ class Answered(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """A chat completion.
+    """A chat completion."""
 
-    Attributes
-    ----------
-    text : str
-        What was said; empty if nothing was.
-    model : str
-        The model that answered, as the endpoint reports it.
-    finish_reason : str or None
-        Why it stopped: "stop", "length", "content_filter", ...
-    problem : str or None
-        Reason why nothing can be read in it: a refusal, a filter, no text, no choices. None if there is a text.
-    usage : Usage or None
-        None if the endpoint does not count.
-    sent : mapping of str to (int, float or str)
-        The settings of the accepted request.
-    """
-
-    text: str
-    model: str
-    finish_reason: str | None = None
+    text: str  # What was said; empty if nothing was
+    model: str  # The model that answered, as the endpoint reports it
+    finish_reason: str | None = None  # Why it stopped: "stop", "length", "content_filter", ..
+    # Reason why nothing can be read in it: a refusal, a filter, no text, no choices. None if there is a text.
     problem: str | None = None
-    usage: Usage | None = None
-    sent: Mapping[str, Any] | None = None
+    usage: Usage | None = None  # None if the endpoint does not count
+    sent: Mapping[str, Any] | None = None  # The settings of the accepted request
 
 
 @dataclass(frozen=True)

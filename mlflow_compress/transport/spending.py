@@ -64,23 +64,14 @@ def longest_prompt(n_bytes: int) -> int:
 
 @dataclass
 class Tokens:
-    """What the calls to one model took.
+    """What the calls to one model took."""
 
-    Attributes
-    ----------
-    calls, without_usage : int
-        Completions received; those whose endpoint did not say how many tokens they took, which no sum counts.
-    prompt, completion : int
-        Tokens.
-    reasoning : int or None
-        Those of the completion tokens that were reasoning; None if no reply tells.
-    """
-
+    # Completions received; those whose endpoint did not say how many tokens they took, which no sum counts
     calls: int = 0
     without_usage: int = 0
-    prompt: int = 0
+    prompt: int = 0  # Tokens
     completion: int = 0
-    reasoning: int | None = None
+    reasoning: int | None = None  # Those of the completion tokens that were reasoning; None if no reply tells
 
     def add(self, usage: Usage | None) -> None:
         """Count one completion."""
@@ -96,38 +87,21 @@ class Tokens:
 
 @dataclass
 class Budget:
-    """How much money there is, and how much of it is left. The runs of a sweep share one.
+    """How much money there is, and how much of it is left. The runs of a sweep share one."""
 
-    Attributes
-    ----------
-    max_cost : float
-        Most that may be spent; 0 is no limit.
-    spent, under_way : float
-        What was spent, and what the calls under way can cost. A call without usage counts as the most that it can cost.
-    """
-
-    max_cost: float = 0.0
+    max_cost: float = 0.0  # Most that may be spent; 0 is no limit
+    # What was spent, and what the calls under way can cost. A call without usage counts as the most that it can cost.
     spent: float = 0.0
     under_way: float = 0.0
 
 
 @dataclass
 class Spending:
-    """Counts what the calls of one run take, and lets no call begin that may exceed the budget.
+    """Counts what the calls of one run take, and lets no call begin that may exceed the budget."""
 
-    Attributes
-    ----------
-    prices : mapping of str to Price
-        By model; empty if costs are not asked for.
-    budget : Budget
-        What the calls are paid from.
-    by_model : dict of str to Tokens
-        What was taken so far.
-    """
-
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
-    by_model: dict[str, Tokens] = field(default_factory=dict)
+    prices: Mapping[str, Price] = field(default_factory=dict)  # By model; empty if costs are not asked for
+    budget: Budget = field(default_factory=Budget)  # What the calls are paid from
+    by_model: dict[str, Tokens] = field(default_factory=dict)  # What was taken so far
 
     def most(self, model: str, n_bytes: int, max_completion: int) -> float:
         """Return the most that a call can cost; 0 without a budget."""

@@ -95,36 +95,18 @@ STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOIS
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A stored baseline evaluation.
-
-    Attributes
-    ----------
-    run_id : str
-    evaluation : str
-        Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be
-        compared.
-    records : RunRecords
-        The baseline's records.
-    metadata : EvalMetadata
-        Stored next to the records.
-    noise : RunRecords
-        Records of the second run, on a sample of the items.
-    engine : RunRecords or None
-        Records of its checkpoint under transformers, on the same sample, where another engine runs it.
-    states : Path or None
-        Folder of the baseline's states, see `StateStore`; None where every answer is generated.
-    fresh : bool
-        True if the baseline was evaluated now; False if the store had it.
-    """
+    """A stored baseline evaluation."""
 
     run_id: str
+    # Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be compared.
     evaluation: str
-    records: RunRecords
-    metadata: EvalMetadata
-    noise: RunRecords
+    records: RunRecords  # The baseline's records
+    metadata: EvalMetadata  # Stored next to the records
+    noise: RunRecords  # Records of the second run, on a sample of the items
+    # Records of its checkpoint under transformers, on the same sample, where another engine runs it
     engine: RunRecords | None
-    states: Path | None
-    fresh: bool
+    states: Path | None  # Folder of the baseline's states, see `StateStore`; None where every answer is generated
+    fresh: bool  # True if the baseline was evaluated now; False if the store had it
 
 
 def identity(model: IdentifiedModel) -> dict[str, object]:

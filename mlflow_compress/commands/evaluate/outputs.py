@@ -28,17 +28,10 @@ WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """Outputs of one model on a suite.
-
-    Attributes
-    ----------
-    records : RunRecords
-    n_truncated : int
-        Requests and prompts that were too long for the model and lost their beginning.
-    """
+    """Outputs of one model on a suite."""
 
     records: RunRecords
-    n_truncated: int
+    n_truncated: int  # Requests and prompts that were too long for the model and lost their beginning
 
 
 def _answers(

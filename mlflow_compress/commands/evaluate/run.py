@@ -104,20 +104,11 @@ def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedVariant:
-    """Records of a variant and of its baseline.
+    """Records of a variant and of its baseline."""
 
-    Attributes
-    ----------
-    inputs : MetricInputs
-        Everything that metrics read.
-    baseline : Baseline
-    found_in : str or None
-        The earlier run that has scored the variant; None where it was scored now.
-    """
-
-    inputs: MetricInputs
+    inputs: MetricInputs  # Everything that metrics read
     baseline: Baseline
-    found_in: str | None
+    found_in: str | None  # The earlier run that has scored the variant; None where it was scored now
 
 
 def evaluate_variant(

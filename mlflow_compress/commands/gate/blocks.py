@@ -65,24 +65,13 @@ def joined_records(parts: Sequence[RunRecords]) -> RunRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScorer:
-    """Scores blocks of items, each of them once.
+    """Scores blocks of items, each of them once."""
 
-    Attributes
-    ----------
-    suite : Suite
-        All tasks.
-    scorer : callable () -> Scorer or EndpointScorer
-        Loads the model when the first block must be scored; it stays loaded.
-    states : StateStore, TopLists or None
-        The baseline's states; for a served variant, its most probable tokens.
-    folder : Path
-        Folder of finished blocks, which a gate that was interrupted finds again.
-    """
-
-    suite: Suite
+    suite: Suite  # All tasks
+    # Loads the model when the first block must be scored; it stays loaded
     scorer: Callable[[], Scorer | EndpointScorer]
-    states: StateStore | TopLists | None
-    folder: Path
+    states: StateStore | TopLists | None  # The baseline's states; for a served variant, its most probable tokens
+    folder: Path  # Folder of finished blocks, which a gate that was interrupted finds again
 
     def records(self, number: int, keys: Keys) -> tuple[RunRecords, int]:
         """Return the variant's records of one block, and the number of prompts that were too long."""
@@ -128,29 +117,15 @@ def in_order(values: np.ndarray[tuple[int], np.dtype[np.float64]], found: Keys, 
 
 @dataclass(kw_only=True)
 class ChecksSoFar:
-    """The checks of a policy, and their values in the order in which items were looked at.
-
-    Attributes
-    ----------
-    policy : ItemPolicy
-    headline : tuple of str
-        Families that pooled checks are about.
-    error : float
-        Level of all verdicts together.
-    values : dict
-        By check: one value per item that has one.
-    decided_at : dict of str to (str, int)
-        Verdict of every decided check, with the number of items that the gate had looked at.
-    n_items : int
-        Items looked at.
-    """
+    """The checks of a policy, and their values in the order in which items were looked at."""
 
     policy: ItemPolicy
-    headline: tuple[str, ...]
-    error: float
-    values: dict[str, list[float]] = field(default_factory=dict)
+    headline: tuple[str, ...]  # Families that pooled checks are about
+    error: float  # Level of all verdicts together
+    values: dict[str, list[float]] = field(default_factory=dict)  # By check: one value per item that has one
+    # Verdict of every decided check, with the number of items that the gate had looked at
     decided_at: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
-    n_items: int = 0
+    n_items: int = 0  # Items looked at
 
     def look(self, inputs: MetricInputs, order: Keys) -> None:
         """Take the items of one block, and decide what can be decided."""

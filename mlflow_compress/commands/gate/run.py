@@ -196,21 +196,11 @@ def _fixed_n(
 
 @dataclass(frozen=True, kw_only=True)
 class TimedForGate:
-    """What timing has found.
+    """What timing has found."""
 
-    Attributes
-    ----------
-    values : mapping of str to float
-        What gates read, by name; empty where nothing was timed.
-    reason : str
-        Why nothing was timed.
-    remark : str
-        What was found, in one sentence; empty where the policy does not ask.
-    """
-
-    values: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-    remark: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)  # What gates read, by name; empty where nothing was timed
+    reason: str = ""  # Why nothing was timed
+    remark: str = ""  # What was found, in one sentence; empty where the policy does not ask
 
 
 def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> TimedForGate:

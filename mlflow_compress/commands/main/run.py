@@ -47,29 +47,15 @@ from mlflow_compress.transport.addresses import VARIABLES, without_password
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFacts:
-    """A model that a server has, as it was when it was evaluated.
+    """A model that a server has, as it was when it was evaluated."""
 
-    Attributes
-    ----------
-    name, address : str
-        Its name at the server, and the server's address without user and password.
-    server, route : str
-        Name and version of the server as far as it tells them, and how it was asked.
-    root : str or None
-        What the server said it had loaded under the name.
-    weights : str
-        Digest of name, root and server: what stands for the hash of weights that we do not have.
-    evaluate_run : str
-        The run that has measured it.
-    """
-
-    name: str
+    name: str  # Its name at the server, and the server's address without user and password
     address: str
-    server: str
+    server: str  # Name and version of the server as far as it tells them, and how it was asked
     route: str
-    root: str | None
-    weights: str
-    evaluate_run: str
+    root: str | None  # What the server said it had loaded under the name
+    weights: str  # Digest of name, root and server: what stands for the hash of weights that we do not have
+    evaluate_run: str  # The run that has measured it
 
     @classmethod
     def of(cls, tracker: Tracker, evaluate_run: str) -> ServedFacts:
@@ -245,22 +231,15 @@ def as_project(tracker: Tracker, stage: str, config: Command, parent: TrackedRun
 
 @dataclass
 class Stages:
-    """The stages of one variant, run one after the other as children of its main run.
-
-    Attributes
-    ----------
-    children : dict of str to str
-        Run id of every finished stage.
-    failed : dict of str to str
-        Error message of every failed stage whose failure leaves the other results usable.
-    """
+    """The stages of one variant, run one after the other as children of its main run."""
 
     config: MainConfig
     tracker: Tracker
     run: TrackedRun
     progress: Progress
     start: StartStage = as_project
-    children: dict[str, str] = field(default_factory=dict)
+    children: dict[str, str] = field(default_factory=dict)  # Run id of every finished stage
+    # Error message of every failed stage whose failure leaves the other results usable
     failed: dict[str, str] = field(default_factory=dict)
 
     def run_all(self) -> None:

@@ -47,50 +47,22 @@ from mlflow_compress.tracking.tracker import Tracker
 
 @dataclass(frozen=True, kw_only=True)
 class StageOutputs:
-    """Results of all stages of one variant.
+    """Results of all stages of one variant."""
 
-    Attributes
-    ----------
-    label, variant : str
-        The baseline's and the variant's short names.
-    checkpoint : str
-        The compressed checkpoint's folder, or the address of a served one.
-    manifest : CheckpointManifest or None
-        The checkpoint's manifest; None of a served one.
-    served : ServedFacts or None
-        What is served; None of a checkpoint.
-    base_weights : str
-        SHA-256 of the baseline's weight files; of a served baseline, the digest of what is known of it.
-    pooled, results : mapping, sequence
-        The headline results by name, and all results.
-    children : mapping of str to str
-        Run id of every stage.
-    dtype : str
-        Dtype in which both models were evaluated.
-    seed : int
-        Seed of bootstrap and splits.
-    log_weights : str
-        Whether the checkpoint is stored with the registered model: see `VariantEntry`.
-    n_truncated : int
-        Prompts that were too long for the variant and lost their beginning.
-    failed : mapping of str to str
-        Error message of every stage that failed.
-    """
-
-    label: str
+    label: str  # The baseline's and the variant's short names
     variant: str
-    checkpoint: str
-    manifest: CheckpointManifest | None
-    served: ServedFacts | None
-    base_weights: str
-    pooled: Mapping[str, MetricResult]
+    checkpoint: str  # The compressed checkpoint's folder, or the address of a served one
+    manifest: CheckpointManifest | None  # The checkpoint's manifest; None of a served one
+    served: ServedFacts | None  # What is served; None of a checkpoint
+    base_weights: str  # SHA-256 of the baseline's weight files; of a served baseline, the digest of what is known of it
+    pooled: Mapping[str, MetricResult]  # The headline results by name, and all results
     results: Sequence[MetricResult]
-    children: Mapping[str, str]
-    dtype: str
-    seed: int
-    n_truncated: int
-    log_weights: str = "auto"
-    failed: Mapping[str, str] = field(default_factory=dict)
+    children: Mapping[str, str]  # Run id of every stage
+    dtype: str  # Dtype in which both models were evaluated
+    seed: int  # Seed of bootstrap and splits
+    n_truncated: int  # Prompts that were too long for the variant and lost their beginning
+    log_weights: str = "auto"  # Whether the checkpoint is stored with the registered model: see `VariantEntry`
+    failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
     @property
     def method(self) -> str:

@@ -44,21 +44,11 @@ _ID = re.compile("[0-9a-f]{6,16}")
 
 @dataclass(frozen=True, kw_only=True)
 class Competition:
-    """The variants that compete for promotion.
+    """The variants that compete for promotion."""
 
-    Attributes
-    ----------
-    label : str
-        The baseline's name.
-    evaluation : EvaluationGroup
-        The evaluation whose variants compete.
-    left_out : tuple of str
-        Description of each group of runs that cannot be compared with this evaluation.
-    """
-
-    label: str
-    evaluation: EvaluationGroup
-    left_out: tuple[str, ...]
+    label: str  # The baseline's name
+    evaluation: EvaluationGroup  # The evaluation whose variants compete
+    left_out: tuple[str, ...]  # Description of each group of runs that cannot be compared with this evaluation
 
 
 def check_evaluation(text: str) -> None:

@@ -40,28 +40,14 @@ class KeyRow(RatedTurn):
 
 
 class RatingKey(_Frozen):
-    """What the sheet does not say.
+    """What the sheet does not say."""
 
-    Attributes
-    ----------
-    run : str
-        The run that was asked for.
-    baseline, variant : str
-        The models' names.
-    seed : int
-        Seed of the order and of the sides.
-    rows : list of KeyRow
-        The rows of the sheet.
-    identical : list of RatedTurn
-        Pairs that are no rows, because both answers are the same: ties.
-    """
-
-    run: str
-    baseline: str
+    run: str  # The run that was asked for
+    baseline: str  # The models' names
     variant: str
-    seed: int
-    rows: list[KeyRow]
-    identical: list[RatedTurn]
+    seed: int  # Seed of the order and of the sides
+    rows: list[KeyRow]  # The rows of the sheet
+    identical: list[RatedTurn]  # Pairs that are no rows, because both answers are the same: ties
 
     @classmethod
     def read(cls, path: Path) -> RatingKey:

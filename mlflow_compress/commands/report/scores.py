@@ -26,21 +26,11 @@ ANSWERS_RUN = "baseline_answers_run_id"  # tag of a judge run
 
 @dataclass(frozen=True)
 class AnswerSetting:
-    """What a similarity of answers depends on, besides the models.
+    """What a similarity of answers depends on, besides the models."""
 
-    Attributes
-    ----------
-    answers_run : str
-        The run of the baseline's answers: one per instructions and settings of generation.
-    encoder_id : str or None
-        Identity of the encoder; None where a judge run of an earlier release does not tell.
-    encoder : str
-        Its name.
-    """
-
-    answers_run: str
-    encoder_id: str | None
-    encoder: str
+    answers_run: str  # The run of the baseline's answers: one per instructions and settings of generation
+    encoder_id: str | None  # Identity of the encoder; None where a judge run of an earlier release does not tell
+    encoder: str  # Its name
 
 
 def finished_judge(children: Mapping[str, Any]) -> Any | None:

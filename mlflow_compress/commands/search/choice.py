@@ -25,30 +25,14 @@ Make = Callable[[Allocation, Limit], tuple[Combination, str]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """A choice of formats, made and measured on the search's text.
+    """A choice of formats, made and measured on the search's text."""
 
-    Attributes
-    ----------
-    allocation : Allocation
-        The format of each group.
-    variant : Combination
-        Name and parameters of the variant.
-    folder : str
-        Its checkpoint.
-    predicted : float
-        What the costs promised.
-    kl : numpy.ndarray, shape (n_windows,)
-        What was measured.
-    round : int
-        The round in which it was chosen: 0 by the costs of one group at a time, later ones by refitted costs.
-    """
-
-    allocation: Allocation
-    variant: Combination
-    folder: str
-    predicted: float
-    kl: Float
-    round: int
+    allocation: Allocation  # The format of each group
+    variant: Combination  # Name and parameters of the variant
+    folder: str  # Its checkpoint
+    predicted: float  # What the costs promised
+    kl: Float  # What was measured; shape (n_windows,)
+    round: int  # The round in which it was chosen: 0 by the costs of one group at a time, later ones by refitted costs
 
     @property
     def measured(self) -> float:

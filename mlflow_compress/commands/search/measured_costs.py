@@ -45,24 +45,12 @@ from mlflow_compress.scoring.swaps.swap_meter import WHOLE, Swap, SwapMeter
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchText:
-    """The text that costs are measured on.
+    """The text that costs are measured on."""
 
-    Attributes
-    ----------
-    name : str
-        The set or file that it is from.
-    texts : tuple of str
-        All of that set, for the check against the evaluation.
-    sha256 : str
-        Of the token ids.
-    windows : Windows
-        Equal windows, of which the second half is scored.
-    """
-
-    name: str
-    texts: tuple[str, ...]
-    sha256: str
-    windows: Windows
+    name: str  # The set or file that it is from
+    texts: tuple[str, ...]  # All of that set, for the check against the evaluation
+    sha256: str  # Of the token ids
+    windows: Windows  # Equal windows, of which the second half is scored
 
 
 def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
@@ -113,24 +101,12 @@ def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchT
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SwapCosts:
-    """Measures checkpoints against the baseline, as a whole and group by group.
+    """Measures checkpoints against the baseline, as a whole and group by group."""
 
-    Attributes
-    ----------
-    config : SearchConfig
-        Which baseline, and how models are loaded.
-    text : SearchText
-        What is scored.
-    resume : Path
-        Folder of unfinished measurements. A search that was interrupted loses the batch that it was at.
-    groups : tuple of WeightGroup
-        The groups that get a format each.
-    """
-
-    config: SearchConfig
-    text: SearchText
-    resume: Path
-    groups: tuple[WeightGroup, ...]
+    config: SearchConfig  # Which baseline, and how models are loaded
+    text: SearchText  # What is scored
+    resume: Path  # Folder of unfinished measurements. A search that was interrupted loses the batch that it was at.
+    groups: tuple[WeightGroup, ...]  # The groups that get a format each
 
     def alone(self, folder: str, numbers: Sequence[int] | None = None) -> Float:
         """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows).

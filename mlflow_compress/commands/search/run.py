@@ -79,21 +79,11 @@ _NO_KL, _FIX = "The evaluation of this search measures no KL", "Give tasks with 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitKl:
-    """KL of one variant on each unit of the evaluation.
+    """KL of one variant on each unit of the evaluation."""
 
-    Attributes
-    ----------
-    unit : str
-        "window" where the evaluation has corpora, else "item".
-    keys : tuple of (str, str)
-        Task and id of each unit.
-    kl : numpy.ndarray, shape (n_units,)
-        Nats: the mean per token of a window, or the KL of an item.
-    """
-
-    unit: str
-    keys: tuple[tuple[str, str], ...]
-    kl: Float
+    unit: str  # "window" where the evaluation has corpora, else "item"
+    keys: tuple[tuple[str, str], ...]  # Task and id of each unit
+    kl: Float  # Nats: the mean per token of a window, or the KL of an item; shape (n_units,)
 
     def require_same(self, other: UnitKl) -> None:
         """Raise `AlignmentError` unless the other variant was measured on the same units."""
@@ -132,20 +122,11 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A finished main run and its checkpoint.
-
-    Attributes
-    ----------
-    run_id : str
-    folder : str
-        The checkpoint.
-    name : str
-        The variant's short name.
-    """
+    """A finished main run and its checkpoint."""
 
     run_id: str
-    folder: str
-    name: str
+    folder: str  # The checkpoint
+    name: str  # The variant's short name
 
 
 def publish_search(

@@ -28,21 +28,11 @@ MIXED = "mixed"
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateFormat:
-    """A format that a group of layers may get.
+    """A format that a group of layers may get."""
 
-    Attributes
-    ----------
-    name : str
-        As the user wrote it: "gptq:4".
-    method : str
-        Its method.
-    uniform : Combination
-        The variant in which all layers have this format.
-    """
-
-    name: str
-    method: str
-    uniform: Combination
+    name: str  # As the user wrote it: "gptq:4"
+    method: str  # Its method
+    uniform: Combination  # The variant in which all layers have this format
 
     @property
     def described(self) -> dict[str, Any]:

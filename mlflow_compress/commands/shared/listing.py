@@ -11,21 +11,11 @@ from mlflow_compress.commands.shared.tabular import Tabular
 
 @dataclass(frozen=True)
 class Listing(Tabular):
-    """Registered objects of one kind, one row each.
+    """Registered objects of one kind, one row each."""
 
-    Attributes
-    ----------
-    kind : str
-        What they are: "compression methods".
-    columns : tuple of str
-        The names of the cells.
-    rows : tuple of tuple of str
-        The cells; the first is the name.
-    """
-
-    kind: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    kind: str  # What they are: "compression methods"
+    columns: tuple[str, ...]  # The names of the cells
+    rows: tuple[tuple[str, ...], ...]  # The cells; the first is the name
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""

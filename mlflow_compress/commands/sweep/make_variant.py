@@ -91,21 +91,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class MadeVariant:
-    """What became of a variant.
+    """What became of a variant."""
 
-    Attributes
-    ----------
-    run_id : str
-        Its main run, finished or failed.
-    state : {"finished", "found", "failed"}
-        "found" means that an earlier run holds it.
-    said : str
-        What was found, or why it failed.
-    """
-
-    run_id: str
-    state: Literal["finished", "found", "failed"]
-    said: str
+    run_id: str  # Its main run, finished or failed
+    state: Literal["finished", "found", "failed"]  # "found" means that an earlier run holds it
+    said: str  # What was found, or why it failed
 
 
 def make_variant(

@@ -36,25 +36,14 @@ _QUIET = {
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlace:
-    """Where a sweep keeps its runs, and by what a worker knows that it is at the same place.
+    """Where a sweep keeps its runs, and by what a worker knows that it is at the same place."""
 
-    Attributes
-    ----------
-    parent, experiment_id : str
-        The sweep's run, and its experiment.
-    uri, home : str
-        The store, and the folder of state (see `home`).
-    process : str
-        The name of the sweep's process in that folder.
-    judge : mapping
-        How judge models are reached, without secrets: see `judge_access`. None where no answers are judged.
-    """
-
-    parent: str
+    parent: str  # The sweep's run, and its experiment
     experiment_id: str
-    uri: str
+    uri: str  # The store, and the folder of state (see `home`)
     home: str
-    process: str
+    process: str  # The name of the sweep's process in that folder
+    # How judge models are reached, without secrets: see `judge_access`. None where no answers are judged.
     judge: Mapping[str, str] | None
 
     @classmethod

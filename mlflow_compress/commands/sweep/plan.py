@@ -47,21 +47,11 @@ _GIVEN = ("methods", "bits", "group_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """One variant of a sweep.
+    """One variant of a sweep."""
 
-    Attributes
-    ----------
-    name : str
-        Its short name, such as "awq-4bit-g128".
-    config : MainConfig
-        The parameters of its main job.
-    settings : MethodConfig or None
-        The method's checked settings; None of a served model.
-    """
-
-    name: str
-    config: MainConfig
-    settings: MethodConfig | None
+    name: str  # Its short name, such as "awq-4bit-g128"
+    config: MainConfig  # The parameters of its main job
+    settings: MethodConfig | None  # The method's checked settings; None of a served model
 
     @property
     def method(self) -> str:
@@ -83,19 +73,11 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A combination that is not made.
+    """A combination that is not made."""
 
-    Attributes
-    ----------
-    name, method : str
-        What was asked for, and its method.
-    reason : str
-        Why its method does not support it.
-    """
-
-    name: str
+    name: str  # What was asked for, and its method
     method: str
-    reason: str
+    reason: str  # Why its method does not support it
 
 
 def combinations(config: SweepConfig) -> tuple[list[Combination], list[LeftOut]]:
@@ -233,23 +215,12 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedVariant:
-    """A variant that can be made.
+    """A variant that can be made."""
 
-    Attributes
-    ----------
-    asked : Combination
-        Its name and parameters.
-    known : dict
-        What its main run logs as parameters, with "auto" resolved.
-    key : str
-        See `variant_key`.
-    served : mapping of str to object, or None
-        What the server of a served variant says now (see `evaluation.served.facts`).
-    """
-
-    asked: Combination
-    known: dict[str, object]
-    key: str
+    asked: Combination  # Its name and parameters
+    known: dict[str, object]  # What its main run logs as parameters, with "auto" resolved
+    key: str  # See `variant_key`
+    # What the server of a served variant says now (see `evaluation.served.facts`)
     served: Mapping[str, object] | None = None
 
     @property

@@ -23,21 +23,11 @@ PACKAGE = "auto_round"
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerFormat:
-    """A format as AutoScheme knows it.
+    """A format as AutoScheme knows it."""
 
-    Attributes
-    ----------
-    bits : int
-        Bits per weight.
-    group_size : int
-        Neighbouring weights that share a scale; -1: one scale per row.
-    sym : bool
-        Whether the grid is around zero.
-    """
-
-    bits: int
-    group_size: int
-    sym: bool
+    bits: int  # Bits per weight
+    group_size: int  # Neighbouring weights that share a scale; -1: one scale per row
+    sym: bool  # Whether the grid is around zero
 
 
 def ask_autoscheme(

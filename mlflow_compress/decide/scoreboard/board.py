@@ -162,30 +162,19 @@ _SERVING_COSTS = {DECODE_SPEEDUP: -1.0, MEMORY_RATIO: 1.0}  # 1 where lower is b
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """One variant.
+    """One variant."""
 
-    Attributes
-    ----------
-    name, method, run_id, bits, status, reason, runtime, not_timed
-        As in `ScoredVariant`.
-    cells : mapping of str to Cell
-        Values by column. What was not measured is not there.
-    accuracy_p, accuracy_p_holm : float or None
-        McNemar's exact p-value of the accuracy difference to the baseline, and after Holm's correction over variants.
-    on_front : bool
-        Whether no other variant is both as small and as close to the baseline.
-    """
-
-    name: str
+    name: str  # As in `ScoredVariant`
     method: str
     run_id: str | None
     bits: float | None
     status: Status
     reason: str
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, Cell]  # Values by column. What was not measured is not there.
+    # McNemar's exact p-value of the accuracy difference to the baseline, and after Holm's correction over variants
     accuracy_p: float | None
     accuracy_p_holm: float | None
-    on_front: bool
+    on_front: bool  # Whether no other variant is both as small and as close to the baseline
     runtime: str = ""
     not_timed: str = ""
 
@@ -197,49 +186,23 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoreboard:
-    """The variants of one evaluation side by side.
+    """The variants of one evaluation side by side."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    evaluation : str or None
-        The evaluation id, which all variants share; None where no variant finished.
-    level : float
-        Confidence level of the intervals.
-    n_items : int or None
-        Number of items of the headline values; None where no variant finished.
-    columns : tuple of ScoreColumn
-        Those that at least one variant has a value for, in their order.
-    rows : tuple of ScoreRow
-        Finished variants first, the closest to the baseline on top.
-    pareto : tuple of str
-        The variants on the front of size against KL, the smallest first.
-    serving_fronts : mapping of str to tuple of str
-        By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
-        Only where a variant has both.
-    correlations : tuple of VariantCorrelation
-        Of every pair of main metrics.
-    separations : tuple of Separation
-        Every pair of finished variants.
-    groups : mapping of str to tuple of tuple of str
-        By metric (mean KL, accuracy difference): neighbours of which no two are told apart.
-    warnings : tuple of ScoreWarning
-        What a reader must know before a decision.
-    """
-
-    baseline: str
-    evaluation: str | None
-    level: float
-    n_items: int | None
-    columns: tuple[ScoreColumn, ...]
-    rows: tuple[ScoreRow, ...]
-    pareto: tuple[str, ...]
+    baseline: str  # The baseline's short name
+    evaluation: str | None  # The evaluation id, which all variants share; None where no variant finished
+    level: float  # Confidence level of the intervals
+    n_items: int | None  # Number of items of the headline values; None where no variant finished
+    columns: tuple[ScoreColumn, ...]  # Those that at least one variant has a value for, in their order
+    rows: tuple[ScoreRow, ...]  # Finished variants first, the closest to the baseline on top
+    pareto: tuple[str, ...]  # The variants on the front of size against KL, the smallest first
+    # By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
+    # Only where a variant has both.
     serving_fronts: Mapping[str, tuple[str, ...]]
-    correlations: tuple[VariantCorrelation, ...]
-    separations: tuple[Separation, ...]
+    correlations: tuple[VariantCorrelation, ...]  # Of every pair of main metrics
+    separations: tuple[Separation, ...]  # Every pair of finished variants
+    # By metric (mean KL, accuracy difference): neighbours of which no two are told apart
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
-    warnings: tuple[ScoreWarning, ...]
+    warnings: tuple[ScoreWarning, ...]  # What a reader must know before a decision
 
     @property
     def finished(self) -> tuple[ScoreRow, ...]:

@@ -23,22 +23,13 @@ NO_SPEED_STAGE = "the speed stage was not run"
 
 @dataclass(frozen=True, eq=False)
 class ItemScores:
-    """What one variant scored on each item of the headline values. Row `i` of every array is item `i`.
+    """What one variant scored on each item of the headline values. Row `i` of every array is item `i`."""
 
-    Attributes
-    ----------
-    task, item_id : numpy.ndarray of str, shape (n,)
-        Together they identify an item.
-    correct : numpy.ndarray of float, shape (n,)
-        1 where the variant is right, 0 where it is wrong, NaN where variant or baseline has no answer.
-    kl : numpy.ndarray of float, shape (n,)
-        Divergence from the baseline in nats, NaN where the item has none.
-    """
-
-    task: Objects
+    task: Objects  # Together they identify an item; shape (n,)
     item_id: Objects
+    # 1 where the variant is right, 0 where it is wrong, NaN where variant or baseline has no answer; shape (n,)
     correct: Float
-    kl: Float
+    kl: Float  # Divergence from the baseline in nats, NaN where the item has none; shape (n,)
 
     def __post_init__(self) -> None:
         same_length(task=self.task, item_id=self.item_id, correct=self.correct, kl=self.kl)
@@ -91,46 +82,21 @@ def item_scores(inputs: MetricInputs) -> ItemScores:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredVariant:
-    """One variant of an evaluation, as the scoreboard reads it.
+    """One variant of an evaluation, as the scoreboard reads it."""
 
-    Attributes
-    ----------
-    name, method : str
-        The variant's name, which no other variant of the scoreboard has, and the method that made it.
-    run_id : str or None
-        Its main run; None where none was started.
-    bits : float or None
-        The bits that were asked for; None where the method has no such setting.
-    status : {"finished", "failed", "unsupported"}
-        Whether it has results.
-    reason : str
-        Why it has none, or not all.
-    results : mapping of str to MetricResult
-        Headline results by metric: `metrics.headline(results)`.
-    sizes : mapping of str to float
-        "size/bytes", "size/ratio", "size/bits_per_weight".
-    seconds : mapping of str to float
-        Duration of each stage, by its name.
-    items : ItemScores or None
-        What it scored on each item; None where it has no results.
-    left_out : str
-        Which of its results are not compared, and why.
-    runtime, not_timed : str
-        What it was timed in, with the version, or why it has no speed; the other of the two is empty.
-    """
-
-    name: str
+    name: str  # The variant's name, which no other variant of the scoreboard has, and the method that made it
     method: str
-    run_id: str | None = None
-    bits: float | None = None
-    status: Status = "finished"
-    reason: str = ""
+    run_id: str | None = None  # Its main run; None where none was started
+    bits: float | None = None  # The bits that were asked for; None where the method has no such setting
+    status: Status = "finished"  # Whether it has results
+    reason: str = ""  # Why it has none, or not all
+    # Headline results by metric: `metrics.headline(results)`
     results: Mapping[str, MetricResult] = field(default_factory=dict)
-    sizes: Mapping[str, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    items: ItemScores | None = None
-    left_out: str = ""
-    runtime: str = ""
+    sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", "size/bits_per_weight"
+    seconds: Mapping[str, float] = field(default_factory=dict)  # Duration of each stage, by its name
+    items: ItemScores | None = None  # What it scored on each item; None where it has no results
+    left_out: str = ""  # Which of its results are not compared, and why
+    runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
     not_timed: str = ""
 
 
@@ -158,26 +124,14 @@ SERVING = (DECODE_SPEEDUP, PREFILL_SPEEDUP, MEMORY_RATIO)
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreColumn:
-    """One column of numbers.
+    """One column of numbers."""
 
-    Attributes
-    ----------
-    key : str
-        Name of the value: that of the metric, or "size/..." or "seconds/...".
-    label, unit, meaning : str
-        What a reader sees. `unit` is as in `MetricKey`, or "bytes", "times", "bits", "seconds".
-    direction : {"higher", "lower", "neither"}
-        Which way is better.
-    main : bool
-        Whether narrow tables have it.
-    """
-
-    key: str
-    label: str
+    key: str  # Name of the value: that of the metric, or "size/..." or "seconds/..."
+    label: str  # What a reader sees. `unit` is as in `MetricKey`, or "bytes", "times", "bits", "seconds".
     unit: str
-    direction: Direction
+    direction: Direction  # Which way is better
     meaning: str
-    main: bool
+    main: bool  # Whether narrow tables have it
 
 
 @dataclass(frozen=True, kw_only=True)

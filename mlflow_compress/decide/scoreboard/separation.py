@@ -19,24 +19,12 @@ from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact
 
 @dataclass(frozen=True, kw_only=True)
 class PairedMean:
-    """A mean of paired differences.
+    """A mean of paired differences."""
 
-    Attributes
-    ----------
-    value : float
-        The mean.
-    interval : Interval
-        It excludes 0 exactly where the p-value is below 1 minus the level.
-    p_value : float
-        Two-sided, of a mean of 0.
-    n : int
-        Number of pairs.
-    """
-
-    value: float
-    interval: Interval
-    p_value: float
-    n: int
+    value: float  # The mean
+    interval: Interval  # It excludes 0 exactly where the p-value is below 1 minus the level
+    p_value: float  # Two-sided, of a mean of 0
+    n: int  # Number of pairs
 
 
 def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMean | None:
@@ -83,26 +71,14 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A paired difference of two variants, the second minus the first.
+    """A paired difference of two variants, the second minus the first."""
 
-    Attributes
-    ----------
-    value, low, high : float
-        Mean difference per item and its interval, which is not corrected.
-    n : int
-        Items that both have.
-    p : float
-        p-value of no difference: of Student's paired test (KL), or McNemar's exact test (correctness).
-    p_holm : float
-        The same after Holm's correction over both tests of all pairs of the scoreboard.
-    """
-
-    value: float
+    value: float  # Mean difference per item and its interval, which is not corrected
     low: float
     high: float
-    n: int
-    p: float
-    p_holm: float
+    n: int  # Items that both have
+    p: float  # p-value of no difference: of Student's paired test (KL), or McNemar's exact test (correctness)
+    p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
 
     @property
     def significant(self) -> bool:
@@ -112,22 +88,12 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """Whether two variants can be told apart.
+    """Whether two variants can be told apart."""
 
-    Attributes
-    ----------
-    first, second : str
-        Their names.
-    kl : Difference or None
-        Difference of the KL per item, in nats; None where fewer than two items have one.
-    correctness : Difference or None
-        Difference of the share of right answers; None where no item was answered by both.
-    """
-
-    first: str
+    first: str  # Their names
     second: str
-    kl: Difference | None
-    correctness: Difference | None
+    kl: Difference | None  # Difference of the KL per item, in nats; None where fewer than two items have one
+    correctness: Difference | None  # Difference of the share of right answers; None where no item was answered by both
 
     @property
     def told_apart(self) -> bool:
@@ -221,33 +187,19 @@ FEWEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class VariantCorrelation:
-    """Spearman's rank correlation of two metrics over the variants that have both.
+    """Spearman's rank correlation of two metrics over the variants that have both."""
 
-    Attributes
-    ----------
-    first, second : str
-        The metrics.
-    value : float or None
-        In [-1, 1]; None where there is none, for the `reason`.
-    low, high : float or None
-        The 95 % interval of Bonett and Wright; None for fewer than five variants, and for a correlation of 1 or -1.
-    p : float or None
-        Two-sided p-value of no correlation: over all orders for up to eight variants, Student's approximation for more.
-        It is not corrected for the number of correlations.
-    n : int
-        Variants that have both.
-    reason : str
-        Why there is no correlation.
-    """
-
-    first: str
+    first: str  # The metrics
     second: str
-    value: float | None = None
+    value: float | None = None  # In [-1, 1]; None where there is none, for the `reason`
+    # The 95 % interval of Bonett and Wright; None for fewer than five variants, and for a correlation of 1 or -1
     low: float | None = None
     high: float | None = None
+    # Two-sided p-value of no correlation: over all orders for up to eight variants, Student's approximation for more.
+    # It is not corrected for the number of correlations.
     p: float | None = None
-    n: int
-    reason: str = ""
+    n: int  # Variants that have both
+    reason: str = ""  # Why there is no correlation
 
 
 def correlate_metrics(rows: Sequence[Mapping[str, Cell]]) -> tuple[VariantCorrelation, ...]:

@@ -50,22 +50,14 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedReport:
-    """Report on one scoring pass of a served model.
+    """Report on one scoring pass of a served model."""
 
-    Attributes
-    ----------
-    n_requests, n_unscored, n_truncated : int
-        Options; those without a log-likelihood, because the model or the server reads no prompt of this length, or no
-        text becomes their tokens; those cut on the left.
-    n_asked : int
-        Questions to the server.
-    seconds : float
-    """
-
+    # Options; those without a log-likelihood, because the model or the server reads no prompt of this length, or no
+    # text becomes their tokens; those cut on the left
     n_requests: int
     n_unscored: int
     n_truncated: int
-    n_asked: int
+    n_asked: int  # Questions to the server
     seconds: float
 
 

@@ -22,58 +22,25 @@ COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What the server of a model can.
+    """What the server of a model can."""
 
-    Attributes
-    ----------
-    server : str
-        Name and version, as far as the server tells them.
-    root : str or None
-        What the server says it has loaded under the model's name.
-    route : str
-        How it is asked.
-    echo : bool
-        Whether it gives the log-probabilities of a prompt's own tokens, each at its own position.
-    shifted : bool
-        Whether it echoes them one position too late, so that its echo cannot be used.
-    steps : bool
-        Whether the list of the token that comes next is the echoed one, so that options of one token share a request.
-    n_top : int
-        Most probable tokens that it shows at a position.
-    ids_in, ids_out : bool
-        Whether prompts are sent, and tokens are named, by their ids; otherwise as text.
-    forces : bool
-        Whether it can be made to write a token, and then says the log-probability that the token had before.
-    drops_first : bool
-        Whether its echo leaves out the first token of a text.
-    echo_alone : bool
-        Whether it echoes without writing a token.
-    max_length : int or None
-        Tokens of prompt and answer together; None where it does not tell.
-    probe : tuple of float
-        Log-probabilities of a fixed text, by which the same model is recognised.
-    chat : bool
-        Whether conversations are sent as chat completions.
-    answers : str
-        How they are sent, and why, in words.
-    """
-
-    server: str
-    root: str | None
-    route: str
-    echo: bool
-    shifted: bool
+    server: str  # Name and version, as far as the server tells them
+    root: str | None  # What the server says it has loaded under the model's name
+    route: str  # How it is asked
+    echo: bool  # Whether it gives the log-probabilities of a prompt's own tokens, each at its own position
+    shifted: bool  # Whether it echoes them one position too late, so that its echo cannot be used
+    # Whether the list of the token that comes next is the echoed one, so that options of one token share a request
     steps: bool
-    n_top: int
-    ids_in: bool
+    n_top: int  # Most probable tokens that it shows at a position
+    ids_in: bool  # Whether prompts are sent, and tokens are named, by their ids; otherwise as text
     ids_out: bool
-    forces: bool
-    drops_first: bool
-    echo_alone: bool
-    max_length: int | None
-    probe: tuple[float, ...]
-    chat: bool = False
-    answers: str = "as completions"
+    forces: bool  # Whether it can be made to write a token, and then says the log-probability that the token had before
+    drops_first: bool  # Whether its echo leaves out the first token of a text
+    echo_alone: bool  # Whether it echoes without writing a token
+    max_length: int | None  # Tokens of prompt and answer together; None where it does not tell
+    probe: tuple[float, ...]  # Log-probabilities of a fixed text, by which the same model is recognised
+    chat: bool = False  # Whether conversations are sent as chat completions
+    answers: str = "as completions"  # How they are sent, and why, in words
 
     def lines(self, name: str) -> list[str]:
         """Return what a person should know before numbers come."""
@@ -101,20 +68,13 @@ TopList = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class TokenQuestion:
-    """Tokens that the server reads, and which log-probabilities are wanted.
-
-    Attributes
-    ----------
-    tokens : ndarray of int32
-    scored : int
-        Wanted are those of so many of the last tokens (an echo of the prompt); 0: of the token that comes next.
-    forced : int or None
-        Where the next token is wanted: a token that the server is made to write, so that it says its log-probability.
-        None: the most probable one.
-    """
+    """Tokens that the server reads, and which log-probabilities are wanted."""
 
     tokens: Ids
+    # Wanted are those of so many of the last tokens (an echo of the prompt); 0: of the token that comes next
     scored: int = 0
+    # Where the next token is wanted: a token that the server is made to write, so that it says its log-probability.
+    # None: the most probable one.
     forced: int | None = None
 
     @property
@@ -130,16 +90,9 @@ class TokenQuestion:
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """The next-token distribution after some tokens, as far as the server has shown it.
+    """The next-token distribution after some tokens, as far as the server has shown it."""
 
-    Attributes
-    ----------
-    logprob : float or None
-        Log-probability of the token that follows; None where the server has not said it.
-    top : TopList
-    """
-
-    logprob: float | None
+    logprob: float | None  # Log-probability of the token that follows; None where the server has not said it
     top: TopList
 
     def to_json(self) -> dict[str, Any]:
@@ -160,24 +113,13 @@ def top_list(logprobs: Mapping[int, float], most: int) -> TopList:
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Scored positions: the row of each, the tokens that lead to it, and the tokens whose log-probability is wanted.
+    """Scored positions: the row of each, the tokens that lead to it, and the tokens whose log-probability is wanted."""
 
-    Attributes
-    ----------
-    prefix : mapping of int to ndarray
-        By row.
-    tokens : mapping of int to list of int
-        By row.
-    whole : list of TokenQuestion
-        Echoes that answer many rows at once, with the row of each scored position in `rows`.
-    rows : list of ndarray
-        Rows of each of `whole`.
-    """
-
-    prefix: Mapping[int, Ids]
-    tokens: Mapping[int, Sequence[int]]
+    prefix: Mapping[int, Ids]  # By row
+    tokens: Mapping[int, Sequence[int]]  # By row
+    # Echoes that answer many rows at once, with the row of each scored position in `rows`
     whole: Sequence[TokenQuestion]
-    rows: Sequence[npt.NDArray[np.int64]]
+    rows: Sequence[npt.NDArray[np.int64]]  # Rows of each of `whole`
 
 
 def wanted(
@@ -242,18 +184,10 @@ class Route(Protocol):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens as text and back.
+    """Tokens as text and back."""
 
-    Parameters
-    ----------
-    encoder : Encoder
-        Of our tokenizer.
-    size : int
-        Number of ids.
-    """
-
-    encoder: Encoder
-    size: int
+    encoder: Encoder  # Of our tokenizer
+    size: int  # Number of ids
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
@@ -283,17 +217,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class CompletionsRoute:
-    """OpenAI's completions.
+    """OpenAI's completions."""
 
-    Parameters
-    ----------
-    model : str
-        Name of the model there.
-    vocabulary : Vocabulary
-    can : Capabilities
-    """
-
-    model: str
+    model: str  # Name of the model there
     vocabulary: Vocabulary
     can: Capabilities
 
@@ -396,15 +322,9 @@ class LlamaCppRoute:
     """llama.cpp's own server, which ignores `echo`: the token that comes next, or one that it is made to write.
 
     Its log-probabilities are those of the logits, before any sampler and any bias.
-
-    Parameters
-    ----------
-    root : str
-        The server's address, without ``/v1``.
-    can : Capabilities
     """
 
-    root: str
+    root: str  # The server's address, without ``/v1``
     can: Capabilities
 
     def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:

@@ -74,26 +74,13 @@ _BYTES_PER_ID = 4  # what paces requests by tokens counts bytes
 
 @dataclass(frozen=True)
 class ServedAnswers:
-    """Answers of one served model.
-
-    Parameters
-    ----------
-    endpoint : EndpointConfig
-    model : str
-        Name of the model there.
-    route : Route
-        How it is asked.
-    identity : str
-        Digest of what is known of the model; the cache's keys begin with it.
-    folder : Path or None
-        Where the answers are kept until the records are written; None: in memory alone.
-    """
+    """Answers of one served model."""
 
     endpoint: EndpointConfig
-    model: str
-    route: Route
-    identity: str
-    folder: Path | None = None
+    model: str  # Name of the model there
+    route: Route  # How it is asked
+    identity: str  # Digest of what is known of the model; the cache's keys begin with it
+    folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
 
     def ask(
         self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0, progress: bool = True
@@ -183,29 +170,15 @@ class ServedDevice:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server computes.
-
-    Attributes
-    ----------
-    endpoint : EndpointConfig
-    name : str
-        Its name there.
-    tokenizer : transformers.PreTrainedTokenizerBase
-    vocab_size, max_length : int
-        Width of the logits and context length of the model whose tokenizer this is.
-    path : Path
-        Folder of that tokenizer.
-    can : Capabilities
-        What the server can.
-    """
+    """A model that a server computes."""
 
     endpoint: EndpointConfig
-    name: str
+    name: str  # Its name there
     tokenizer: Any
-    vocab_size: int
+    vocab_size: int  # Width of the logits and context length of the model whose tokenizer this is
     max_length: int
-    path: Path
-    can: Capabilities
+    path: Path  # Folder of that tokenizer
+    can: Capabilities  # What the server can
 
     @property
     def weights(self) -> str:

@@ -37,20 +37,11 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ServerPages:
-    """What a server tells of itself.
-
-    Attributes
-    ----------
-    endpoint : EndpointConfig
-    card : mapping
-        What it tells of the model; empty where it tells nothing.
-    pages : mapping of str to mapping
-        By name: "version" (vLLM), "get_server_info" (SGLang), "props" (llama.cpp).
-    """
+    """What a server tells of itself."""
 
     endpoint: EndpointConfig
-    card: Mapping[str, Any]
-    pages: Mapping[str, Mapping[str, Any]]
+    card: Mapping[str, Any]  # What it tells of the model; empty where it tells nothing
+    pages: Mapping[str, Mapping[str, Any]]  # By name: "version" (vLLM), "get_server_info" (SGLang), "props" (llama.cpp)
 
     @classmethod
     def read(cls, endpoint: EndpointConfig, model: str) -> ServerPages:
@@ -133,20 +124,11 @@ _RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 @dataclass(frozen=True)
 class ServerProbe:
-    """Asks a server for what it can.
-
-    Parameters
-    ----------
-    endpoint : EndpointConfig
-    model : str
-        Name of the model there.
-    vocabulary : Vocabulary
-        Of our tokenizer.
-    """
+    """Asks a server for what it can."""
 
     endpoint: EndpointConfig
-    model: str
-    vocabulary: Vocabulary
+    model: str  # Name of the model there
+    vocabulary: Vocabulary  # Of our tokenizer
 
     @cached_property
     def tokens(self) -> Ids:

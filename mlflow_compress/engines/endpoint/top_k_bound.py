@@ -12,22 +12,12 @@ TopList = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class TopBound:
-    """What two lists say about the divergence of their distributions.
+    """What two lists say about the divergence of their distributions."""
 
-    Attributes
-    ----------
-    kl : float
-        KL of the merged distributions in nats: at most the exact KL(baseline || variant).
-    kept_baseline, kept_variant : float
-        Mass of the tokens that both lists hold.
-    clipped : int
-        How many of the two rests were negative by rounding, and are set to 0.
-    """
-
-    kl: float
-    kept_baseline: float
+    kl: float  # KL of the merged distributions in nats: at most the exact KL(baseline || variant)
+    kept_baseline: float  # Mass of the tokens that both lists hold
     kept_variant: float
-    clipped: int
+    clipped: int  # How many of the two rests were negative by rounding, and are set to 0
 
 
 def top_k_bound(baseline: TopList, variant: TopList) -> TopBound:

@@ -32,24 +32,12 @@ _OF_TARGETS = "logprob"  # the only result with one value per target; all others
 
 @dataclass(frozen=True)
 class ShardResult:
-    """Result of a shard.
+    """Result of a shard."""
 
-    Attributes
-    ----------
-    targets : pyarrow.Table
-        One row per target.
-    rows : pyarrow.Table
-        One row per scored position.
-    states : pyarrow.Table or None
-        The states to store: bytes of the row, key and target of each scored position.
-    n_splits : int
-        How often memory ran out.
-    """
-
-    targets: pa.Table
-    rows: pa.Table
-    states: pa.Table | None
-    n_splits: int
+    targets: pa.Table  # One row per target
+    rows: pa.Table  # One row per scored position
+    states: pa.Table | None  # The states to store: bytes of the row, key and target of each scored position
+    n_splits: int  # How often memory ran out
 
     @classmethod
     def of(cls, arrays: Arrays, captured: Sequence[CapturedRows], n_splits: int) -> ShardResult:
@@ -106,34 +94,18 @@ def _byte_rows(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model that every worker can open.
+    """A model that every worker can open."""
 
-    Attributes
-    ----------
-    config : LoadConfig
-        Its path must mean the same folder, or hub id, on every machine.
-    weights : str
-        SHA-256 that the folder must have there (see `identity.weights_hash`).
-    """
-
-    config: LoadConfig
-    weights: str
+    config: LoadConfig  # Its path must mean the same folder, or hub id, on every machine
+    weights: str  # SHA-256 that the folder must have there (see `identity.weights_hash`)
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a worker knows of a model that it has loaded.
+    """What a worker knows of a model that it has loaded."""
 
-    Attributes
-    ----------
-    whole_model_reason : str or None
-        As in `Execution`.
-    stored_config : dict
-        As in `LoadedModel`.
-    """
-
-    whole_model_reason: str | None
-    stored_config: dict[str, Any]
+    whole_model_reason: str | None  # As in `Execution`
+    stored_config: dict[str, Any]  # As in `LoadedModel`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,7 @@ from mlflow_compress.scoring.journal import Arrays
 
 @dataclass(frozen=True)
 class RemoteModel(LightModel):
-    """A model that workers load when they are first asked for it.
-
-    Attributes
-    ----------
-    workers : Workers
-    """
+    """A model that workers load when they are first asked for it."""
 
     workers: Workers
 

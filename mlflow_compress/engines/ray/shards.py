@@ -18,27 +18,14 @@ _MOST_AGAIN = 0.05
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive groups of a plan, as a plan of their own. The same model gives the same rows, bit for bit.
+    """Consecutive groups of a plan, as a plan of their own. The same model gives the same rows, bit for bit."""
 
-    Attributes
-    ----------
-    first, stop : int
-        The groups `first` to `stop` - 1 of the whole plan.
-    rows : slice
-        Its rows in the whole plan.
-    n_tokens : int
-    plan : Plan
-        Its `before` holds the packs of earlier shards whose cached prefixes are read here.
-    targets : Targets
-        The targets of its rows, which are numbered from 0.
-    """
-
-    first: int
+    first: int  # The groups `first` to `stop` - 1 of the whole plan
     stop: int
-    rows: slice
+    rows: slice  # Its rows in the whole plan
     n_tokens: int
-    plan: Plan
-    targets: Targets
+    plan: Plan  # Its `before` holds the packs of earlier shards whose cached prefixes are read here
+    targets: Targets  # The targets of its rows, which are numbered from 0
 
 
 def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n_workers: int) -> list[Shard]:

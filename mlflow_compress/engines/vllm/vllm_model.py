@@ -199,12 +199,7 @@ _PROBE = 12  # tokens of which vLLM's own log-probabilities are compared with ou
 
 @dataclass(frozen=True)
 class VllmModel(LightModel):
-    """A model that vLLM loads when it is first needed.
-
-    Attributes
-    ----------
-    vllm : VllmEngine
-    """
+    """A model that vLLM loads when it is first needed."""
 
     vllm: VllmEngine
 

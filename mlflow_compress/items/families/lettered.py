@@ -104,25 +104,13 @@ def _check(row: Row) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Variation:
-    """One task made from a file: its items as they are, with the options E and F, or in every answer order.
+    """One task made from a file: its items as they are, with the options E and F, or in every answer order."""
 
-    Attributes
-    ----------
-    name, family : str
-        The task's name and its family (see `Items`).
-    style : PromptStyle
-        The prompt style.
-    orders : callable (row) -> list of orders
-        The answer orders of a row; the first one is the original order.
-    six : bool
-        Whether the options E and F follow the row's own options.
-    """
-
-    name: str
+    name: str  # The task's name and its family (see `Items`)
     family: str
-    style: PromptStyle
-    orders: Callable[[Row], list[list[int]]]
-    six: bool = False
+    style: PromptStyle  # The prompt style
+    orders: Callable[[Row], list[list[int]]]  # The answer orders of a row; the first one is the original order
+    six: bool = False  # Whether the options E and F follow the row's own options
 
     def options(self, row: Row, order: Sequence[int]) -> list[str]:
         """Return the options in the order in which they are displayed."""

@@ -20,44 +20,22 @@ from mlflow_compress.records import Items, Request, RunRecords
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a leaf task with its requests.
-
-    Attributes
-    ----------
-    item_id : str
-    doc : object
-        The harness's document.
-    instances : list
-        The harness's requests, by option.
-    """
+    """One document of a leaf task with its requests."""
 
     item_id: str
-    doc: Any
-    instances: list[Any]
+    doc: Any  # The harness's document
+    instances: list[Any]  # The harness's requests, by option
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf task with its documents.
+    """A leaf task with its documents."""
 
-    Attributes
-    ----------
-    name : str
-        The harness's name for it.
-    records : str
-        Task name in our records: the group's, if the group becomes one task; otherwise the leaf's own.
-    task : object
-        The harness's task.
-    documents : list of Document
-    kind : str
-        "options", "answer" or "rolling".
-    """
-
-    name: str
-    records: str
-    task: Any
+    name: str  # The harness's name for it
+    records: str  # Task name in our records: the group's, if the group becomes one task; otherwise the leaf's own
+    task: Any  # The harness's task
     documents: list[Document]
-    kind: str
+    kind: str  # "options", "answer" or "rolling"
 
 
 Messages = list[dict[str, str]]

@@ -36,26 +36,13 @@ OWN, ALL = 4, 6  # options of a question, without and with E and F
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One of the published files.
+    """One of the published files."""
 
-    Attributes
-    ----------
-    file : str
-        The file's name.
-    kind : str
-        The benchmark's task type.
-    source : str
-        The value of its questions' field "source".
-    category : str
-        Topic of the questions.
-    examples : tuple of int
-        Questions that serve as few-shot examples (generate_logits.py, `few_shot_exp_ids`).
-    """
-
-    file: str
-    kind: str
-    source: str
-    category: str
+    file: str  # The file's name
+    kind: str  # The benchmark's task type
+    source: str  # The value of its questions' field "source"
+    category: str  # Topic of the questions
+    # Questions that serve as few-shot examples (generate_logits.py, `few_shot_exp_ids`)
     examples: tuple[int, ...] = NEVER_ASKED
 
 

@@ -24,23 +24,12 @@ _CONVERSATIONS = 2_500
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationSet:
-    """Calibration texts or conversations.
+    """Calibration texts or conversations."""
 
-    Attributes
-    ----------
-    name : str
-        The name or path that the user gave.
-    texts : tuple of str
-    conversations : tuple of Conversation
-        Rendered in the model's chat template.
-    longest : int or None
-        Longest text in tokens; longer ones are left out. None for no limit.
-    """
-
-    name: str
+    name: str  # The name or path that the user gave
     texts: tuple[str, ...] = field(default=(), repr=False)
-    conversations: tuple[Conversation, ...] = field(default=(), repr=False)
-    longest: int | None = None
+    conversations: tuple[Conversation, ...] = field(default=(), repr=False)  # Rendered in the model's chat template
+    longest: int | None = None  # Longest text in tokens; longer ones are left out. None for no limit.
 
     def plain(self) -> list[str]:
         """Return all texts and messages without a template, for the check against the evaluation's items."""

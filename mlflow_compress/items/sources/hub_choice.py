@@ -22,28 +22,16 @@ Record = Mapping[str, Any]  # one row of a data set
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set and how its rows become questions.
+    """A data set and how its rows become questions."""
 
-    Attributes
-    ----------
-    dataset, config : str
-        Hub id and configuration (None if there is only one).
-    revision : str
-        Revision of the hub's copy; None for the newest.
-    examples, test : str
-        Names of splits. The first rows of `examples` are few-shot examples. All rows of `test` are evaluated.
-    category : str
-        Topic of the questions, for the prompt style `hendrycks`.
-    question : callable (record) -> dict
-        Returns the fields "question", "choices" and "answer", and with a passage also "context" and "kind".
-    """
-
-    dataset: str
+    dataset: str  # Hub id and configuration (None if there is only one)
     config: str | None = None
-    revision: str | None = None
+    revision: str | None = None  # Revision of the hub's copy; None for the newest
+    # Names of splits. The first rows of `examples` are few-shot examples. All rows of `test` are evaluated.
     examples: str = "train"
     test: str
-    category: str
+    category: str  # Topic of the questions, for the prompt style `hendrycks`
+    # Returns the fields "question", "choices" and "answer", and with a passage also "context" and "kind"
     question: Callable[[Record], dict[str, Any]]
 
     def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:

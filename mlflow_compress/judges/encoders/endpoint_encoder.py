@@ -28,23 +28,12 @@ _TEXTS_PER_CALL = 32  # what Hugging Face's server takes by default; others take
 
 @dataclass(eq=False)
 class EndpointEncoder:
-    """Embeds texts by an endpoint's ``/embeddings``.
-
-    Parameters
-    ----------
-    endpoint : EndpointConfig
-    model : str
-        Name of the model there.
-    cache : ReplyCache
-        Keeps every vector before anything else happens, by address, model and text.
-    spending : Spending
-        Counts calls and tokens.
-    """
+    """Embeds texts by an endpoint's ``/embeddings``."""
 
     endpoint: EndpointConfig
-    model: str
-    cache: ReplyCache
-    spending: Spending = field(default_factory=Spending)
+    model: str  # Name of the model there
+    cache: ReplyCache  # Keeps every vector before anything else happens, by address, model and text
+    spending: Spending = field(default_factory=Spending)  # Counts calls and tokens
     _answered_by: set[str] = field(default_factory=set)
 
     @property

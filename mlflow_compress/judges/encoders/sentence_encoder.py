@@ -30,21 +30,11 @@ _SHA256 = {
 
 @dataclass(frozen=True, eq=False)
 class SentenceEncoder:
-    """A loaded sentence encoder.
+    """A loaded sentence encoder."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the encoder, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder.
-    identity : str
-        Digest of its weights, settings and vocabulary: the same encoder in two folders has one identity.
-    dimension : int
-        Length d of a vector.
-    """
-
-    name: str
-    identity: str
-    dimension: int
+    name: str  # Name of the encoder, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder
+    identity: str  # Digest of its weights, settings and vocabulary: the same encoder in two folders has one identity
+    dimension: int  # Length d of a vector
     _model: Any
 
     def encode(self, texts: Sequence[str], *, batch_size: int = 64) -> npt.NDArray[np.float32]:

@@ -21,34 +21,18 @@ from mlflow_compress.records import RunRecords
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One model's answer to one item.
+    """One model's answer to one item."""
 
-    Attributes
-    ----------
-    id : str
-        Identifies the item in both files.
-    pred : Any
-        The answer; None where the model gave none (counted apart, never as wrong).
-    gold : Any
-        The right answer.
-    item, prompt : str or None
-        The question and what the model saw, or hashes of them, where known: unequal ones are refused.
-    correct : bool or None
-        Set where a scorer has decided already; otherwise ``pred == gold`` decides.
-    generated : bool
-        Whether `pred` is free text: two wrong texts are nearly always different, so that w2w is not counted.
-    rule : str or None
-        How the answer was scored, where known: "acc", "acc_norm", "exact_match,strict-match".
-    """
-
-    id: str
-    pred: Any
-    gold: Any
+    id: str  # Identifies the item in both files
+    pred: Any  # The answer; None where the model gave none (counted apart, never as wrong)
+    gold: Any  # The right answer
+    # The question and what the model saw, or hashes of them, where known: unequal ones are refused
     item: str | None = None
     prompt: str | None = None
-    correct: bool | None = None
+    correct: bool | None = None  # Set where a scorer has decided already; otherwise ``pred == gold`` decides
+    # Whether `pred` is free text: two wrong texts are nearly always different, so that w2w is not counted
     generated: bool = False
-    rule: str | None = None
+    rule: str | None = None  # How the answer was scored, where known: "acc", "acc_norm", "exact_match,strict-match"
 
     @property
     def is_correct(self) -> bool:

@@ -16,21 +16,13 @@ from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedMean:
-    """A mean by bin, ready to draw; only bins that hold values.
+    """A mean by bin, ready to draw; only bins that hold values."""
 
-    Attributes
-    ----------
-    left, right : numpy.ndarray, shape (n_bins,)
-        Edges of each bin.
-    n : numpy.ndarray of int, shape (n_bins,)
-        Values in each bin.
-    mean, low, high : numpy.ndarray, shape (n_bins,)
-        Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one.
-    """
-
-    left: Float
+    left: Float  # Edges of each bin; shape (n_bins,)
     right: Float
-    n: Int
+    n: Int  # Values in each bin; shape (n_bins,)
+    # Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one; shape
+    # (n_bins,)
     mean: Float
     low: Float
     high: Float

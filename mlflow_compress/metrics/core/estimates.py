@@ -54,16 +54,9 @@ class Proportion:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Difference of two proportions of the same `n` items, with Tango's score interval.
+    """Difference of two proportions of the same `n` items, with Tango's score interval."""
 
-    Attributes
-    ----------
-    gained, lost : int
-        Items that only the second, and only the first model has.
-    n : int
-    """
-
-    gained: int
+    gained: int  # Items that only the second, and only the first model has
     lost: int
     n: int
     n_unscored: int | None = None
@@ -94,18 +87,11 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """Mean of one value per item in the key's unit, with a bootstrap interval over items.
+    """Mean of one value per item in the key's unit, with a bootstrap interval over items."""
 
-    Attributes
-    ----------
-    values : numpy.ndarray, shape (n,)
-    skewed : bool
-        Whether the interval is the studentised bootstrap's, as for means of divergences.
-    """
-
-    values: Float
+    values: Float  # shape (n,)
     n_unscored: int | None = None
-    skewed: bool = False
+    skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
 
     @classmethod
     def of_scored(cls, values: Float, *, skewed: bool = False) -> Mean:
@@ -130,18 +116,10 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """A statistic of column means in the key's unit, with a bootstrap interval over items.
+    """A statistic of column means in the key's unit, with a bootstrap interval over items."""
 
-    Attributes
-    ----------
-    columns : numpy.ndarray, shape (n, n_columns)
-        One row per item.
-    statistic : callable
-        From column means, shape (..., n_columns), to values, shape (...).
-    """
-
-    columns: Float
-    statistic: Statistic
+    columns: Float  # One row per item; shape (n, n_columns)
+    statistic: Statistic  # From column means, shape (..., n_columns), to values, shape (...)
     n_unscored: int | None = None
 
     @property

@@ -33,18 +33,10 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True)
 class Forks:
-    """Where the variant's greedy answers leave those of the baseline; every array has shape (n_answers,).
+    """Where the variant's greedy answers leave those of the baseline; every array has shape (n_answers,)."""
 
-    Attributes
-    ----------
-    time : numpy.ndarray of int
-        Number of the first token that differs, counted from 1. Of equal answers, the number of their tokens.
-    differs : numpy.ndarray of bool
-        Whether the two answers differ. Of equal ones it is only known that they last beyond `time`.
-    """
-
-    time: Int
-    differs: Bool
+    time: Int  # Number of the first token that differs, counted from 1. Of equal answers, the number of their tokens.
+    differs: Bool  # Whether the two answers differ. Of equal ones it is only known that they last beyond `time`.
 
 
 def forks(inputs: MetricInputs) -> Forks:
@@ -75,18 +67,10 @@ def forks(inputs: MetricInputs) -> Forks:
 
 @dataclass(frozen=True)
 class AnswerPlaces:
-    """Which answer each scored token belongs to, and where it is in it; every array has shape (n_tokens,).
+    """Which answer each scored token belongs to, and where it is in it; every array has shape (n_tokens,)."""
 
-    Attributes
-    ----------
-    answer : numpy.ndarray of int
-        Row of the answer in the records of answers.
-    index : numpy.ndarray of int
-        Place in the answer, from 0.
-    """
-
-    answer: Int
-    index: Int
+    answer: Int  # Row of the answer in the records of answers
+    index: Int  # Place in the answer, from 0
 
 
 def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
@@ -115,20 +99,11 @@ def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
 
 @dataclass(frozen=True)
 class ForcedTokens:
-    """Both models on every token of the baseline's greedy answers; every array has shape (n_tokens,).
-
-    Attributes
-    ----------
-    places : AnswerPlaces
-    kl : numpy.ndarray
-        ``KL(P_b || P_q)`` in nats.
-    divergent, divergent_baseline : numpy.ndarray of bool
-        Whether the variant's most probable token, or the baseline's own, is not the token of the answer.
-    """
+    """Both models on every token of the baseline's greedy answers; every array has shape (n_tokens,)."""
 
     places: AnswerPlaces
-    kl: Float
-    divergent: Bool
+    kl: Float  # ``KL(P_b || P_q)`` in nats
+    divergent: Bool  # Whether the variant's most probable token, or the baseline's own, is not the token of the answer
     divergent_baseline: Bool
 
 

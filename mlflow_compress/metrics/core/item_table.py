@@ -60,15 +60,9 @@ class ItemSubset:
 
 @dataclass(frozen=True)
 class ItemTable:
-    """The items of a run, column by column; row `i` of every array is item `i`.
+    """The items of a run, column by column; row `i` of every array is item `i`."""
 
-    Parameters
-    ----------
-    items : Items
-        Unique by (task, item_id).
-    """
-
-    items: Items
+    items: Items  # Unique by (task, item_id)
 
     def __post_init__(self) -> None:
         if len(self.items) == 0:

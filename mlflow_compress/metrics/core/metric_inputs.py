@@ -182,38 +182,17 @@ _CHECKS: dict[str, Callable[[MetricInputs], str | None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSettings:
-    """How intervals and conformal sets are computed.
+    """How intervals and conformal sets are computed."""
 
-    Attributes
-    ----------
-    level : float
-        Confidence level of every interval.
-    resamples : int
-        Bootstrap resamples.
-    seed : int
-        Seed of the bootstrap.
-    method : {"bca", "percentile"}
-        Kind of bootstrap interval; means of divergences always have the studentised one.
-    alpha : float
-        Miscoverage that conformal sets aim at.
-    split_seed : int
-        Seed of the calibration/test split.
-    calibration_share : float
-        Share of the items that calibrates.
-    pooled_only : bool
-        Leave out the values by task and by category.
-    bertscore_model : (str, int), optional
-        Folder and layer of BERTScore's model; without it that metric is left out.
-    """
-
-    level: float = 0.95
-    resamples: int = 2000
-    seed: int = 0
-    method: Method = "bca"
-    alpha: float = 0.1
-    split_seed: int = 42
-    calibration_share: float = 0.5
-    pooled_only: bool = False
+    level: float = 0.95  # Confidence level of every interval
+    resamples: int = 2000  # Bootstrap resamples
+    seed: int = 0  # Seed of the bootstrap
+    method: Method = "bca"  # Kind of bootstrap interval; means of divergences always have the studentised one
+    alpha: float = 0.1  # Miscoverage that conformal sets aim at
+    split_seed: int = 42  # Seed of the calibration/test split
+    calibration_share: float = 0.5  # Share of the items that calibrates
+    pooled_only: bool = False  # Leave out the values by task and by category
+    # Folder and layer of BERTScore's model; without it that metric is left out
     bertscore_model: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -228,57 +207,32 @@ class MetricSettings:
 
 @dataclass(frozen=True, eq=False)
 class AnswerEmbeddings:
-    """Sentence embeddings of k sampled answers per instruction, row for row the same instructions.
+    """Sentence embeddings of k sampled answers per instruction, row for row the same instructions."""
 
-    Attributes
-    ----------
-    task : str
-        Name of the instruction set.
-    item_ids : tuple of str, length n
-        The instructions.
-    baseline, variant : array_like, shape (n, k, d)
-        Embeddings of each model's answers.
-    baseline_again : array_like, shape (n, k, d), optional
-        A second sample of the baseline, for the floor.
-    """
-
-    task: str
-    item_ids: tuple[str, ...]
-    baseline: npt.NDArray[np.floating]
+    task: str  # Name of the instruction set
+    item_ids: tuple[str, ...]  # The instructions
+    baseline: npt.NDArray[np.floating]  # Embeddings of each model's answers; shape (n, k, d)
     variant: npt.NDArray[np.floating] | None = None
+    # A second sample of the baseline, for the floor; shape (n, k, d)
     baseline_again: npt.NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class MetricInputs:
-    """The records of one variant and its baseline, or of a baseline alone.
+    """The records of one variant and its baseline, or of a baseline alone."""
 
-    Parameters
-    ----------
-    baseline : RunRecords
-        The reference model's records.
-    variant : RunRecords, optional
-        The compressed model's records. Without it the baseline itself is the subject of the single-model metrics.
-    noise : RunRecords, optional
-        The baseline's second run under another batch composition, with its distances from the first.
-    engine : RunRecords, optional
-        The baseline's checkpoint under transformers, where another engine runs baseline and variant, with its
-        distances from the first run.
-    asked_again : RunRecords, optional
-        A served variant's second answers to some of the prompts, with their distances from its first.
-    embeddings : AnswerEmbeddings, optional
-        Input of the similarity metrics.
-    settings : MetricSettings
-        Intervals and splits.
-    """
-
-    baseline: RunRecords
+    baseline: RunRecords  # The reference model's records
+    # The compressed model's records. Without it the baseline itself is the subject of the single-model metrics.
     variant: RunRecords | None = None
+    # The baseline's second run under another batch composition, with its distances from the first
     noise: RunRecords | None = None
+    # The baseline's checkpoint under transformers, where another engine runs baseline and variant, with its distances
+    # from the first run
     engine: RunRecords | None = None
+    # A served variant's second answers to some of the prompts, with their distances from its first
     asked_again: RunRecords | None = None
-    embeddings: AnswerEmbeddings | None = None
-    settings: MetricSettings = field(default_factory=MetricSettings)
+    embeddings: AnswerEmbeddings | None = None  # Input of the similarity metrics
+    settings: MetricSettings = field(default_factory=MetricSettings)  # Intervals and splits
 
     def __post_init__(self) -> None:
         ours = self.baseline.items

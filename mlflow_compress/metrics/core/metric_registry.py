@@ -28,17 +28,10 @@ TOO_LONG = "an option is longer than the model's context"
 
 @dataclass(frozen=True)
 class GateValue:
-    """What a promotion gate reads of a metric.
+    """What a promotion gate reads of a metric."""
 
-    Attributes
-    ----------
-    name : str
-        Under which it is published, "gate/<what>".
-    read : callable (result, pooled results by name) -> float or None
-        Takes it from the pooled result; None where there is nothing that a gate may trust.
-    """
-
-    name: str
+    name: str  # Under which it is published, "gate/<what>"
+    # Takes it from the pooled result; None where there is nothing that a gate may trust
     read: Callable[[MetricResult, Pooled], float | None]
 
 
@@ -49,69 +42,34 @@ def upper_end(result: MetricResult, pooled: Pooled) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricKey:
-    """One number that a metric returns, under its MLflow name, and how it is shown.
+    """One number that a metric returns, under its MLflow name, and how it is shown."""
 
-    Attributes
-    ----------
-    name : str
-        "<section>/<metric>"; the section becomes a chart group.
-    direction : {"higher", "lower", "neither"}
-        Which way is better for the variant.
-    low, high : float
-        Bounds that the value cannot leave.
-    unit : str
-        "share", "percent", "nats", "points", "options", "perplexity", "ratio", "times", "probability", "cosine",
-        "items", "tokens", "correlation", or what is written behind the value.
-    meaning : str
-        One sentence for a reader of the table.
-    label : str
-        Short text for tables.
-    headline : int, optional
-        Place of its row in the headline table, counted upwards; without it there is no row.
-    leaderboard : bool
-        Whether it is a column of the leaderboard in MLflow. Its place there is that of the row.
-    by_task : bool
-        Whether MLflow shows the value of every task too.
-    by_category : bool
-        Whether there is a value for every category.
-    unchanged : float
-        Value for a variant that equals its baseline.
-    difference : str, optional
-        For a value that each model has (`<name>_baseline` is the baseline's): name of the variant's minus the
-        baseline's. Its row shows all three.
-    floor : str, optional
-        Name of its noise floor: the value that two equal models have. "noise/<metric>" is declared and computed by
-        itself, from the baseline's second run, for a metric with `noise=True`.
-    counted : str
-        What `n` counts: "items", "tokens", "answers" or "instructions".
-    unscored : str
-        Why something may have no value; without it no footnote counts what has none.
-    gate : GateValue, optional
-        What a promotion gate reads of it.
-    measured_once : bool
-        Whether it never has an interval. A gate reads the value then.
-    on_request : bool
-        Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
-    """
-
-    name: str
-    direction: Direction
-    low: float
+    name: str  # "<section>/<metric>"; the section becomes a chart group
+    direction: Direction  # Which way is better for the variant
+    low: float  # Bounds that the value cannot leave
     high: float
+    # "share", "percent", "nats", "points", "options", "perplexity", "ratio", "times", "probability", "cosine", "items",
+    # "tokens", "correlation", or what is written behind the value
     unit: str
-    meaning: str
-    label: str = ""
-    headline: int | None = None
+    meaning: str  # One sentence for a reader of the table
+    label: str = ""  # Short text for tables
+    headline: int | None = None  # Place of its row in the headline table, counted upwards; without it there is no row
+    # Whether it is a column of the leaderboard in MLflow. Its place there is that of the row.
     leaderboard: bool = False
-    by_task: bool = False
-    by_category: bool = True
-    unchanged: float = 0.0
+    by_task: bool = False  # Whether MLflow shows the value of every task too
+    by_category: bool = True  # Whether there is a value for every category
+    unchanged: float = 0.0  # Value for a variant that equals its baseline
+    # For a value that each model has (`<name>_baseline` is the baseline's): name of the variant's minus the baseline's.
+    # Its row shows all three.
     difference: str | None = None
+    # Name of its noise floor: the value that two equal models have. "noise/<metric>" is declared and computed by
+    # itself, from the baseline's second run, for a metric with `noise=True`.
     floor: str | None = None
-    counted: str = "items"
-    unscored: str = ""
-    gate: GateValue | None = None
-    measured_once: bool = False
+    counted: str = "items"  # What `n` counts: "items", "tokens", "answers" or "instructions"
+    unscored: str = ""  # Why something may have no value; without it no footnote counts what has none
+    gate: GateValue | None = None  # What a promotion gate reads of it
+    measured_once: bool = False  # Whether it never has an interval. A gate reads the value then.
+    # Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     on_request: bool = False
 
     def __post_init__(self) -> None:
@@ -136,26 +94,14 @@ class MetricKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A registered metric: what it returns, what it requires, where its definition comes from, and the function.
+    """A registered metric: what it returns, what it requires, where its definition comes from, and the function."""
 
-    Attributes
-    ----------
-    declares : tuple of MetricKey, or callable that returns it
-        Every name that `compute` may return; a callable where they follow from other metrics' keys.
-    requires : tuple of str
-        Parts of the inputs that must be there; see `MetricInputs.missing`.
-    source : str
-        The paper or program that defines it, and any deviation from it.
-    function : callable
-        From the inputs to results; pure.
-    noise : bool
-        Whether it is also computed for the baseline's second run, as the noise floor of its distances.
-    """
-
+    # Every name that `compute` may return; a callable where they follow from other metrics' keys
     declares: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]]
-    requires: tuple[str, ...]
-    source: str
-    function: Callable[[MetricInputs], list[MetricResult]]
+    requires: tuple[str, ...]  # Parts of the inputs that must be there; see `MetricInputs.missing`
+    source: str  # The paper or program that defines it, and any deviation from it
+    function: Callable[[MetricInputs], list[MetricResult]]  # From the inputs to results; pure
+    # Whether it is also computed for the baseline's second run, as the noise floor of its distances
     noise: bool = False
 
     @property

@@ -20,46 +20,32 @@ LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
 
 @dataclass(frozen=True)
 class OptionGrid:
-    """Option scores laid out densely.
+    """Option scores laid out densely."""
 
-    Attributes
-    ----------
-    loglik, by_rule : numpy.ndarray, shape (n_items, n_permutations, n_options)
-        Summed log-likelihood in nats, and what the item's rule takes the argmax of: the same, or divided by the
-        option's length; minus infinity where an item has no such option or was not scored.
-    content : numpy.ndarray of int, same shape
-        Original index of the option shown at that position; 0 where there is none.
-    greedy : numpy.ndarray of bool, same shape
-        Every token of the option is the argmax.
-    scored : numpy.ndarray of bool, shape (n_items, n_permutations)
-        All options of the item are there and have a log-likelihood.
-    """
-
+    # Summed log-likelihood in nats, and what the item's rule takes the argmax of: the same, or divided by the option's
+    # length; minus infinity where an item has no such option or was not scored; shape (n_items, n_permutations,
+    # n_options)
     loglik: Float
     by_rule: Float
-    content: Int
-    greedy: Bool
-    scored: Bool
+    content: Int  # Original index of the option shown at that position; 0 where there is none
+    greedy: Bool  # Every token of the option is the argmax
+    scored: Bool  # All options of the item are there and have a log-likelihood; shape (n_items, n_permutations)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What one model answered; column 0 is the original order, the others are shuffles.
+    """What one model answered; column 0 is the original order, the others are shuffles."""
 
-    Attributes
-    ----------
-    scored, correct : numpy.ndarray of bool, shape (n_items, n_permutations)
-        There is a prediction; it is right (False where unscored: always mask with `scored`).
-    letter, content : numpy.ndarray of int, shape (n_items, n_permutations)
-        Chosen shown position, and the original index of what stands there; meaningful for scored multiple choice.
-    margin : numpy.ndarray of float, shape (n_items, n_permutations)
-        p(best) - p(second best) with p the softmax over the options' (normalised) log-likelihoods; NaN elsewhere.
-    """
-
+    # There is a prediction; it is right (False where unscored: always mask with `scored`); shape (n_items,
+    # n_permutations)
     scored: Bool
     correct: Bool
+    # Chosen shown position, and the original index of what stands there; meaningful for scored multiple choice; shape
+    # (n_items, n_permutations)
     letter: Int
     content: Int
+    # p(best) - p(second best) with p the softmax over the options' (normalised) log-likelihoods; NaN elsewhere; shape
+    # (n_items, n_permutations)
     margin: Float
 
 

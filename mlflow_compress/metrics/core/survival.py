@@ -15,20 +15,12 @@ from mlflow_compress.metrics.stats.arrays import Bool, Float, finite, same_lengt
 
 @dataclass(frozen=True)
 class Survival:
-    """A survival curve: a step function that falls at each of `times`.
+    """A survival curve: a step function that falls at each of `times`."""
 
-    Attributes
-    ----------
-    times : numpy.ndarray, shape (n_times,)
-        The distinct times, of events and of censored observations, in ascending order.
-    share : numpy.ndarray, shape (n_times,)
-        Probability to survive beyond each time.
-    low, high : numpy.ndarray, shape (n_times,)
-        Its interval; NaN before the first event and where the share is 0, because the formula has no value there.
-    """
-
-    times: Float
-    share: Float
+    times: Float  # The distinct times, of events and of censored observations, in ascending order; shape (n_times,)
+    share: Float  # Probability to survive beyond each time; shape (n_times,)
+    # Its interval; NaN before the first event and where the share is 0, because the formula has no value there; shape
+    # (n_times,)
     low: Float
     high: Float
 

@@ -15,18 +15,10 @@ from mlflow_compress.records import TokenDistances, TokenScores, align
 
 @dataclass(frozen=True)
 class TokenGroups:
-    """Which corpus and which window each token belongs to.
+    """Which corpus and which window each token belongs to."""
 
-    Attributes
-    ----------
-    tasks : numpy.ndarray of str, shape (n_tasks,)
-        Corpora.
-    task, window : numpy.ndarray of int, shape (n_tokens,)
-        Code of the corpus, and of the window (unique over all corpora).
-    """
-
-    tasks: Objects
-    task: Int
+    tasks: Objects  # Corpora; shape (n_tasks,)
+    task: Int  # Code of the corpus, and of the window (unique over all corpora); shape (n_tokens,)
     window: Int
 
 

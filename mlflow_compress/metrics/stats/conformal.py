@@ -160,23 +160,13 @@ def split(n: int, *, seed: int = 42, calibration_share: float = 0.5) -> tuple[In
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalResult:
-    """What the sets of one score say on the test items.
+    """What the sets of one score say on the test items."""
 
-    Attributes
-    ----------
-    threshold : float
-        The quantile used; infinite where the calibration set was too small.
-    correct, size, covered : numpy.ndarray, shape (n_test,)
-        Top-1 is right; number of options in the set; the set holds the gold option.
-    n_options : int
-        Size of the option alphabet.
-    """
-
-    threshold: float
-    correct: Float
+    threshold: float  # The quantile used; infinite where the calibration set was too small
+    correct: Float  # Top-1 is right; number of options in the set; the set holds the gold option; shape (n_test,)
     size: Float
     covered: Float
-    n_options: int
+    n_options: int  # Size of the option alphabet
 
     @property
     def accuracy(self) -> float:

@@ -25,42 +25,24 @@ class WithUncertainty(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusStatistics:
-    """What `llama-perplexity --kl-divergence` prints; probabilities as shares (llama.cpp prints percent).
+    """What `llama-perplexity --kl-divergence` prints; probabilities as shares (llama.cpp prints percent)."""
 
-    Attributes
-    ----------
-    n : int
-        Scored tokens.
-    perplexity_baseline, perplexity_variant : WithUncertainty
-        ``exp(mean nll)``, ``u = PPL se(nll)``.
-    log_ratio, ratio, difference : WithUncertainty
-        ``ln(PPL_q/PPL_b)``, ``PPL_q/PPL_b``, ``PPL_q - PPL_b``, with the covariance of both nlls propagated.
-    correlation : float or None
-        Of the two nlls (llama.cpp's "Cor(ln(PPL(Q)), ln(PPL(base)))"); None where one of them does not vary.
-    kl : WithUncertainty
-        Mean ``KL(P_b || P_q)`` in nats.
-    dp_mean, dp_rms : WithUncertainty
-        Mean and root mean square of ``p_q(target) - p_b(target)``; ``u(RMS) = se(dp²) / (2 RMS)``.
-    p_correlation : float or None
-        Pearson correlation of the target probabilities.
-    same_top : WithUncertainty
-        Share of equal argmax tokens, ``u = sqrt(p (1 - p)/(n - 1))``.
-    kl_percentiles, dp_percentiles : mapping of float to float
-        By share (0.999 is the 99.9th percentile), linear interpolation at ``f (n - 1)``.
-    """
-
-    n: int
-    perplexity_baseline: WithUncertainty
+    n: int  # Scored tokens
+    perplexity_baseline: WithUncertainty  # ``exp(mean nll)``, ``u = PPL se(nll)``
     perplexity_variant: WithUncertainty
+    # ``ln(PPL_q/PPL_b)``, ``PPL_q/PPL_b``, ``PPL_q - PPL_b``, with the covariance of both nlls propagated
     log_ratio: WithUncertainty
     ratio: WithUncertainty
     difference: WithUncertainty
+    # Of the two nlls (llama.cpp's "Cor(ln(PPL(Q)), ln(PPL(base)))"); None where one of them does not vary
     correlation: float | None
-    kl: WithUncertainty
+    kl: WithUncertainty  # Mean ``KL(P_b || P_q)`` in nats
+    # Mean and root mean square of ``p_q(target) - p_b(target)``; ``u(RMS) = se(dp²) / (2 RMS)``
     dp_mean: WithUncertainty
     dp_rms: WithUncertainty
-    p_correlation: float | None
-    same_top: WithUncertainty
+    p_correlation: float | None  # Pearson correlation of the target probabilities
+    same_top: WithUncertainty  # Share of equal argmax tokens, ``u = sqrt(p (1 - p)/(n - 1))``
+    # By share (0.999 is the 99.9th percentile), linear interpolation at ``f (n - 1)``
     kl_percentiles: Mapping[float, float]
     dp_percentiles: Mapping[float, float]
 
@@ -85,26 +67,14 @@ def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) ->
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """Some tokens of two models, checked; every array has shape (n_tokens,).
+    """Some tokens of two models, checked; every array has shape (n_tokens,)."""
 
-    Attributes
-    ----------
-    nll_baseline, nll_variant : numpy.ndarray
-        Negative log-likelihood of the target in nats.
-    kl : numpy.ndarray
-        ``KL(P_b || P_q)`` in nats.
-    p_baseline, p_variant : numpy.ndarray
-        Probability of the target.
-    same_top : numpy.ndarray of bool
-        Both models have the same most probable token.
-    """
-
-    nll_baseline: npt.ArrayLike
+    nll_baseline: npt.ArrayLike  # Negative log-likelihood of the target in nats
     nll_variant: npt.ArrayLike
-    kl: npt.ArrayLike
-    p_baseline: npt.ArrayLike
+    kl: npt.ArrayLike  # ``KL(P_b || P_q)`` in nats
+    p_baseline: npt.ArrayLike  # Probability of the target
     p_variant: npt.ArrayLike
-    same_top: npt.ArrayLike
+    same_top: npt.ArrayLike  # Both models have the same most probable token
 
 
 _PRODUCTS = (
@@ -245,33 +215,18 @@ def corpus_statistics(
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceShape:
-    """Shape of ``d = ln p_q(target) - ln p_b(target)`` over tokens.
+    """Shape of ``d = ln p_q(target) - ln p_b(target)`` over tokens."""
 
-    Attributes
-    ----------
-    n : int
-        Tokens.
-    mean, std : float
-        Mean (minus the change of the log-perplexity) and standard deviation in nats.
-    skewness : float or None
-        Third standardised moment; None where the differences do not vary.
-    better, worse : float
-        Share of tokens that the variant finds more, or less, likely.
-    asymmetry : float
-        Kolmogorov distance between the distributions of `d` and of `-d`, in [0, 1]; 0 for a symmetric distribution,
-        where gains and losses cancel and the perplexity stays.
-    edges, counts : numpy.ndarray, shapes (n_bins + 1,) and (n_bins,)
-        Histogram over symmetric edges; values outside the last edges are in the outer bins.
-    """
-
-    n: int
-    mean: float
+    n: int  # Tokens
+    mean: float  # Mean (minus the change of the log-perplexity) and standard deviation in nats
     std: float
-    skewness: float | None
-    better: float
+    skewness: float | None  # Third standardised moment; None where the differences do not vary
+    better: float  # Share of tokens that the variant finds more, or less, likely
     worse: float
+    # Kolmogorov distance between the distributions of `d` and of `-d`, in [0, 1]; 0 for a symmetric distribution, where
+    # gains and losses cancel and the perplexity stays
     asymmetry: float
-    edges: Float
+    edges: Float  # Histogram over symmetric edges; values outside the last edges are in the outer bins
     counts: Int
 
 

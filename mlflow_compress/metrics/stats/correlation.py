@@ -24,24 +24,12 @@ MOST_FOR_EXACT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """A correlation with its interval, p-value and number of points.
+    """A correlation with its interval, p-value and number of points."""
 
-    Attributes
-    ----------
-    value : float
-        In [-1, 1].
-    interval : Interval or None
-        None for fewer than five points, and where none was asked for.
-    p_value : float
-        Two-sided, of no correlation.
-    n : int
-        Points, for instance (model, method) pairs.
-    """
-
-    value: float
-    interval: Interval | None
-    p_value: float
-    n: int
+    value: float  # In [-1, 1]
+    interval: Interval | None  # None for fewer than five points, and where none was asked for
+    p_value: float  # Two-sided, of no correlation
+    n: int  # Points, for instance (model, method) pairs
 
 
 def _constant(x: Float) -> bool:

@@ -147,15 +147,9 @@ def _check_alpha(alpha: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceSequence:
-    """Bounds after each item; all of them hold together with probability at least ``1 - alpha``.
+    """Bounds after each item; all of them hold together with probability at least ``1 - alpha``."""
 
-    Attributes
-    ----------
-    low, high : numpy.ndarray, shape (n,)
-        Running intersection, so the interval never widens.
-    """
-
-    low: Float
+    low: Float  # Running intersection, so the interval never widens; shape (n,)
     high: Float
 
 
@@ -230,18 +224,10 @@ def confidence_sequence(
 
 @dataclass(frozen=True, kw_only=True)
 class GateDecision:
-    """Where a sequential gate stopped.
+    """Where a sequential gate stopped."""
 
-    Attributes
-    ----------
-    verdict : {"pass", "fail", "undecided"}
-        The mean is below the limit, above it, or neither could be shown.
-    n_used : int
-        Items looked at when the verdict fell; all of them where it is "undecided".
-    """
-
-    verdict: Verdict
-    n_used: int
+    verdict: Verdict  # The mean is below the limit, above it, or neither could be shown
+    n_used: int  # Items looked at when the verdict fell; all of them where it is "undecided"
 
 
 def sequential_gate(
@@ -309,24 +295,13 @@ PASS_SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedCheck:
-    """The claim that the mean of bounded values keeps to a limit.
-
-    Attributes
-    ----------
-    name : str
-    limit : float
-        Strictly between `low` and `high`.
-    low, high : float
-        Bounds of every value.
-    at_least : bool
-        The claim is that the mean is above the limit, not below it.
-    """
+    """The claim that the mean of bounded values keeps to a limit."""
 
     name: str
-    limit: float
-    low: float = 0.0
+    limit: float  # Strictly between `low` and `high`
+    low: float = 0.0  # Bounds of every value
     high: float = 1.0
-    at_least: bool = False
+    at_least: bool = False  # The claim is that the mean is above the limit, not below it
 
     def __post_init__(self) -> None:
         if not self.low < self.limit < self.high:

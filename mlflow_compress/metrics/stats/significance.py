@@ -99,23 +99,13 @@ def non_inferior(low: float, high: float, *, margin: float, direction: Literal["
 
 @dataclass(frozen=True, kw_only=True)
 class Flips:
-    """Counts of changed answers.
+    """Counts of changed answers."""
 
-    Attributes
-    ----------
-    n, n_correct : int
-        Items compared, and those that the baseline has right.
-    c2w, w2c : int
-        Right to wrong, wrong to right.
-    w2w : int or None
-        Wrong to another wrong answer; None where answers are not chosen from options.
-    """
-
-    n: int
+    n: int  # Items compared, and those that the baseline has right
     n_correct: int
-    c2w: int
+    c2w: int  # Right to wrong, wrong to right
     w2c: int
-    w2w: int | None
+    w2w: int | None  # Wrong to another wrong answer; None where answers are not chosen from options
 
     @property
     def flips(self) -> float:

@@ -28,83 +28,38 @@ from mlflow_compress.reporting.record_tables import ChangedAnswers, changed_answ
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageVariant:
-    """One variant that has results.
+    """One variant that has results."""
 
-    Attributes
-    ----------
-    name : str
-        As in the scoreboard.
-    verdict : str
-        What was found, in one sentence.
-    run_id, address : str
-        Its main run, and the address that shows the run in MLflow.
-    results : sequence of MetricResult
-        Every result, also by task and category.
-    settings : mapping of str to str
-        How it was made: the parameters in which variants differ.
-    changes : VariantChanges or None
-        Its changed answers; None where the evaluation has corpora only.
-    answers : Generations or None
-        What it answered to the instructions; None where no judge stage ran on the instructions of the page.
-    grades : Judgments or None
-        A judge's grades of these answers.
-    """
-
-    name: str
-    verdict: str
-    run_id: str
+    name: str  # As in the scoreboard
+    verdict: str  # What was found, in one sentence
+    run_id: str  # Its main run, and the address that shows the run in MLflow
     address: str
-    results: Sequence[MetricResult] = ()
+    results: Sequence[MetricResult] = ()  # Every result, also by task and category
+    # How it was made: the parameters in which variants differ
     settings: Mapping[str, str] = field(default_factory=dict)
-    changes: VariantChanges | None = None
+    changes: VariantChanges | None = None  # Its changed answers; None where the evaluation has corpora only
+    # What it answered to the instructions; None where no judge stage ran on the instructions of the page
     answers: Generations | None = None
-    grades: Judgments | None = None
+    grades: Judgments | None = None  # A judge's grades of these answers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageContent:
-    """Everything that the page shows.
+    """Everything that the page shows."""
 
-    Attributes
-    ----------
-    board : Scoreboard
-        The variants side by side, and which of them can be told apart.
-    decision : Decision
-        What a promotion policy says; nothing is promoted.
-    policy : str
-        The policy in words: "the default policy".
-    objective : {"size", "kl", "speed", "utility"}
-        What the policy ranks by.
-    gates : sequence of str
-        Its gates in words.
-    variants : sequence of PageVariant
-        In the order of the scoreboard.
-    items : Items or None
-        The baseline's items; None where the evaluation has corpora only.
-    answers : Generations or None
-        What the baseline answered to the instructions.
-    grades : Judgments or None
-        A judge's grades of these answers.
-    similarity : ModelSimilarity or None
-        How similar the answers of baseline and variants are; None where no judge stage embedded them.
-    setup : mapping
-        How it was measured; values may be nested.
-    notes : sequence of str
-        What the page leaves out, and why.
-    """
-
-    board: Scoreboard
-    decision: Decision
-    policy: str
-    objective: str
-    gates: Sequence[str]
-    variants: Sequence[PageVariant]
-    items: Items | None = None
-    answers: Generations | None = None
-    grades: Judgments | None = None
+    board: Scoreboard  # The variants side by side, and which of them can be told apart
+    decision: Decision  # What a promotion policy says; nothing is promoted
+    policy: str  # The policy in words: "the default policy"
+    objective: str  # What the policy ranks by
+    gates: Sequence[str]  # Its gates in words
+    variants: Sequence[PageVariant]  # In the order of the scoreboard
+    items: Items | None = None  # The baseline's items; None where the evaluation has corpora only
+    answers: Generations | None = None  # What the baseline answered to the instructions
+    grades: Judgments | None = None  # A judge's grades of these answers
+    # How similar the answers of baseline and variants are; None where no judge stage embedded them
     similarity: ModelSimilarity | None = None
-    setup: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    setup: Mapping[str, Any] = field(default_factory=dict)  # How it was measured; values may be nested
+    notes: Sequence[str] = ()  # What the page leaves out, and why
 
     @property
     def title(self) -> str:
@@ -124,21 +79,11 @@ READ = ("items", "option_scores", "option_distances", "generations")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VariantChanges:
-    """What one variant changed; every list has one entry per changed answer.
+    """What one variant changed; every list has one entry per changed answer."""
 
-    Attributes
-    ----------
-    changed : ChangedAnswers
-        Which items, in which direction. Rows are those of the baseline's items.
-    answers : list of dict
-        The variant's side, as `_answers_of` describes it.
-    baseline : list of dict
-        The baseline's side of the same items.
-    """
-
-    changed: ChangedAnswers
-    answers: list[dict[str, Any]]
-    baseline: list[dict[str, Any]]
+    changed: ChangedAnswers  # Which items, in which direction. Rows are those of the baseline's items.
+    answers: list[dict[str, Any]]  # The variant's side, as `_answers_of` describes it
+    baseline: list[dict[str, Any]]  # The baseline's side of the same items
 
 
 def changes_of(baseline: RunRecords, variant: RunRecords) -> VariantChanges:

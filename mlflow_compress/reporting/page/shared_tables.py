@@ -48,50 +48,25 @@ class HeatMap:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedChanges:
-    """Changed answers that variants share.
+    """Changed answers that variants share."""
 
-    Attributes
-    ----------
-    variants : sequence of str
-        Those of the table of pairs; the closest ones where there are more than `MOST_PAIRED`.
-    together : sequence of sequence of int
-        Items that both variants changed; the diagonal has each variant's own.
-    levels : same shape
-        Shades: the share of the row's changed answers that the column's variant changed too.
-    by_count : mapping of int to int
-        Number of items that exactly k variants changed, by k; over all variants.
-    n_variants, n_items : int
-        Variants, and items whose answers are right or wrong, that these numbers are from.
-    """
-
-    variants: Sequence[str]
-    together: Sequence[Sequence[int]]
+    variants: Sequence[str]  # Those of the table of pairs; the closest ones where there are more than `MOST_PAIRED`
+    together: Sequence[Sequence[int]]  # Items that both variants changed; the diagonal has each variant's own
+    # Shades: the share of the row's changed answers that the column's variant changed too
     levels: Sequence[Sequence[int]]
-    by_count: Mapping[int, int]
-    n_variants: int
+    by_count: Mapping[int, int]  # Number of items that exactly k variants changed, by k; over all variants
+    n_variants: int  # Variants, and items whose answers are right or wrong, that these numbers are from
     n_items: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlikeTable:
-    """The similarity of every pair of models.
+    """The similarity of every pair of models."""
 
-    Attributes
-    ----------
-    names : sequence of str
-        The baseline's two samples, and the first variants of the scoreboard.
-    values : sequence of sequence of float
-        The similarities.
-    levels : same shape
-        Shades: 0 for the smallest similarity of the table, the strongest for 1.
-    found : ModelSimilarity
-        Everything: also models that the table leaves out.
-    """
-
-    names: Sequence[str]
-    values: Sequence[Sequence[float]]
-    levels: Sequence[Sequence[int]]
-    found: ModelSimilarity
+    names: Sequence[str]  # The baseline's two samples, and the first variants of the scoreboard
+    values: Sequence[Sequence[float]]  # The similarities
+    levels: Sequence[Sequence[int]]  # Shades: 0 for the smallest similarity of the table, the strongest for 1
+    found: ModelSimilarity  # Everything: also models that the table leaves out
 
 
 def alike_table(content: PageContent) -> AlikeTable | None:

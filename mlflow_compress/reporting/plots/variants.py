@@ -131,35 +131,17 @@ _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
 @dataclass(frozen=True, kw_only=True)
 class CostAxis:
-    """What stands on the axis from left to right.
+    """What stands on the axis from left to right."""
 
-    Attributes
-    ----------
-    field : str
-        Of the variants' rows; `<field>_low` and `<field>_high` are the ends of its interval, where it has one.
-    label : str
-        Of the axis.
-    factor : float
-        What the value is multiplied by.
-    shown : str
-        Format of a value in words.
-    what, word, side : str
-        What it is called, what the better one is ("small"), and in which words it is drawn.
-    higher : bool
-        Whether more is better.
-    baseline : float or None
-        The baseline's own value, where a line shows it.
-    """
-
-    field: str
-    label: str
-    factor: float = 1.0
-    shown: str
-    what: str
+    field: str  # Of the variants' rows; `<field>_low` and `<field>_high` are the ends of its interval, where it has one
+    label: str  # Of the axis
+    factor: float = 1.0  # What the value is multiplied by
+    shown: str  # Format of a value in words
+    what: str  # What it is called, what the better one is ("small"), and in which words it is drawn
     word: str
     side: str
-    higher: bool = False
-    baseline: float | None = None
+    higher: bool = False  # Whether more is better
+    baseline: float | None = None  # The baseline's own value, where a line shows it
 
 
 SIZES = tuple(

@@ -235,25 +235,12 @@ def _check_owner(manifest: StoreManifest, baseline: IdentifiedModel) -> None:
 
 @dataclass(frozen=True)
 class SentHead:
-    """What the baseline's head is rebuilt from: its weights as bytes, and the model's configuration.
+    """What the baseline's head is rebuilt from: its weights as bytes, and the model's configuration."""
 
-    Attributes
-    ----------
-    digest : str
-        Of the store's manifest.
-    kind : str
-        "states" or "log_probs", see `StoreManifest`. There is no head for log-probabilities.
-    dtype : str
-        Dtype of the stored rows.
-    weights : mapping of str to ndarray of uint8
-        Each with the tensor's dtype and shape.
-    model_config : dict
-    """
-
-    digest: str
-    kind: str
-    dtype: str
-    weights: Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]
+    digest: str  # Of the store's manifest
+    kind: str  # "states" or "log_probs", see `StoreManifest`. There is no head for log-probabilities.
+    dtype: str  # Dtype of the stored rows
+    weights: Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]  # Each with the tensor's dtype and shape
     model_config: dict[str, Any]
 
     @classmethod
@@ -281,16 +268,10 @@ class SentHead:
 
 @dataclass(frozen=True)
 class SentStates:
-    """Stored rows of one shard, in the order of its plan: what a `StateStore` is in one process.
-
-    Attributes
-    ----------
-    head : SentHead
-    rows : ndarray of uint8, shape (n, bytes of a row)
-    """
+    """Stored rows of one shard, in the order of its plan: what a `StateStore` is in one process."""
 
     head: SentHead
-    rows: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.uint8]  # shape (n, bytes of a row)
 
     def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Return the number of each row: the sender has put them into the order of the keys."""

@@ -124,25 +124,13 @@ class StoredModel(IdentifiedModel, Protocol):
 
 @dataclass(frozen=True)
 class CapturedRows:
-    """Consecutive rows of a pass, as they are stored.
+    """Consecutive rows of a pass, as they are stored."""
 
-    Attributes
-    ----------
-    row : int
-        Number of the first row in the pass.
-    rows : Tensor, shape (n, width)
-        States, or log-probabilities; on the CPU.
-    keys, targets : ndarray, shapes (n, 16) and (n,)
-        Per row: digest of all tokens up to it, and its first target.
-    kind, reason : str, str or None
-        As in `StoredRows`.
-    """
-
-    row: int
-    rows: torch.Tensor
-    keys: Keys
+    row: int  # Number of the first row in the pass
+    rows: torch.Tensor  # States, or log-probabilities; on the CPU; shape (n, width)
+    keys: Keys  # Per row: digest of all tokens up to it, and its first target
     targets: npt.NDArray[np.int32]
-    kind: str
+    kind: str  # As in `StoredRows`
     reason: str | None
 
 

@@ -24,47 +24,24 @@ STATES, LOG_PROBS = "states", "log_probs"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreManifest:
-    """Manifest of a baseline store: what it holds, and of which model.
+    """Manifest of a baseline store: what it holds, and of which model."""
 
-    Attributes
-    ----------
-    format : int
-        Version of the layout.
-    kind, reason : str, str or None
-        "states" (head inputs), or "log_probs" (float16 log-probabilities) and why states could not be used.
-    weights, tokenizer : str
-        SHA-256 of the baseline's weights and tokenizer (see `models.identity`).
-    head : str or None
-        SHA-256 of the head's file; None for log-probabilities.
-    dtype, model_dtype, width, vocab_size : str, str, int, int
-        Dtype of the stored rows and of the model; width of a stored row and of the logits.
-    model_config : dict
-        The baseline's configuration, from which the head's own code is rebuilt.
-    limits : dict
-        Tokens per batch and rows per product with the head; variants use the same.
-    rounding : dict
-        What decided rounding on the machine that wrote it (see `memory_alignment.rounding_identity`).
-    passes : list of dict
-        Per pass: label, path ("packed" or "plain"), and the digest of its plan.
-    shards : list of dict
-        Per file: name, rows, bytes, sha256.
-    """
-
-    format: int
-    kind: str
+    format: int  # Version of the layout
+    kind: str  # "states" (head inputs), or "log_probs" (float16 log-probabilities) and why states could not be used
     reason: str | None
-    weights: str
+    weights: str  # SHA-256 of the baseline's weights and tokenizer (see `models.identity`)
     tokenizer: str
-    head: str | None
-    dtype: str
+    head: str | None  # SHA-256 of the head's file; None for log-probabilities
+    dtype: str  # Dtype of the stored rows and of the model; width of a stored row and of the logits
     model_dtype: str
     width: int
     vocab_size: int
-    model_config: dict[str, Any]
-    limits: dict[str, int]
+    model_config: dict[str, Any]  # The baseline's configuration, from which the head's own code is rebuilt
+    limits: dict[str, int]  # Tokens per batch and rows per product with the head; variants use the same
+    # What decided rounding on the machine that wrote it (see `memory_alignment.rounding_identity`)
     rounding: dict[str, str]
-    passes: list[dict[str, str]]
-    shards: list[dict[str, Any]]
+    passes: list[dict[str, str]]  # Per pass: label, path ("packed" or "plain"), and the digest of its plan
+    shards: list[dict[str, Any]]  # Per file: name, rows, bytes, sha256
 
     @property
     def digest(self) -> str:

@@ -25,21 +25,13 @@ _SDPA = "sdpa"
 
 @dataclass(frozen=True)
 class Branch:
-    """The tokens `begin` .. `stop` - 1 of a pack. Inside the pack they see only each other and their ancestors.
-
-    Attributes
-    ----------
-    begin, stop : int
-    stem : int
-        Tokens before this index are seen by all later tokens of the branch.
-    children : list of Branch
-        The branches after the stem; they do not see each other. Empty where one call for all is as fast; `stem` is then
-        `stop`.
-    """
+    """The tokens `begin` .. `stop` - 1 of a pack. Inside the pack they see only each other and their ancestors."""
 
     begin: int
-    stem: int
+    stem: int  # Tokens before this index are seen by all later tokens of the branch
     stop: int
+    # The branches after the stem; they do not see each other. Empty where one call for all is as fast; `stem` is then
+    # `stop`.
     children: list[Branch]
 
 

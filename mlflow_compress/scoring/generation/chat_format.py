@@ -19,20 +19,11 @@ PLAIN_UNTIL = "\nUser:"
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a conversation becomes a prompt.
+    """How a conversation becomes a prompt."""
 
-    Attributes
-    ----------
-    name : str
-        "chat_template" or "plain". Log it: scores of the two are not comparable.
-    tokenizer : transformers.PreTrainedTokenizerBase
-    end_tokens : frozenset of int
-        Special tokens with which the template closes an answer.
-    """
-
-    name: str
+    name: str  # "chat_template" or "plain". Log it: scores of the two are not comparable.
     tokenizer: Any
-    end_tokens: frozenset[int]
+    end_tokens: frozenset[int]  # Special tokens with which the template closes an answer
 
     @property
     def until(self) -> str | None:

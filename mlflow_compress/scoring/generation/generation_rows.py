@@ -44,33 +44,17 @@ class CausalLM(AnsweringModel, Protocol):
 
 @dataclass(eq=False)
 class GenerationRow:
-    """One sequence that is being generated.
+    """One sequence that is being generated."""
 
-    Attributes
-    ----------
-    prompt, tokens : list of int
-        Token ids of the prompt, and of the text generated so far.
-    temperature : float
-        0 for greedy.
-    u : numpy.ndarray, shape (max_new_tokens,)
-        The row's random numbers; empty for greedy decoding.
-    text : str
-        The decoded `tokens`, cut where the answer ends. Empty until then.
-    done : bool
-        Whether the answer is complete.
-    end : list of int
-        The end token that has completed it; empty where a limit or a stop text did.
-    messages : tuple of dict
-        The conversation that the prompt is rendered from; empty where it is a text.
-    """
-
-    prompt: list[int]
-    temperature: float
-    u: npt.NDArray[np.float64]
+    prompt: list[int]  # Token ids of the prompt, and of the text generated so far
+    temperature: float  # 0 for greedy
+    u: npt.NDArray[np.float64]  # The row's random numbers; empty for greedy decoding; shape (max_new_tokens,)
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    done: bool = False
+    text: str = ""  # The decoded `tokens`, cut where the answer ends. Empty until then.
+    done: bool = False  # Whether the answer is complete
+    # The end token that has completed it; empty where a limit or a stop text did
     end: list[int] = field(default_factory=list)
+    # The conversation that the prompt is rendered from; empty where it is a text
     messages: tuple[dict[str, str], ...] = ()
 
     @property

@@ -17,33 +17,15 @@ from mlflow_compress.scoring.generation.drawing import draw
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Settings of generation. The defaults are ConSCompF's.
+    """Settings of generation. The defaults are ConSCompF's."""
 
-    Attributes
-    ----------
-    max_new_tokens : int
-        Length limit of an answer, in tokens.
-    temperature : float
-        Divides the logits; 0 means greedy decoding.
-    top_k : int
-        Only the k most probable tokens can be drawn; 0 means all.
-    top_p : float
-        Of these, only the smallest set whose probability reaches p can be drawn; in (0, 1].
-    samples : int
-        Answers per prompt; 1 for greedy decoding.
-    seed : int
-        Seed of every draw.
-    batch_rows : int
-        Sequences per forward pass.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 0.7
-    top_k: int = 50
-    top_p: float = 0.95
-    samples: int = 5
-    seed: int = 42
-    batch_rows: int = 64
+    max_new_tokens: int = 128  # Length limit of an answer, in tokens
+    temperature: float = 0.7  # Divides the logits; 0 means greedy decoding
+    top_k: int = 50  # Only the k most probable tokens can be drawn; 0 means all
+    top_p: float = 0.95  # Of these, only the smallest set whose probability reaches p can be drawn; in (0, 1]
+    samples: int = 5  # Answers per prompt; 1 for greedy decoding
+    seed: int = 42  # Seed of every draw
+    batch_rows: int = 64  # Sequences per forward pass
 
     def __post_init__(self) -> None:
         for name, low in (("max_new_tokens", 1), ("top_k", 0), ("samples", 1), ("seed", 0), ("batch_rows", 1)):

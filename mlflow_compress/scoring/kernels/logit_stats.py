@@ -26,26 +26,15 @@ _STABLE_ELEMENTS = 1 << 22  # elements per call of `stable_divergences`
 
 @dataclass(frozen=True)
 class LogitStats:
-    """Statistics of n rows of logits; every tensor has shape (n,) and is on the CPU.
+    """Statistics of n rows of logits; every tensor has shape (n,) and is on the CPU."""
 
-    Attributes
-    ----------
-    log_normaliser : Tensor of float64
-        ``ln sum e^x`` of the logits x: the log-probability of token t is ``x[t]`` minus this.
-    argmax : Tensor of int64
-        The most probable token; at a tie the lowest id.
-    entropy : Tensor of float64
-        ``-sum p ln p`` in nats.
-    distances : dict of str to Tensor
-        Empty without a baseline. Else ``kl``, ``kl_reverse``, ``js``, ``tv``, float64 (see
-        `row_divergence.distances_from_sums`); ``same_top``, whether the most probable token is the same; ``top10``, the
-        share of the ten most probable tokens that both have; ``rbo10``, the rank-biased overlap of these ten (see
-        `top_tokens.top_token_overlap`). A vocabulary of fewer than ten tokens is compared as a whole.
-    """
-
-    log_normaliser: Tensor
-    argmax: Tensor
-    entropy: Tensor
+    log_normaliser: Tensor  # ``ln sum e^x`` of the logits x: the log-probability of token t is ``x[t]`` minus this
+    argmax: Tensor  # The most probable token; at a tie the lowest id
+    entropy: Tensor  # ``-sum p ln p`` in nats
+    # Empty without a baseline. Else ``kl``, ``kl_reverse``, ``js``, ``tv``, float64 (see
+    # `row_divergence.distances_from_sums`); ``same_top``, whether the most probable token is the same; ``top10``, the
+    # share of the ten most probable tokens that both have; ``rbo10``, the rank-biased overlap of these ten (see
+    # `top_tokens.top_token_overlap`). A vocabulary of fewer than ten tokens is compared as a whole.
     distances: dict[str, Tensor]
 
 
@@ -76,14 +65,9 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
 
 @dataclass(frozen=True, eq=False)
 class KlBaseline:
-    """A baseline's logits, which many models are compared with: what is the same for all is computed once.
+    """A baseline's logits, which many models are compared with: what is the same for all is computed once."""
 
-    Attributes
-    ----------
-    logits : Tensor of float32, shape (n, vocab_size)
-    """
-
-    logits: Tensor
+    logits: Tensor  # shape (n, vocab_size)
 
     @cached_property
     def rows(self) -> kl_kernel.BaselineRows:

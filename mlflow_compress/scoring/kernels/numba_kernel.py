@@ -292,17 +292,10 @@ def _log1p(x):  # type: ignore[no-untyped-def]
 
 
 class BaselineRows(NamedTuple):
-    """A baseline's rows, with what is the same for every model that is compared with them.
+    """A baseline's rows, with what is the same for every model that is compared with them."""
 
-    Attributes
-    ----------
-    logits : numpy.ndarray of float32, shape (n, vocab_size)
-    normal : numpy.ndarray of float64, shape (n, 3)
-        ``ln sum e^x``, the highest logit, and ``sum e^(x - highest)``.
-    """
-
-    logits: npt.NDArray[np.float32]
-    normal: npt.NDArray[np.float64]
+    logits: npt.NDArray[np.float32]  # shape (n, vocab_size)
+    normal: npt.NDArray[np.float64]  # ``ln sum e^x``, the highest logit, and ``sum e^(x - highest)``; shape (n, 3)
 
 
 def baseline_rows(logits: torch.Tensor) -> BaselineRows:

@@ -22,21 +22,11 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of a corpus.
+    """Windows of a corpus."""
 
-    Attributes
-    ----------
-    ids : list of ndarray of int32
-        Tokens of each window.
-    scored : list of ndarray of int64
-        Positions of the scored tokens in each window; never 0.
-    names : list of str
-        Item id of each window; if empty, the window's number is its id.
-    """
-
-    ids: list[Ids]
-    scored: list[Positions]
-    names: list[str] = field(default_factory=list)
+    ids: list[Ids]  # Tokens of each window
+    scored: list[Positions]  # Positions of the scored tokens in each window; never 0
+    names: list[str] = field(default_factory=list)  # Item id of each window; if empty, the window's number is its id
 
     @property
     def targets(self) -> Positions:

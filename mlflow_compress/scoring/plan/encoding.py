@@ -20,24 +20,15 @@ _CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The tokens of one request.
+    """The tokens of one request."""
 
-    Attributes
-    ----------
-    inputs : numpy.ndarray of int32, shape (n_inputs,)
-        The tokens that the model reads: context and continuation without its last token, truncated on the left.
-    targets : numpy.ndarray of int32, shape (n_targets,)
-        The continuation's tokens; `inputs[-n_targets + i]` is the position that predicts `targets[i]`.
-    truncated : bool
-        Whether tokens of the context were cut off.
-    fits : bool
-        False where the continuation alone is longer than the model's context: nothing can be scored then.
-    """
-
+    # The tokens that the model reads: context and continuation without its last token, truncated on the left; shape
+    # (n_inputs,)
     inputs: npt.NDArray[np.int32]
+    # The continuation's tokens; `inputs[-n_targets + i]` is the position that predicts `targets[i]`; shape (n_targets,)
     targets: npt.NDArray[np.int32]
-    truncated: bool
-    fits: bool
+    truncated: bool  # Whether tokens of the context were cut off
+    fits: bool  # False where the continuation alone is longer than the model's context: nothing can be scored then
 
 
 class Encoder:

@@ -28,21 +28,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Trie:
-    """Distinct token sequences in lexicographic order, and the nodes of their trie.
+    """Distinct token sequences in lexicographic order, and the nodes of their trie."""
 
-    Attributes
-    ----------
-    sequences : list of ndarray of int32
-        Distinct and sorted, so that the order in which they were given has no effect.
-    nodes : list of Node
-        Node 0 is the root and has no tokens.
-    terminal : list of int
-        Per sequence, the node with which it ends.
-    """
-
-    sequences: list[Ids]
-    nodes: list[Node]
-    terminal: list[int]
+    sequences: list[Ids]  # Distinct and sorted, so that the order in which they were given has no effect
+    nodes: list[Node]  # Node 0 is the root and has no tokens
+    terminal: list[int]  # Per sequence, the node with which it ends
 
     def tokens(self, node: int) -> Ids:
         """Return the tokens of `node`."""

@@ -19,28 +19,15 @@ _MOST_UNITS = 8  # in a group
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Several branches of the prefix trie in one row, in preorder, after a cached prefix; one forward pass.
+    """Several branches of the prefix trie in one row, in preorder, after a cached prefix; one forward pass."""
 
-    Attributes
-    ----------
-    ids : ndarray of int32, shape (q,)
-    positions : ndarray of int32, shape (q,)
-        Position of each token in its sequence.
-    ends : ndarray of int32, shape (q,)
-        Token j is seen by the tokens j .. ends[j] - 1: the rest of its node, and all nodes below it.
-    rows : ndarray of int64, shape (k,)
-        Scored positions, as indices into the pack, in ascending order.
-    prefix : int
-        Number of the cached prefix that every token sees; 0 for none.
-    keep : int
-        Number under which the keys and values after this pack (a single path) are cached; 0: they are not.
-    """
-
-    ids: Ids
-    positions: Ids
+    ids: Ids  # shape (q,)
+    positions: Ids  # Position of each token in its sequence; shape (q,)
+    # Token j is seen by the tokens j .. ends[j] - 1: the rest of its node, and all nodes below it; shape (q,)
     ends: Ids
-    rows: Rows
-    prefix: int = NO_PREFIX
+    rows: Rows  # Scored positions, as indices into the pack, in ascending order; shape (k,)
+    prefix: int = NO_PREFIX  # Number of the cached prefix that every token sees; 0 for none
+    # Number under which the keys and values after this pack (a single path) are cached; 0: they are not
     keep: int = NO_PREFIX
 
     @property
@@ -56,17 +43,10 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Complete sequences for one forward pass, padded on the right.
-
-    Attributes
-    ----------
-    sequences : list of ndarray of int32
-    rows : list of ndarray of int64
-        Scored positions of each sequence, in ascending order.
-    """
+    """Complete sequences for one forward pass, padded on the right."""
 
     sequences: list[Ids]
-    rows: list[Rows]
+    rows: list[Rows]  # Scored positions of each sequence, in ascending order
 
     @property
     def n_tokens(self) -> int:
@@ -76,22 +56,13 @@ class PaddedBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Units of work in order, and the result row of each scored position.
-
-    Attributes
-    ----------
-    units : list of PackedBatch or PaddedBatch
-    keys : ndarray of bytes, shape (n_rows, 16)
-        One per result row: digest of the tokens up to and including the scored position.
-    sequence_rows : list of ndarray of int64
-        Per sequence given, the row of each of its scored positions.
-    before : list of PackedBatch
-        Only for a part of a larger plan: packs of earlier parts whose cached prefixes it reads. They yield no rows.
-    """
+    """Units of work in order, and the result row of each scored position."""
 
     units: Sequence[PackedBatch | PaddedBatch]
+    # One per result row: digest of the tokens up to and including the scored position; shape (n_rows, 16)
     keys: npt.NDArray[np.uint8]
-    sequence_rows: list[Rows]
+    sequence_rows: list[Rows]  # Per sequence given, the row of each of its scored positions
+    # Only for a part of a larger plan: packs of earlier parts whose cached prefixes it reads. They yield no rows.
     before: list[PackedBatch] = field(default_factory=list)
 
     @property
@@ -128,16 +99,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """Consecutive units whose rows go through the head together. A group is never divided between runs or processes.
+    """Consecutive units whose rows go through the head together. A group is never divided between runs or processes."""
 
-    Attributes
-    ----------
-    units, rows : slice
-        Range of the plan's units, and of its rows.
-    n_tokens : int
-    """
-
-    units: slice
+    units: slice  # Range of the plan's units, and of its rows
     rows: slice
     n_tokens: int
 

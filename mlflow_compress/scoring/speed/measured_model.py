@@ -65,36 +65,16 @@ _PACKAGE_ROOT = str(Path(__file__).parents[3])
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeCall:
-    """How a runtime opens one model.
+    """How a runtime opens one model."""
 
-    Attributes
-    ----------
-    runtime : str
-        "transformers", "vllm" or "llama.cpp".
-    python : str
-        The interpreter of the runtime's environment.
-    folder : str
-        The checkpoint, or the GGUF file.
-    dtype : str
-        "auto" for the checkpoint's own.
-    device : str
-        "cpu" or "cuda".
-    n_threads : int
-        Threads on a CPU.
-    n_context : int
-        Longest sequence in tokens.
-    n_batch : int
-        Most sequences at the same time.
-    """
-
-    runtime: str
-    python: str
-    folder: str
-    dtype: str
-    device: str
-    n_threads: int
-    n_context: int
-    n_batch: int
+    runtime: str  # "transformers", "vllm" or "llama.cpp"
+    python: str  # The interpreter of the runtime's environment
+    folder: str  # The checkpoint, or the GGUF file
+    dtype: str  # "auto" for the checkpoint's own
+    device: str  # "cpu" or "cuda"
+    n_threads: int  # Threads on a CPU
+    n_context: int  # Longest sequence in tokens
+    n_batch: int  # Most sequences at the same time
 
 
 @dataclass(frozen=True)

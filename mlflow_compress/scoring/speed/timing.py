@@ -16,24 +16,12 @@ BATCHES = (1, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class TimingPlan:
-    """What is generated, and how often.
+    """What is generated, and how often."""
 
-    Attributes
-    ----------
-    tokens : sequence of int
-        Token ids of a text; prompts are cut from it.
-    prompt_tokens : int
-        Length of a prompt.
-    new_tokens : int
-        Tokens that are generated for it.
-    repeats : int
-        Rounds that count; one more comes before them, to warm up.
-    """
-
-    tokens: Sequence[int]
-    prompt_tokens: int
-    new_tokens: int
-    repeats: int
+    tokens: Sequence[int]  # Token ids of a text; prompts are cut from it
+    prompt_tokens: int  # Length of a prompt
+    new_tokens: int  # Tokens that are generated for it
+    repeats: int  # Rounds that count; one more comes before them, to warm up
 
     def prompts(self, batch: int, repeat: int) -> list[list[int]]:
         """Return other prompts for each sequence and round: no cache of a runtime can have read them before."""
@@ -44,24 +32,12 @@ class TimingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTimes:
-    """What was measured of one model.
+    """What was measured of one model."""
 
-    Attributes
-    ----------
-    timings : Timings
-        When each token was there.
-    load_seconds : float or None
-        Time to load it; None of a served model.
-    memory : Memory or None
-        What it takes; None of a served model.
-    described : mapping of str to str
-        Runtime with version, device and dtype.
-    """
-
-    timings: Timings
-    load_seconds: float | None
-    memory: Memory | None
-    described: Mapping[str, str]
+    timings: Timings  # When each token was there
+    load_seconds: float | None  # Time to load it; None of a served model
+    memory: Memory | None  # What it takes; None of a served model
+    described: Mapping[str, str]  # Runtime with version, device and dtype
 
 
 class Generates(Protocol):

@@ -27,21 +27,11 @@ _TOKENS = 4
 
 @dataclass(frozen=True)
 class Border:
-    """A place in the model's order of computation: everything before it is as in the baseline.
+    """A place in the model's order of computation: everything before it is as in the baseline."""
 
-    Attributes
-    ----------
-    layers : int
-        Decoder layers that are finished there.
-    parts : tuple of str
-        Parts of the next layer that are finished too, such as "self_attn".
-    tail : (str, str) or None
-        A part of the next layer of which only its last module is left to compute, and this module:
-        ("mlp", "down_proj").
-    """
-
-    layers: int
-    parts: tuple[str, ...] = ()
+    layers: int  # Decoder layers that are finished there
+    parts: tuple[str, ...] = ()  # Parts of the next layer that are finished too, such as "self_attn"
+    # A part of the next layer of which only its last module is left to compute, and this module: ("mlp", "down_proj")
     tail: tuple[str, str] | None = None
 
 
@@ -55,27 +45,13 @@ class _Call:
 
 @dataclass(frozen=True)
 class CallOrder:
-    """What one short pass has shown.
+    """What one short pass has shown."""
 
-    Attributes
-    ----------
-    layers : str
-        Name of the list of decoder layers.
-    parts : tuple of tuple of str
-        By layer, its direct parts that hold matrices: ("self_attn", "mlp").
-    tails : mapping of (int, str) to str
-        By layer and part, the module whose output is the part's output.
-    width : float
-        Values per token that are kept at all borders together.
-    layer_width : float
-        Values per token of one layer's output.
-    """
-
-    layers: str
-    parts: tuple[tuple[str, ...], ...]
-    tails: Mapping[tuple[int, str], str]
-    width: float
-    layer_width: float
+    layers: str  # Name of the list of decoder layers
+    parts: tuple[tuple[str, ...], ...]  # By layer, its direct parts that hold matrices: ("self_attn", "mlp")
+    tails: Mapping[tuple[int, str], str]  # By layer and part, the module whose output is the part's output
+    width: float  # Values per token that are kept at all borders together
+    layer_width: float  # Values per token of one layer's output
     _calls: Mapping[str, _Call] = field(repr=False)
 
     def border(self, modules: Sequence[str]) -> Border:

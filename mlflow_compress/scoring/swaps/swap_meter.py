@@ -34,18 +34,11 @@ NO_SWAP, ALL = "none", "all"
 
 @dataclass(frozen=True)
 class Swap:
-    """Modules that replace those of the same names in a baseline.
+    """Modules that replace those of the same names in a baseline."""
 
-    Attributes
-    ----------
-    name : str
-        Unique among the swaps that are measured together.
-    modules : mapping of str to Module
-        By their names in `model.named_modules()`. Each is called in place of the baseline's, with its own activation
-        quantization. Empty: nothing is replaced.
-    """
-
-    name: str
+    name: str  # Unique among the swaps that are measured together
+    # By their names in `model.named_modules()`. Each is called in place of the baseline's, with its own activation
+    # quantization. Empty: nothing is replaced.
     modules: Mapping[str, torch.nn.Module] = field(repr=False)
 
     @classmethod
