@@ -62,8 +62,6 @@ def compare(baseline: str, variant: str, store: Store | None = None) -> Comparis
     baseline, variant : str
         Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
         ``{"id", "pred", "gold"}`` object per line.
-    store : Store, optional
-        Where run ids are looked up; the MLflow store if not given.
 
     Raises
     ------

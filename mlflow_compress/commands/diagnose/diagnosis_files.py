@@ -63,14 +63,7 @@ def texts_of(corpora: Sequence[Corpus], model: LoadedModel, asked: DiagnosisConf
 
 
 class TokenTexts:
-    """What the tokens of the measured texts read as.
-
-    Parameters
-    ----------
-    windows : mapping of str to Windows
-        By corpus.
-    tokenizer : transformers.PreTrainedTokenizerBase
-    """
+    """What the tokens of the measured texts read as."""
 
     def __init__(self, windows: Mapping[str, Windows], tokenizer: Any) -> None:
         self._windows, self._tokenizer = windows, tokenizer

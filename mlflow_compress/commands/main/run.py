@@ -120,13 +120,9 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
 
     Parameters
     ----------
-    config : MainConfig
-        The run's parameters.
     checkpoint : str
         The name of the checkpoint's folder, which ends in a digest of the method, its settings, the calibration text
         and the baseline's weights. Of a served variant, the digest of what is known of it.
-    evaluation : str
-        The evaluation id: a hash of the baseline, the tasks' content and the settings.
     """
     deciding: dict[str, object] = {
         "checkpoint": checkpoint,
@@ -170,17 +166,6 @@ def _is_finished(run: Any) -> bool:
 
 def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collection[str]) -> MainConfig:
     """Return the parameters of the run to resume, changed by those of `config` that differ from their defaults.
-
-    Parameters
-    ----------
-    config : MainConfig
-        The parameters that are given now.
-    run_id : str
-        The run to resume.
-    tracker : Tracker
-        The store.
-    finished : collection of str
-        The run's finished stages. Their parameters cannot change.
 
     Raises
     ------
@@ -377,13 +362,6 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
     other stages are published first. `resume`, or the same command again, then does the rest.
 
-    Parameters
-    ----------
-    config : MainConfig
-        The parameters, with absolute paths.
-    say : callable (line)
-        Prints a line of progress.
-
     Raises
     ------
     ConfigError, DataError
@@ -419,23 +397,6 @@ def run_variant(
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
     """Compress, evaluate and judge one variant under its main run, and return the results.
-
-    Parameters
-    ----------
-    config : MainConfig
-        The parameters, checked.
-    tracker : Tracker
-        The store.
-    known : mapping
-        What the run logs as its parameters: see `check`.
-    say : callable (line)
-        Prints a line of progress.
-    finished : mapping of str to str
-        Run id of every stage that is finished.
-    start : callable
-        How a stage is started: as a project, or in this process.
-    more_tags : mapping
-        Further tags of the main run.
 
     Raises
     ------

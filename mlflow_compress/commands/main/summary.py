@@ -150,10 +150,6 @@ def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluati
 
     Parameters
     ----------
-    outputs : StageOutputs
-        Results of the stages.
-    tracker, run : Tracker, TrackedRun
-        The store and the main run.
     evaluation : str or None
         The evaluation id. It is the digest of the data set "evaluation", which stands for all tasks.
     """
@@ -317,22 +313,7 @@ def _log_answers(outputs: StageOutputs, tracker: Tracker, run: TrackedRun) -> No
 
 
 def publish(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, folder: Path) -> dict[str, str]:
-    """Log everything that people read or compare on the variant's main run.
-
-    Returns
-    -------
-    dict of str to str
-        The reason for each metric that was not computed.
-
-    Parameters
-    ----------
-    outputs : StageOutputs
-        Results of the stages.
-    tracker, run : Tracker, TrackedRun
-        The store and the main run.
-    folder : Path
-        Scratch folder for figures and report.
-    """
+    """Log everything that people read or compare on the variant's main run."""
     inputs, baseline_run = _read_inputs(outputs, tracker)
     evaluation = tracker.client.get_run(outputs.children["evaluate"]).data.tags.get(run_names.EVALUATION)
     variants, shown = _variants(outputs, tracker, evaluation)

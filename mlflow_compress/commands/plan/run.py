@@ -114,10 +114,6 @@ class StageCosts:
 
     Parameters
     ----------
-    config : PlanConfig
-    shape : ModelShape
-    scored : Workload
-        What is scored of the suite.
     stored_bytes, number_bytes : int
         Bytes of one weight in the baseline's files, and of one number while the model runs.
 

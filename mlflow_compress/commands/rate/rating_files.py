@@ -71,12 +71,6 @@ def drawn_sheet(
 
     Parameters
     ----------
-    pairs : sequence of ComparedAnswer
-        All turns of the instructions.
-    run, baseline, variant : str
-        What the key names.
-    seed : int
-        Decides which pairs are drawn, their order, and the sides.
     limit : int
         Number of pairs to draw; 0 takes all. Pairs of identical answers are drawn too: they are ties, and no rows.
     """
@@ -125,8 +119,6 @@ def read_ratings(files: Sequence[Path], ids: Sequence[str]) -> dict[str, dict[st
     ----------
     files : sequence of Path
         CSV files with the columns `id` and `choice`, separated by comma, semicolon or tab; others are not read.
-    ids : sequence of str
-        The rows of the sheet.
 
     Raises
     ------

@@ -120,13 +120,6 @@ def rating_results(
     `human/win_rate` is defined as `judge/win_rate`: the share of answers in which the variant's is preferred, and a tie
     counts half. "Both bad" is a tie, and `human/both_bad` its share. Identical answers are a tie of every rater. A row
     that a rater has not rated counts as unscored. Every rating counts alike; bootstrap over questions.
-
-    Parameters
-    ----------
-    key : RatingKey
-    ratings : mapping of str to mapping of str to str
-        By rater, the choice by row.
-    settings : MetricSettings
     """
     each = {rater: _preferences(key, given) for rater, given in ratings.items()}
     results = preference_shares([one for part in each.values() for one in part], settings, prefix=PREFIX)

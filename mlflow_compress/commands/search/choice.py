@@ -103,20 +103,6 @@ def choose(
 
     Parameters
     ----------
-    limit : Limit
-        What the variant must keep to.
-    table : CostTable
-        Costs in the baseline.
-    rounds : int
-        How often costs are refitted, at most.
-    tolerance : float
-        Relative error from which a prediction misses.
-    make : callable (allocation, limit) -> (variant, folder)
-        Makes the checkpoint.
-    measure : callable (folder) -> ndarray
-        Returns its KL, window by window.
-    refit : callable (choice) -> CostTable
-        Measures the costs within a choice.
     uniform : callable (format) -> ndarray
         Returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to the
         budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an

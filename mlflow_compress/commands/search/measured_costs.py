@@ -58,10 +58,6 @@ def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchT
 
     Parameters
     ----------
-    config : SearchConfig
-        The search.
-    source : SourceModel
-        The baseline, for its tokenizer.
     used : int
         Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
 
@@ -163,12 +159,6 @@ def format_groups(
 
     Parameters
     ----------
-    config : SearchConfig
-        Which baseline, and how models are loaded.
-    source : SourceModel
-        The baseline.
-    folders : sequence of str
-        The uniform checkpoints.
     rescaled : bool
         Whether scales were moved between neighbours in them. Then norms, and layers that have each other's scales, are
         in one group; else the groups are the layers that serving engines fuse.
@@ -277,18 +267,7 @@ def first_estimated_table(
 
 
 def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], windows: Windows, seed: int) -> Float:
-    """Return the estimated KL of each group per scored token, shape (n_groups,).
-
-    Parameters
-    ----------
-    baseline, variant : transformers.PreTrainedModel
-    groups : sequence of WeightGroup
-        Of linear layers.
-    windows : Windows
-        Texts with their scored positions.
-    seed : int
-        Of the tokens that are drawn from the baseline's distributions.
-    """
+    """Return the estimated KL of each group per scored token, shape (n_groups,)."""
     layers = [name for group in groups for name in group.modules]
     n_scored = sum(map(len, windows.scored))
     total = dict.fromkeys(layers, 0.0)

@@ -142,29 +142,7 @@ def publish_search(
     left_out: str,
     costs: SwapCosts,
 ) -> Search:
-    """Log everything that people read of a search on its run, and return it.
-
-    Parameters
-    ----------
-    tracker, run : Tracker, TrackedRun
-        The store and the search's run.
-    config : SearchConfig
-        What was asked for.
-    table : CostTable
-        Costs in the baseline.
-    estimation : Estimation or None
-        Which of them were estimated.
-    uniform : mapping of str to Made
-        The uniform variant of each format.
-    chosen : mapping of Limit to (Choice, Made)
-        The searched variant of each limit.
-    autoscheme : mapping of Limit to (Choice, Made)
-        AutoScheme's variant of the same size.
-    left_out : str
-        Why there is none of its; "" where nothing is missing.
-    costs : SwapCosts
-        Measures checkpoints on the search's text.
-    """
+    """Log everything that people read of a search on its run, and return it."""
     every = [*uniform.values(), *(made for _, made in (*chosen.values(), *autoscheme.values()))]
     held_out = {made.run_id: unit_kl(tracker, made.run_id) for made in every}
     first = next(iter(held_out.values()))
@@ -325,13 +303,6 @@ def _silent(line: str) -> None:
 
 def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     """Find the formats of every group of layers within each limit, and return them beside the uniform variants.
-
-    Parameters
-    ----------
-    config : SearchConfig
-        The parameters, with absolute paths.
-    say : callable (line)
-        Is told what happens.
 
     Raises
     ------

@@ -93,21 +93,7 @@ def limits_of(config: SearchConfig) -> list[Limit]:
 def recipe_variant(
     config: SearchConfig, found: Sequence[CandidateFormat], layers: Mapping[str, str], name: str, folder: Path
 ) -> Combination:
-    """Return the variant of a recipe, which is written into `folder`.
-
-    Parameters
-    ----------
-    config : SearchConfig
-        The search.
-    found : sequence of CandidateFormat
-        Its formats.
-    layers : mapping of str to str
-        Each layer's format.
-    name : str
-        Short name of what was searched: "4.5bit".
-    folder : Path
-        Folder of recipes; the file lies in a sub-folder that its content names.
-    """
+    """Return the variant of a recipe, which is written into `folder`."""
     used = [one for one in found if one.name in set(layers.values())]
     recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers))
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]

@@ -27,16 +27,6 @@ def candidates_of(
 
     Main runs show what the standard gates read. What else a policy reads is in the results of the stages' runs. Those
     are found with one search per stage, whatever the number of variants, and only where the policy needs them.
-
-    Parameters
-    ----------
-    tracker : Tracker
-    variants : iterable of Variant
-    label : str
-        The baseline's name.
-    versions : mapping of str to str
-        Registered versions by the id of their main run.
-    policy : PolicyGates
     """
     asks = bool(policy.readings or policy.rules)
     children = finished_children(tracker, label) if asks else {}

@@ -51,8 +51,6 @@ def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
     ----------
     tracking_uri : str
         URI of the tracking store. It decides where the folder is (see `home`), whatever the working folder of a stage.
-    fingerprint : str
-        Digest of everything that the result depends on.
     """
     workdirs, folder, lock = _places(tracking_uri, fingerprint)
     workdirs.mkdir(parents=True, exist_ok=True)
@@ -88,24 +86,14 @@ def get_or_create_run(
 
     Parameters
     ----------
-    store : Store
-        Where runs are kept.
-    stage, label : str
-        The run's stage tag, and the baseline's name.
-    fingerprint : mapping
-        Everything that the result depends on; equal fingerprints share one run.
     work : callable (run, folder, resume)
         Does the work and logs it. Each sub-folder of `folder` is stored as an artifact folder. Files in `resume` are
         still there when an interrupted work is started again.
-    more_tags : mapping
-        Further tags of a new run.
 
     Returns
     -------
     run_id : str
         A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never returned.
-    fresh : bool
-        Whether the work was done now.
     """
     key = digest(fingerprint)
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}

@@ -19,17 +19,7 @@ WHAT = {
 
 
 class Progress:
-    """Shows which stage begins, with an estimate of its duration.
-
-    Parameters
-    ----------
-    tracker : Tracker
-        The store; estimates come from its finished runs.
-    label : str
-        The baseline's name; only its runs count.
-    say : callable (line)
-        Prints one line.
-    """
+    """Shows which stage begins, with an estimate of its duration."""
 
     def __init__(self, tracker: Tracker, label: str, say: Callable[[str], None]) -> None:
         self._tracker, self._label, self.say = tracker, label, say

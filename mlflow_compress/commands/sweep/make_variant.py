@@ -103,18 +103,6 @@ def make_variant(
 ) -> MadeVariant | None:
     """Make a variant below the run `parent`, or find it. Return None where another process makes it now.
 
-    Parameters
-    ----------
-    tracker : Tracker
-        The store.
-    variant : PreparedVariant
-    parent : str
-        The sweep's run.
-    say : callable (line)
-        Is told how far it is.
-    wait : bool
-        Wait for the other process instead.
-
     Raises
     ------
     MlflowCompressError

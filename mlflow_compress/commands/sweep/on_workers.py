@@ -86,11 +86,6 @@ class VariantWorker(ClusterWorker):
     ) -> MadeVariant | None:
         """Make a variant with the models in this process (see `make_variant.make_variant`).
 
-        Parameters
-        ----------
-        number : int
-            Under which `keeper` is told how far it is (see `SaidLines`).
-
         Raises
         ------
         ConfigError

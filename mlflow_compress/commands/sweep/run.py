@@ -42,17 +42,7 @@ from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 
 def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapping[str, str]) -> Sweep:
-    """Log everything that people read of a sweep on its run, and return it.
-
-    Parameters
-    ----------
-    tracker, run : Tracker, TrackedRun
-        The store and the sweep's run.
-    plan : SweepPlan
-        What was asked for.
-    runs : mapping of str to str
-        Main run of every variant, finished or failed, by its name in the sweep.
-    """
+    """Log everything that people read of a sweep on its run, and return it."""
     others = [
         ScoredVariant(name=name, method=name.partition(" ")[0], status="unsupported", reason=reason)
         for name, reason in plan.left_out.items()
@@ -109,13 +99,6 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only.
 
     What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
-
-    Parameters
-    ----------
-    config : SweepConfig
-        The parameters, with absolute paths.
-    tell : callable (progress)
-        Is told what happens.
 
     Raises
     ------
