@@ -7,20 +7,34 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, packages_distributions
 from types import FrameType
 from typing import Generic, TypeVar
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, machine_fault
 
 T = TypeVar("T")
 
 
-def _described(entry: EntryPoint) -> str:
-    """Return which entry point of which installed package it is."""
+def _entry_origin(entry: EntryPoint) -> str:
     package = "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
     return f"{entry.name} = {entry.value} of {package}"
+
+
+def _package_of(module: str, group: str | None) -> str:
+    """Return the installed package that a module belongs to, with its version: "my-package 1.2"."""
+    top = module.partition(".")[0]
+    for entry in [] if group is None else entry_points(group=group):
+        if entry.dist is not None and entry.module.partition(".")[0] == top:
+            return f"{entry.dist.name} {entry.dist.version}"
+    for name in (top, *packages_distributions().get(top, ())):
+        try:
+            return f"{distribution(name).name} {distribution(name).version}"
+        except PackageNotFoundError:
+            continue
+    return "no installed package"
 
 
 @cache
@@ -30,7 +44,7 @@ def _broken_plugin(group: str) -> tuple[str, Exception] | None:
         try:
             entry.load()
         except Exception as error:  # noqa: BLE001 - somebody else's code: `Registry` raises it with its origin
-            return _described(entry), error
+            return _entry_origin(entry), error
     return None
 
 
@@ -104,14 +118,38 @@ class Registry(Generic[T]):
             importlib.import_module(f"{self._package}.{module.name}")
         broken = _broken_plugin(self._group) if self._group is not None else None
         if broken is not None:
-            described, error = broken
+            origin, error = broken
             raise ConfigError(
                 f"A plug-in of the entry point group {self._group} cannot be loaded: "
                 f"{type(error).__name__}: {str(error).rstrip('.')}",
-                got=described,
+                got=origin,
                 fix="Repair or uninstall that package",
             ) from error
         self._loaded = True
+
+    def origin(self, name: str) -> str:
+        """Return whose an object is: "metric 'a/b' of my-package 1.2 (/.../my_package/my_metric.py)"."""
+        module = self._modules[name]
+        file = getattr(sys.modules.get(module), "__file__", None) or module
+        return f"{self.kind} {name!r} of {_package_of(module, self._group)} ({file})"
+
+    @contextmanager
+    def blaming(self, name: str) -> Iterator[None]:
+        """Raise what a plug-in's code raises as a `ConfigError` that names the plug-in, its package and its file.
+
+        Clear errors pass as they are, and so do those of the machine and of this package's own objects.
+        """
+        try:
+            yield
+        except Exception as error:
+            own = self._modules[name].partition(".")[0] == __name__.partition(".")[0]
+            if own or isinstance(error, MlflowCompressError) or machine_fault(error) is not None:
+                raise
+            raise ConfigError(
+                f"A plug-in failed with {type(error).__name__}: {str(error).rstrip('.')}",
+                got=self.origin(name),
+                fix="Repair or uninstall that package",
+            ) from error
 
     def get(self, name: str) -> T:
         """Return the object called `name`, or raise `ConfigError` naming what exists and the nearest match."""

@@ -76,3 +76,35 @@ def test_a_name_that_a_plugin_takes_again_is_refused_and_both_modules_are_named(
 def test_an_unknown_name_is_refused_with_the_nearest(installed):
     with pytest.raises(ConfigError, match="Did you mean 'own'"):
         _things().get("pwn")
+
+
+def test_the_origin_of_an_object_names_plugin_package_and_file(installed, tmp_path):
+    installed("thing_plugin", LOCAL.format(name="plugged", value=2))
+    things = _things()
+    assert things.get("plugged") == 2
+    assert things.origin("plugged") == f"thing 'plugged' of thing_plugin 1.2 ({tmp_path / 'thing_plugin.py'})"
+    assert things.origin("own") == f"thing 'own' of no installed package ({tmp_path / 'test_things' / 'own.py'})"
+
+
+def test_an_error_in_a_plugins_code_names_the_plugin_and_clear_errors_pass(installed):
+    installed("thing_plugin", LOCAL.format(name="plugged", value=2))
+    things = _things()
+    assert things.get("plugged") == 2
+    with (
+        pytest.raises(ConfigError, match=r"ZeroDivisionError: .* thing 'plugged' of thing_plugin 1\.2"),
+        things.blaming("plugged"),
+    ):
+        1 / 0  # noqa: B018 - what a formula may do
+    with pytest.raises(ConfigError, match=r"^Wrong\.$"), things.blaming("plugged"):
+        raise ConfigError("Wrong")
+    with pytest.raises(OSError, match="No space left"), things.blaming("plugged"):
+        raise OSError(28, "No space left on device")
+
+
+def test_an_error_in_this_packages_own_code_is_not_blamed_on_a_plugin():
+    from mlflow_compress.items.named_tasks import TASKS
+
+    TASKS.names()
+    assert TASKS.origin("demo").startswith("task 'demo' of mlflow-compress ")
+    with pytest.raises(ZeroDivisionError), TASKS.blaming("demo"):
+        1 / 0  # noqa: B018
