@@ -146,8 +146,7 @@ class Registry(Generic[T]):
             if own or isinstance(error, MlflowCompressError) or machine_fault(error) is not None:
                 raise
             raise ConfigError(
-                f"A plug-in failed with {type(error).__name__}: {str(error).rstrip('.')}",
-                got=self.origin(name),
+                f"The {self.origin(name)} failed with {type(error).__name__}: {str(error).rstrip('.')}",
                 fix="Repair or uninstall that package",
             ) from error
 

@@ -91,7 +91,7 @@ def test_an_error_in_a_plugins_code_names_the_plugin_and_clear_errors_pass(insta
     things = _things()
     assert things.get("plugged") == 2
     with (
-        pytest.raises(ConfigError, match=r"ZeroDivisionError: .* thing 'plugged' of thing_plugin 1\.2"),
+        pytest.raises(ConfigError, match=r"The thing 'plugged' of thing_plugin 1\.2 .* failed with ZeroDivision"),
         things.blaming("plugged"),
     ):
         1 / 0  # noqa: B018 - what a formula may do
