@@ -146,9 +146,9 @@ def score_job(
     """
     from contextlib import nullcontext
 
+    from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
     from mlflow_compress.commands.shared.task_inputs import suite_of
     from mlflow_compress.compression.pipeline import peak_memory
-    from mlflow_compress.config import EvaluateConfig
     from mlflow_compress.items.task import Corpus
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.records import RunRecords
@@ -193,9 +193,9 @@ def score_job(
 
 def generate_job(options: dict[str, Any], device: str, dtype: str, out: str) -> dict[str, Any]:
     """Answer the instructions greedily, write the answers, and return the measurements."""
+    from mlflow_compress.commands.judge.parameters import JudgeConfig
     from mlflow_compress.commands.shared.task_inputs import instructions_of
     from mlflow_compress.compression.pipeline import peak_memory
-    from mlflow_compress.config import JudgeConfig
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.scoring.generation.generate import generate_answers
     from mlflow_compress.scoring.generation.sampling import GenerationConfig
@@ -237,9 +237,9 @@ def compress_job(
     options: dict[str, Any], method: str, settings: dict[str, str], device: str, out: str
 ) -> dict[str, Any]:
     """Compress the model, check the reloaded checkpoint, and return the measurements."""
+    from mlflow_compress.commands.quantize.parameters import QuantizeConfig
     from mlflow_compress.commands.shared.task_inputs import calibration_set
     from mlflow_compress.compression import METHODS, compress_model, method_config
-    from mlflow_compress.config import QuantizeConfig
     from mlflow_compress.models.source_model import resolve
 
     known = METHODS.get(method).Config.__dataclass_fields__

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import DataError, JudgeError, MlflowCompressError
 from mlflow_compress.items.sources.instructions import Instruction, load_instructions
 from mlflow_compress.items.sources.question_files import read_jsonl

@@ -19,7 +19,7 @@ from search import halves
 import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, search_text
-from mlflow_compress.config import SearchConfig
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.decide.cost_estimate import estimated_table, rank_correlation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
 from mlflow_compress.models.source_model import resolve

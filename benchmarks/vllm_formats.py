@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 import mlflow_compress as mc
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EngineConfig, EvaluateConfig
+from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
 from mlflow_compress.engines.vllm.vllm_process import started
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError

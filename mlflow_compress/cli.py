@@ -7,12 +7,25 @@ import logging
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlflow_compress import api, cli_live, config, lifetime
-from mlflow_compress.config.declarations import OldNameWarning, as_typed, choices
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.gate.parameters import GateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.plan.parameters import PlanConfig
+from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
+from mlflow_compress.commands.report.parameters import ReportConfig
+from mlflow_compress.commands.resume.parameters import ResumeConfig
+from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.config.declarations import as_typed, choices
 from mlflow_compress.errors import (
     ConfigError,
     MlflowCompressError,
@@ -27,27 +40,27 @@ _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` f
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
 STAGES: dict[str, type[config.Command]] = {
-    "main": config.MainConfig,
-    "quantize": config.QuantizeConfig,
-    "evaluate": config.EvaluateConfig,
-    "judge": config.JudgeConfig,
-    "diagnose": config.DiagnoseConfig,
-    "speed": config.SpeedConfig,
-    "promote": config.PromoteConfig,
-    "rollback": config.RollbackConfig,
-    "gate": config.GateConfig,
-    "report": config.ReportConfig,
-    "sweep": config.SweepConfig,
-    "search": config.SearchConfig,
-    "blind": config.BlindConfig,
-    "ratings": config.RatingsConfig,
-    "resume": config.ResumeConfig,
+    "main": MainConfig,
+    "quantize": QuantizeConfig,
+    "evaluate": EvaluateConfig,
+    "judge": JudgeConfig,
+    "diagnose": DiagnoseConfig,
+    "speed": SpeedConfig,
+    "promote": PromoteConfig,
+    "rollback": RollbackConfig,
+    "gate": GateConfig,
+    "report": ReportConfig,
+    "sweep": SweepConfig,
+    "search": SearchConfig,
+    "blind": BlindConfig,
+    "ratings": RatingsConfig,
+    "resume": ResumeConfig,
 }
 
 POSITIONAL = {"report": "runs", "blind": "run", "ratings": "files"}
 """The parameter of a command that is also given without its name."""
 
-QUESTIONS: dict[str, type[config.Command]] = {"history": config.HistoryConfig, "plan": config.PlanConfig}
+QUESTIONS: dict[str, type[config.Command]] = {"history": HistoryConfig, "plan": PlanConfig}
 """Commands that only look, and therefore are no MLflow projects."""
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
@@ -126,13 +139,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
-    """Return the given parameters as text, unknown and old names too: the configuration refuses or renames those."""
+    """Return the given parameters as text, unknown names too: the configuration refuses those."""
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
     if given := values.pop("given", None):
         name = POSITIONAL[known.command]
         values[name] = ",".join([*given, *([values[name]] if name in values else [])])
     if "MLFLOW_RUN_ID" in os.environ:
-        # `mlflow run` gives every parameter. One at its default must not go before a file, or before its old name.
+        # `mlflow run` gives every parameter. One at its default must not go before a file.
         defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
         values = {name: value for name, value in values.items() if value != defaults.get(name)}
     rest = list(extra)
@@ -168,11 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", OldNameWarning)
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
-            answer, exit_code = _answer(known, extra)
-            print(answer, flush=True)
+        answer, exit_code = _answer(known, extra)
+        print(answer, flush=True)
         return exit_code
     except MlflowCompressError as error:
         if isinstance(error, StageError | SweepError) and error.published is not None:
@@ -199,14 +209,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("mlflow-compress: interrupted", file=sys.stderr)
         return lifetime.exit_code(interrupt)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
-    """Show an old name as one plain line, and every other warning as Python does."""
-    if issubclass(category, OldNameWarning):
-        _say(f"mlflow-compress: {message}.")
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs
 from mlflow_compress.judges.session import spending_of
 from mlflow_compress.records import Generations

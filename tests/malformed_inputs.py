@@ -20,9 +20,11 @@ from safetensors.numpy import save
 
 from mlflow_compress import demo
 from mlflow_compress.commands.compare.run import compare
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.compression.checkpoint_manifest import VERSION, CheckpointManifest
-from mlflow_compress.config import EvaluateConfig, SweepConfig, parse
+from mlflow_compress.config import parse
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.errors import DataError, MlflowCompressError
 from mlflow_compress.files import parse_json

@@ -13,7 +13,8 @@ from mlflow_compress.api.arguments import (
     opened_store,
     takes_parameters_of,
 )
-from mlflow_compress.config import GateConfig, HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.commands.gate.parameters import GateConfig
+from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.gate.result import GateVerdict

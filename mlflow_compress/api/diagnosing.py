@@ -13,7 +13,7 @@ from mlflow_compress.api.arguments import (
     opened_store,
     takes_parameters_of,
 )
-from mlflow_compress.config import DiagnoseConfig
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.diagnose.result import Diagnosis

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import StoreLike, configured, opened_store, takes_parameters_of
-from mlflow_compress.config import BlindConfig, RatingsConfig
+from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import AnswerEvaluation

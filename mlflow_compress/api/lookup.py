@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import StoreLike, configured, opened_store, takes_parameters_of
-from mlflow_compress.config import PlanConfig
+from mlflow_compress.commands.plan.parameters import PlanConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.compare.result import Comparison

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import configured, takes_parameters_of
-from mlflow_compress.config import ReportConfig, SearchConfig, SweepConfig
+from mlflow_compress.commands.report.parameters import ReportConfig
+from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.report.result import VariantsReport

@@ -13,7 +13,11 @@ from mlflow_compress.api.arguments import (
     opened_store,
     takes_parameters_of,
 )
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, MainConfig, QuantizeConfig, SpeedConfig
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.api.arguments import configured, takes_parameters_of
-from mlflow_compress.config import ResumeConfig
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.resume.result import Resumed

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -73,50 +72,6 @@ def _words(detail: Details) -> str:
 def _bound(detail: Details) -> str:
     context = detail.get("ctx", {})
     return f"{context['ge']} or more" if "ge" in context else f"more than {context.get('gt')}"
-
-
-NEW_NAME = {
-    "bertscore": "bertscore_model",
-    "out": "output_dir",
-    "prompt": "prompt_style",
-    "samples": "num_samples",
-    "settings": "method_args",
-    "shots": "num_fewshot",
-    "shuffle_examples": "shuffle_fewshot",
-    "shuffles": "num_shuffles",
-}
-
-
-class OldNameWarning(UserWarning):
-    """A parameter was given by the name that it had in an earlier release."""
-
-
-def renamed(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the values under the names of today.
-
-    Parameters
-    ----------
-    values : mapping
-        Parameters by name.
-    known : collection of str
-        The names of today. What is neither one of them nor an old name stays as it is.
-
-    Raises
-    ------
-    ConfigError
-        When one parameter is given by both names.
-    """
-    new: dict[str, Any] = {}
-    for name, value in values.items():
-        today = NEW_NAME.get(name)
-        if name in known or today not in known:
-            new[name] = value
-            continue
-        if today in values:
-            raise ConfigError(f"Parameter '{today}' is given twice", got=f"{name} (its old name) and {today}")
-        warnings.warn(f"Parameter '{name}' is now called '{today}'", OldNameWarning, stacklevel=2)
-        new[str(today)] = value
-    return new
 
 
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package
@@ -220,7 +175,7 @@ class Command(_Checked):
         """Put parameters that are given by their flat names into the groups that declare them."""
         sorted_: dict[str, Any] = {}
         groups = dict(_groups(cls))
-        for name, value in renamed(dict(given), parameters(cls)).items():
+        for name, value in dict(given).items():
             owner = next((group for group, kind in groups.items() if name in kind.model_fields), None)
             if owner is None or name in cls.model_fields:
                 sorted_[name] = value
@@ -307,9 +262,8 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
     known = parameters(cls)
     given = dict(values)
     file = given.pop("config", NONE)
-    given = renamed(given, known)
     if str(file) not in ("", NONE):
-        given = {**renamed(read_file(Path(str(file))), known), **given}
+        given = {**read_file(Path(str(file))), **given}
     for name, value in given.items():
         if name not in known:
             raise unknown_parameter(name, list(known))

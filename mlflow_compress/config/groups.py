@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, option
+from mlflow_compress.config.declarations import EMBEDDED, Command, Group, Names, OptionalText, Pairs, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "balanced"]
@@ -251,3 +251,17 @@ class ServedConfig(Group):
 def is_endpoint(model: str | None) -> bool:
     """Return whether a model is named by the address of the server that computes it."""
     return model is not None and model.startswith(ENDPOINT)
+
+
+class JudgeSettings(Command):
+    """What judges read of the parameters of a command."""
+
+    source: SourceConfig = SourceConfig()
+    answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
+    inference: InferenceConfig = InferenceConfig()
+
+
+CHECKPOINT_OR_SERVED = (
+    "folder of the compressed checkpoint (what quantize wrote), or endpoint:http://host:port/v1 of a served model"
+)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 
 
-def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, which needs nothing but the models."""
     return lambda inputs: Judged(records=inputs.greedy)
 

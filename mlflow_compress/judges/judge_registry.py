@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.registry import Registry
 from mlflow_compress.transport.spending import Spending
@@ -91,7 +91,7 @@ class Judge:
 
     # Called before any answer is generated. It loads what the judge needs, and raises an error if that is missing. The
     # returned function judges the answers. The judge may store paid results in `folder`.
-    open: Callable[[JudgeConfig, Path], Callable[[JudgeInputs], Judged]]
+    open: Callable[[JudgeSettings, Path], Callable[[JudgeInputs], Judged]]
     requires: str  # What the judge needs to run, in one sentence
     source: str  # The paper or program that defines it, and any deviation from it
     on_request: bool = False  # Whether it judges only if it is named: "all" leaves it out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.judges.asking import read_rating
 from mlflow_compress.judges.grading import gradings, records
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
@@ -28,7 +28,7 @@ OTHER_TEMPERATURE = 0.7
 TASK = "mt_bench"
 
 
-def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every judgment and gives the reason."""
     session = Session.open(settings, folder)
     if isinstance(session, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.judges.asking import Judgment, Question, read_verdict
 from mlflow_compress.judges.grading import Asked, answers_to, first_samples, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
@@ -39,7 +39,7 @@ def _for_the_variant(judgment: Judgment, order: int) -> Judgment:
     return Judgment(1 - judgment.value, None, judgment.text, judgment.judge, judgment.sent)
 
 
-def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every comparison and gives the reason."""
     prompts = settings.judging.judge_prompts
     if prompts is not None:

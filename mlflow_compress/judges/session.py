@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, Read, estimate, unscored_by_reason
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
@@ -25,7 +25,7 @@ JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
-def judge_models(settings: JudgeConfig) -> list[str]:
+def judge_models(settings: JudgeSettings) -> list[str]:
     """Return the judge models that are asked for.
 
     Raises
@@ -42,7 +42,7 @@ def judge_models(settings: JudgeConfig) -> list[str]:
     return names
 
 
-def prices_of(settings: JudgeConfig) -> dict[str, Price]:
+def prices_of(settings: JudgeSettings) -> dict[str, Price]:
     """Return the prices of the judge models; empty if none are given.
 
     Raises
@@ -62,7 +62,7 @@ def prices_of(settings: JudgeConfig) -> dict[str, Price]:
     return prices
 
 
-def spending_of(settings: JudgeConfig) -> Spending:
+def spending_of(settings: JudgeSettings) -> Spending:
     """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`.
 
     The runs of a sweep share one budget.
@@ -71,7 +71,7 @@ def spending_of(settings: JudgeConfig) -> Spending:
     return Spending(prices_of(settings), kept(("judge budget", most), lambda: Budget(most)))
 
 
-def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> EndpointConfig | str:
+def endpoint_from(environment: Mapping[str, str], settings: JudgeSettings) -> EndpointConfig | str:
     """Return address and key of the judge, or the reason why judging is skipped, as a sentence.
 
     Parameters
@@ -79,7 +79,7 @@ def endpoint_from(environment: Mapping[str, str], settings: JudgeConfig) -> Endp
     environment : mapping
         Usually ``os.environ``. The key is read from OPENAI_API_KEY only. OPENAI_BASE_URL is the address where
         `judge_base_url` is "auto"; and where it is the same address, OPENAI_BASE_URL may add a user and a password.
-    settings : JudgeConfig
+    settings : JudgeSettings
         The parameters.
     """
     key = environment.get(KEY_VARIABLE, "").strip()
@@ -113,7 +113,7 @@ class Session:
     _judgments: list[Judgment] = field(default_factory=list)
 
     @classmethod
-    def open(cls, settings: JudgeConfig, folder: Path) -> Session | str:
+    def open(cls, settings: JudgeSettings, folder: Path) -> Session | str:
         """Return the session, or the reason why judging is skipped. A broken setting is a `ConfigError`."""
         endpoint = endpoint_from(os.environ, settings)
         if isinstance(endpoint, str):

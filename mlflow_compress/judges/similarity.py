@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
 from mlflow_compress.judges.encoders import AnswerEncoder
 from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
@@ -69,7 +69,7 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
     return found
 
 
-def _open(settings: JudgeConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, with its encoder opened."""
     if settings.answers.encoder_base_url is not None:
         remote = open_endpoint_encoder(settings, folder)

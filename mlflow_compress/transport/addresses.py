@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.transport.endpoint import shown_url
 
@@ -35,7 +35,7 @@ def check_served_address(parameter: str, address: str) -> None:
         )
 
 
-def check_address(settings: JudgeConfig) -> None:
+def check_address(settings: JudgeSettings) -> None:
     """Refuse an address with user, password or query that ``mlflow run`` has recorded before this package saw it."""
     for parameter, url in _with_secrets(settings).items():
         if "MLFLOW_RUN_ID" in os.environ:
@@ -47,7 +47,7 @@ def check_address(settings: JudgeConfig) -> None:
 
 
 @contextmanager
-def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
+def without_password(settings: JudgeSettings) -> Iterator[JudgeSettings]:
     """Give the parameters with addresses that may be recorded: without user, password and query.
 
     Until the block ends, the environment holds the whole addresses, for the processes of the stages. See
@@ -66,7 +66,7 @@ def without_password(settings: JudgeConfig) -> Iterator[JudgeConfig]:
                 os.environ[variable] = value
 
 
-def _with_secrets(settings: JudgeConfig) -> dict[str, str]:
+def _with_secrets(settings: JudgeSettings) -> dict[str, str]:
     """Return the addresses that hold more than may be recorded, by parameter."""
     given = {"judge_base_url": settings.judging.judge_base_url, "encoder_base_url": settings.answers.encoder_base_url}
     return {parameter: url for parameter, url in given.items() if url is not None and url != shown_url(url)}

@@ -14,11 +14,13 @@ import pytest
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate import models as open_models
 from mlflow_compress.commands.evaluate.baseline import identity
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import run_evaluate
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.compression import compress_model
 from mlflow_compress.compression import pipeline as compress_run
-from mlflow_compress.config import EvaluateConfig, InferenceConfig, JudgeConfig, SourceConfig
+from mlflow_compress.config import InferenceConfig, SourceConfig
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import Judgments, RunRecords

@@ -13,11 +13,11 @@ import pytest
 
 from mlflow_compress.commands.evaluate.baseline import RECORDS, find_or_evaluate
 from mlflow_compress.commands.evaluate.models import light
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import evaluate_variant, suite_of
 from mlflow_compress.commands.shared import get_or_create as workdir_module
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run, resumable_workdir, workdirs_folder
 from mlflow_compress.commands.shared.model_names import model_path
-from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.tracking.tracked_run import TrackedRun

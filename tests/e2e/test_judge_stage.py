@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.compression import compress_model, pipeline
-from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import RunRecords

@@ -60,7 +60,7 @@ JUDGED = """
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.judges import JUDGES, JudgeInputs
 from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.records import Generations, RunRecords

@@ -16,8 +16,8 @@ import mlflow
 import pytest
 
 from mlflow_compress import cli
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import run_main
-from mlflow_compress.config import MainConfig
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 

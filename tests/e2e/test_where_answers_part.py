@@ -11,10 +11,10 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.run import run_sweep
 from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.compression.method import method_config
-from mlflow_compress.config import SweepConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.greedy_tokens import answer_places, first_difference
 from mlflow_compress.records import RunRecords

@@ -12,8 +12,8 @@ from mlflow.entities import LoggedModelOutput
 from mlflow_compress import cli
 from mlflow_compress.cli_text import promotion_text
 from mlflow_compress.commands.main import summary
+from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
-from mlflow_compress.config import PromoteConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import checkpoint_folder, method_settings
 from mlflow_compress.compression import CheckpointManifest, compress_model, method_config, pipeline
-from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import method_settings, variant_name
 from mlflow_compress.compression import METHODS, compress_model, method_config
-from mlflow_compress.config import QuantizeConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 
 

@@ -10,7 +10,11 @@ import yaml
 
 from mlflow_compress import config
 from mlflow_compress.cli import STAGES, _parameters, build_parser, main
-from mlflow_compress.config.declarations import NEW_NAME, OldNameWarning
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.promote.parameters import PromoteConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -18,59 +22,46 @@ from write_mlprojects import project_files
 
 
 def test_strings_become_the_declared_types() -> None:
-    parsed = config.parse(config.MainConfig, {"method": "rtn", "seed": "7", "judge": "false", "limit": "10"})
+    parsed = config.parse(MainConfig, {"method": "rtn", "seed": "7", "judge": "false", "limit": "10"})
     assert (parsed.compression.method, parsed.source.seed, parsed.judge) == ("rtn", 7, False)
     assert (parsed.evaluation.limit, parsed.answers.instruction_limit) == (10, 0)
 
 
 def test_the_type_itself_checks() -> None:
     with pytest.raises(ConfigError, match="'dtype' has an unknown value"):
-        config.EvaluateConfig(dtype="int4")
+        EvaluateConfig(dtype="int4")
     with pytest.raises(ConfigError, match="'limit' is too small"):
-        config.EvaluateConfig(limit=-3)
+        EvaluateConfig(limit=-3)
     with pytest.raises(ConfigError, match="Unknown parameter"):
-        config.EvaluateConfig(limits=3)
+        EvaluateConfig(limits=3)
 
 
 def test_a_stage_gets_the_groups_of_the_main_job() -> None:
-    main_job = config.MainConfig(model="m", seed=7, limit=3, instruction_limit=2, bits=4, dtype="bfloat16")
-    assert main_job.quantize_config == config.QuantizeConfig(model="m", seed=7, bits=4)
+    main_job = MainConfig(model="m", seed=7, limit=3, instruction_limit=2, bits=4, dtype="bfloat16")
+    assert main_job.quantize_config == QuantizeConfig(model="m", seed=7, bits=4)
     asked = main_job.evaluate_config("folder")
-    assert asked == config.EvaluateConfig(model="m", seed=7, limit=3, dtype="bfloat16", checkpoint="folder")
+    assert asked == EvaluateConfig(model="m", seed=7, limit=3, dtype="bfloat16", checkpoint="folder")
     asked = main_job.judge_config("folder")
-    assert asked == config.JudgeConfig(model="m", seed=7, instruction_limit=2, dtype="bfloat16", checkpoint="folder")
+    assert asked == JudgeConfig(model="m", seed=7, instruction_limit=2, dtype="bfloat16", checkpoint="folder")
 
 
 def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:
     for text in ("none", "", "None"):
-        assert config.parse(config.EvaluateConfig, {"system_prompt": text, "data_dir": text}) == config.EvaluateConfig()
-    assert config.as_text(config.EvaluateConfig())["system_prompt"] == "none"
+        assert config.parse(EvaluateConfig, {"system_prompt": text, "data_dir": text}) == EvaluateConfig()
+    assert config.as_text(EvaluateConfig())["system_prompt"] == "none"
 
 
 def test_python_values_do_as_well_as_text() -> None:
-    asked = config.MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
+    asked = MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
     assert asked.compression.bits == "4" and asked.evaluation.tasks == "demo,piqa"
     assert config.as_text(asked)["method_args"] == "sparsity=0.5,pattern=2:4"
-
-
-@pytest.mark.parametrize(("old", "new"), NEW_NAME.items())
-def test_old_names_work_with_a_warning(old: str, new: str) -> None:
-    value = "3" if new.startswith("num_") else "true" if new.startswith("shuffle") else "a=b"
-    with pytest.warns(OldNameWarning, match=f"'{old}' is now called '{new}'"):
-        found = config.parse(config.MainConfig, {old: value})
-    assert found == config.parse(config.MainConfig, {new: value}) != config.MainConfig()
-
-
-def test_a_parameter_by_both_names_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'num_fewshot' is given twice"):
-        config.parse(config.MainConfig, {"shots": "1", "num_fewshot": "2"})
 
 
 def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("limit: 3\nbits: 4\ntasks: [demo, piqa]\nmethod_args: {sparsity: 0.5}\n")
-    found = config.parse(config.MainConfig, {"config": str(file), "bits": "8"})
-    assert found == config.MainConfig(limit=3, bits=8, tasks="demo,piqa", method_args="sparsity=0.5")
+    found = config.parse(MainConfig, {"config": str(file), "bits": "8"})
+    assert found == MainConfig(limit=3, bits=8, tasks="demo,piqa", method_args="sparsity=0.5")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,7 @@ def test_a_broken_file_gets_one_clear_error(tmp_path: Path, content: str | None,
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match=words):
-        config.parse(config.MainConfig, {"config": str(file)})
+        config.parse(MainConfig, {"config": str(file)})
 
 
 def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
@@ -95,10 +86,10 @@ def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
 ) -> None:
     (tmp_path / "mine.yaml").write_text("limit: -4\n")
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
-    command = ["evaluate", *(f"--{name}={text}" for name, text in config.as_text(config.EvaluateConfig()).items())]
+    command = ["evaluate", *(f"--{name}={text}" for name, text in config.as_text(EvaluateConfig()).items())]
     known, extra = build_parser().parse_known_args([*command, "--seed=7", "--config", str(tmp_path / "mine.yaml")])
     with pytest.raises(ConfigError, match=r"Parameter 'limit' is too small. Allowed: 0 or more. Got: -4."):
-        config.parse(config.EvaluateConfig, _parameters(known, extra))
+        config.parse(EvaluateConfig, _parameters(known, extra))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +108,7 @@ def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
     ],
 )
 def test_bad_values_get_one_clear_error(values: dict[str, str], words: list[str]) -> None:
-    cls = config.PromoteConfig if "max_kl" in values else config.MainConfig
+    cls = PromoteConfig if "max_kl" in values else MainConfig
     with pytest.raises(ConfigError) as caught:
         config.parse(cls, values)
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -125,7 +116,7 @@ def test_bad_values_get_one_clear_error(values: dict[str, str], words: list[str]
 
 def test_nan_is_not_a_bound() -> None:
     with pytest.raises(ConfigError, match="must be a number"):
-        config.parse(config.PromoteConfig, {"max_kl": "nan"})
+        config.parse(PromoteConfig, {"max_kl": "nan"})
 
 
 @pytest.mark.parametrize("cls", [*STAGES.values()])

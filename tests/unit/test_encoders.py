@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
 from mlflow_compress.judges import JUDGES, JudgeInputs
 from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlflow_compress.cli_text import answers_text
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.judges.session import spending_of
 from mlflow_compress.kept import keeping
 from mlflow_compress.reporting.answers_page import account_rows, account_text

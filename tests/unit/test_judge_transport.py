@@ -283,7 +283,7 @@ def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path) -> No
 
 def test_the_estimate_says_what_is_kept_and_learns_from_it(tmp_path: Path) -> None:
     said: list[str] = []
-    from mlflow_compress.config import JudgeConfig
+    from mlflow_compress.commands.judge.parameters import JudgeConfig
     from mlflow_compress.judges import JudgeInputs
     from mlflow_compress.judges.session import spending_of
     from tests.judging import answers, open_judge

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.grading import gradings

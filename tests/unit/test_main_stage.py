@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check, finished_stages, resumed
 from mlflow_compress.commands.shared.progress import Progress, duration
-from mlflow_compress.config import MainConfig, as_text, parse
+from mlflow_compress.config import as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.tracking import run_names
@@ -22,7 +23,7 @@ from mlflow_compress.tracking.tracker import Tracker
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import sys
-from mlflow_compress.config import MainConfig
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main import run as main
 from mlflow_compress.commands.main import summary
 main.check(MainConfig())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.config import HistoryConfig, PromoteConfig
+from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.files import parse_json, read_json, read_yaml
 from mlflow_compress.items.sources.data_dir import load_split

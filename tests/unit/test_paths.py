@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.config import EvaluateConfig, MainConfig, parameters
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.paths import STARTED_IN, absolute_paths, started_in

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.commands.search.measured_costs import SearchText, SwapCosts, format_groups, search_text
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.config import SearchConfig
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, make_llama
 

@@ -14,6 +14,7 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.commands.search.measured_costs import joined, search_text
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import SearchedVariant
 from mlflow_compress.commands.search.run import UnitKl, _windows
 from mlflow_compress.commands.search.space import (
@@ -24,7 +25,7 @@ from mlflow_compress.commands.search.space import (
     require_mixable,
 )
 from mlflow_compress.compression import calibration_tokens
-from mlflow_compress.config import SearchConfig, as_text, parse
+from mlflow_compress.config import as_text, parse
 from mlflow_compress.decide.cost_table import Limit
 from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve

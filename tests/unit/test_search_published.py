@@ -12,9 +12,9 @@ import pytest
 
 from mlflow_compress.commands.search import run as publishing
 from mlflow_compress.commands.search.choice import Choice
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Search
 from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
-from mlflow_compress.config import SearchConfig
 from mlflow_compress.decide.cost_estimate import Estimation
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import AlignmentError

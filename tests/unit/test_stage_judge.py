@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import _vectors, run_judge
 from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
-from mlflow_compress.config import JudgeConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
 from mlflow_compress.judges.judge_registry import AnswerVectors

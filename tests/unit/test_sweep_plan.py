@@ -9,12 +9,13 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.shared.model_names import model_path
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations, plan_text, size_estimate
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import method_config
-from mlflow_compress.config import SweepConfig, as_text, parameters, parse
-from mlflow_compress.config.commands import MainConfig
+from mlflow_compress.config import as_text, parameters, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import read_headers, total_bytes

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.sweep import on_workers
 from mlflow_compress.commands.sweep.make_variant import close_killed
 from mlflow_compress.commands.sweep.on_workers import SweepPlace, VariantWorker, _check
 from mlflow_compress.commands.sweep.plan import Combination, PreparedVariant
-from mlflow_compress.config import MainConfig
 from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker

@@ -15,7 +15,7 @@ from transformers.models.auto import AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.commands.main import run as main
-from mlflow_compress.config import MainConfig
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration

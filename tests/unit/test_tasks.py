@@ -242,7 +242,7 @@ def test_answers_may_be_letters_and_texts_may_hold_any_separator(tmp_path: Path)
 
 def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow_compress.commands.evaluate import run as evaluate
-    from mlflow_compress.config import EvaluateConfig
+    from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 
     def never(*_: Any) -> None:
         pytest.fail("a model was loaded, or a run made")

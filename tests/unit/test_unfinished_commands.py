@@ -11,10 +11,12 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.resume import run as unfinished
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.run import run_resume
 from mlflow_compress.commands.shared.unfinished import CONFIGS, unfinished_until_ended
-from mlflow_compress.config import JudgeConfig, PromoteConfig, ResumeConfig
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN

@@ -10,8 +10,9 @@ import torch
 
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate import outputs as run_model
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.compression.method import method_config
-from mlflow_compress.config import EvaluateConfig, check_text, parse
+from mlflow_compress.config import check_text, parse
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from mlflow_compress.items.sources.question_files import MAX_NAME, RESERVED, load_file, read_jsonl
 from mlflow_compress.items.task import TaskSettings

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.commands.diagnose.result import Diagnosis
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import DiagnoseConfig, DiagnosisConfig, as_text
+from mlflow_compress.config import as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus

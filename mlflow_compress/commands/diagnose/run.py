@@ -14,6 +14,7 @@ from mlflow_compress.commands.diagnose.diagnosis_files import (
     texts_of,
     write_diagnosis,
 )
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
 from mlflow_compress.commands.diagnose.result import Diagnosis
 from mlflow_compress.commands.evaluate.models import light
 from mlflow_compress.commands.evaluate.run import with_chat_template
@@ -24,7 +25,6 @@ from mlflow_compress.commands.shared.task_inputs import calibration_set, suite_o
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import DiagnoseConfig
 from mlflow_compress.errors import AlignmentError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.suite import Suite

@@ -10,6 +10,7 @@ from pathlib import Path
 from mlflow_compress.commands.evaluate import outputs as run_model_module
 from mlflow_compress.commands.evaluate.models import OpenModel, RunningModel, facts, load, recognise, recognised_in
 from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import (
     PROMPT_SETTINGS,
     EvalMetadata,
@@ -23,7 +24,6 @@ from mlflow_compress.commands.evaluate.stored import (
 from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
 from mlflow_compress.commands.shared.model_names import baseline_label
 from mlflow_compress.commands.shared.task_inputs import trace_prompts
-from mlflow_compress.config import EvaluateConfig
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.top_lists import ShownLists

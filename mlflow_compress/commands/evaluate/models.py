@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import overload
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.model_names import baseline_label, folder_or_hub, model_path
-from mlflow_compress.config import (
-    ENDPOINT,
-    EngineConfig,
-    EvaluateConfig,
-    InferenceConfig,
-    JudgeConfig,
-    ServedConfig,
-    SourceConfig,
-    is_endpoint,
-)
+from mlflow_compress.config import ENDPOINT, EngineConfig, InferenceConfig, ServedConfig, SourceConfig, is_endpoint
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import SAME, open_served_model
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker

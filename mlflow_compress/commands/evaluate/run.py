@@ -26,6 +26,7 @@ from mlflow_compress.commands.evaluate.models import (
     recognised_in,
 )
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.evaluate.stored import EvalMetadata, logged, results_json, settings_of, write_metadata
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
@@ -33,7 +34,7 @@ from mlflow_compress.commands.shared.model_names import ServedVariant, baseline_
 from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import EMBEDDED, EvaluateConfig, as_text
+from mlflow_compress.config import EMBEDDED, as_text
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel

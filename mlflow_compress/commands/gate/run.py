@@ -22,14 +22,16 @@ from mlflow_compress.commands.gate.blocks import (
     needed_items,
     restricted,
 )
+from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.gate.result import GateRow, GateVerdict
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
 from mlflow_compress.commands.shared.model_names import Made, ServedVariant, baseline_label, compresses, described
 from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import GateConfig, SpeedConfig, as_text
+from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
 from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlflow_compress.commands.evaluate.baseline import STATES, identity
 from mlflow_compress.commands.evaluate.models import OneLoaded, OpenModel, RunningModel, light
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
 from mlflow_compress.commands.shared.model_names import (
     baseline_label,
@@ -17,7 +18,6 @@ from mlflow_compress.commands.shared.model_names import (
     read_manifest,
 )
 from mlflow_compress.commands.shared.task_inputs import instructions_of
-from mlflow_compress.config import JudgeConfig
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, chosen_judges

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import method_settings, resolved, variant_name
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, described, not_served
 from mlflow_compress.commands.shared.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.compression.method import AUTO, METHODS, NONE
-from mlflow_compress.config import EMBEDDED, CompressionConfig, MainConfig, as_text, is_endpoint
+from mlflow_compress.config import EMBEDDED, CompressionConfig, as_text, is_endpoint
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of

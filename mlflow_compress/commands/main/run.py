@@ -11,28 +11,21 @@ from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.checked_parameters import check, name_of
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, baseline_label, read_manifest
 from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.commands.shared.registered import weights_of
 from mlflow_compress.commands.shared.task_inputs import instructions_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.method import AUTO
-from mlflow_compress.config import (
-    ENDPOINT,
-    Command,
-    EvaluateConfig,
-    JudgeConfig,
-    MainConfig,
-    QuantizeConfig,
-    SpeedConfig,
-    as_text,
-    is_endpoint,
-    parameters,
-    parse,
-)
+from mlflow_compress.config import ENDPOINT, Command, as_text, is_endpoint, parameters, parse
 from mlflow_compress.engines.vllm.vllm_environment import named_python
 from mlflow_compress.errors import ConfigError, StageError, TrackingError
 from mlflow_compress.home import out_folder

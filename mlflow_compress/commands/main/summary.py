@@ -12,11 +12,12 @@ from typing import Any
 from mlflow_compress.commands.evaluate.stored import logged, read_metadata
 from mlflow_compress.commands.judge.answers_artifact import read_answers
 from mlflow_compress.commands.main.run import ServedFacts
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD
 from mlflow_compress.commands.shared.speed_runs import described
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import QuantizeConfig, parameters
+from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, gate_values
 from mlflow_compress.items.named_tasks import TASKS

@@ -12,12 +12,15 @@ import torch
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.baseline import noise_sample
 from mlflow_compress.commands.evaluate.outputs import WINDOW
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.plan.parameters import PlanConfig
 from mlflow_compress.commands.plan.result import CostPlan, StageCost
 from mlflow_compress.commands.shared.model_names import model_label
 from mlflow_compress.commands.shared.task_inputs import instructions_of, suite_of
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED, EvaluateConfig, JudgeConfig, PlanConfig
+from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite

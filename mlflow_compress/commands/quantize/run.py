@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.result import CompressedModel
 from mlflow_compress.commands.shared.model_names import model_label, model_path
 from mlflow_compress.commands.shared.task_inputs import calibration_set
@@ -17,7 +18,7 @@ from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Check
 from mlflow_compress.compression.method import AUTO, METHODS, NONE, MethodConfig, method_config
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
 from mlflow_compress.compression.vllm_limits import check_target
-from mlflow_compress.config import QuantizeConfig, as_text
+from mlflow_compress.config import as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet

@@ -13,9 +13,9 @@ from typing import Any
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.judge.answers_artifact import read_answers
+from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
 from mlflow_compress.commands.rate.rating_files import KeyRow, RatingKey, drawn_sheet, read_ratings
 from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
-from mlflow_compress.config import BlindConfig, RatingsConfig
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.raters import Preference, preference_shares, rater_agreement, won_and_lost

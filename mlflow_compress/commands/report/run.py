@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import read_metadata, stored_results
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.result import VariantsReport
 from mlflow_compress.commands.report.scores import (
     ANSWERS_RUN,
@@ -24,7 +27,7 @@ from mlflow_compress.commands.report.scores import (
 )
 from mlflow_compress.commands.shared.candidate_values import absent_values
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, ReportConfig, check_text, parameters
+from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import read_policy
 from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read
 from mlflow_compress.decide.promotion import Candidate, decide

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.promote.parameters import PromoteConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.result import Resumed, ResumedCommand
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.unfinished import CONFIGS
-from mlflow_compress.config import (
-    Command,
-    DiagnoseConfig,
-    EvaluateConfig,
-    JudgeConfig,
-    MainConfig,
-    PromoteConfig,
-    QuantizeConfig,
-    ResumeConfig,
-    SearchConfig,
-    SpeedConfig,
-    SweepConfig,
-    as_text,
-    parse,
-)
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.config import Command, as_text, parse
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker

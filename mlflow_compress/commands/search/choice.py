@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_compress.commands.search.measured_costs import SwapCosts
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.space import CandidateFormat
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
-from mlflow_compress.config import SearchConfig
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.decide.scoreboard.separation import paired_mean
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError

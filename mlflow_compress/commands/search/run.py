@@ -25,6 +25,7 @@ from mlflow_compress.commands.search.measured_costs import (
     format_groups,
     search_text,
 )
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.search.space import (
     CandidateFormat,
@@ -43,7 +44,7 @@ from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.reload_helper import reload_helper
-from mlflow_compress.config import EMBEDDED, Policy, SearchConfig, as_text
+from mlflow_compress.config import EMBEDDED, Policy, as_text
 from mlflow_compress.decide.cost_estimate import Estimation
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes, linear_mix
 from mlflow_compress.decide.scoreboard import item_scores

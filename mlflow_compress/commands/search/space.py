@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.commands.quantize.run import method_settings, variant_name
+from mlflow_compress.commands.search.parameters import LIMITS, SearchConfig
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe, format_parts
-from mlflow_compress.config import SearchConfig
-from mlflow_compress.config.search_config import LIMITS
 from mlflow_compress.decide.cost_table import Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.source_model import SourceModel

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED, EvaluateConfig, JudgeConfig, is_endpoint
+from mlflow_compress.config import EMBEDDED, is_endpoint
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.paths import started_in

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EvaluateConfig, JudgeConfig, QuantizeConfig, as_text
+from mlflow_compress.config import as_text
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite

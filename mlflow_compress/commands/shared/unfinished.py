@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlflow_compress.config import (
-    Command,
-    DiagnoseConfig,
-    EvaluateConfig,
-    JudgeConfig,
-    MainConfig,
-    PromoteConfig,
-    QuantizeConfig,
-    SearchConfig,
-    SpeedConfig,
-    SweepConfig,
-    as_text,
-)
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.promote.parameters import PromoteConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.config import Command, as_text
 from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.tracking.unfinished_commands import noted

@@ -14,6 +14,7 @@ import torch
 
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.models import OpenModel, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import logged, results_json
 from mlflow_compress.commands.shared.model_names import (
     Made,
@@ -25,9 +26,10 @@ from mlflow_compress.commands.shared.model_names import (
 )
 from mlflow_compress.commands.shared.speed_runs import description, skipped_tag
 from mlflow_compress.commands.shared.unfinished import store_of_command
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.result import SpeedMeasurement
 from mlflow_compress.compression.gguf_model import write_plain
-from mlflow_compress.config import EvaluateConfig, SpeedConfig, is_endpoint
+from mlflow_compress.config import is_endpoint
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.served_timing import served_times
 from mlflow_compress.engines.vllm.vllm_environment import VARIABLE, find_python, named_python

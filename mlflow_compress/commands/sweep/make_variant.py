@@ -14,14 +14,18 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import run_evaluate
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.commands.main.run import run_variant
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import run_quantize
 from mlflow_compress.commands.shared.get_or_create import workdirs_folder
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
-from mlflow_compress.config import Command, EvaluateConfig, JudgeConfig, QuantizeConfig, SpeedConfig
+from mlflow_compress.config import Command
 from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive

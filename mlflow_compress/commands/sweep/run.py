@@ -16,10 +16,11 @@ from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, make_variant, parent_run
 from mlflow_compress.commands.sweep.on_workers import VariantWorker, make_on_workers
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Prepared, PreparedVariant, combinations, plan_of, plan_text, prepare
 from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.reload_helper import reload_helper
-from mlflow_compress.config import SweepConfig, as_text
+from mlflow_compress.config import as_text
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.errors import SweepError

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.config import JudgeConfig
+from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
 from mlflow_compress.transport.addresses import whole_address
@@ -108,7 +108,7 @@ class EndpointEncoder:
             )
 
 
-def open_endpoint_encoder(settings: JudgeConfig, folder: Path) -> EndpointEncoder:
+def open_endpoint_encoder(settings: JudgeSettings, folder: Path) -> EndpointEncoder:
     """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`.
 
     Raises

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from mlflow_compress.config.commands import LogWeights, MainConfig
+from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.config.declarations import Command, Group, Names, OptionalNames, OptionalText, Pairs, like, option
 from mlflow_compress.config.groups import (
     AutoOrCount,
@@ -17,7 +18,6 @@ from mlflow_compress.config.groups import (
     SourceConfig,
     TracesConfig,
 )
-from mlflow_compress.config.sweep_config import SweepConfig
 
 
 def _positive_numbers(value: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlflow_compress.config.commands import LogWeights, MainConfig
+from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.config.declarations import Command, Group, Names, OptionalText, Pairs, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mlflow_compress.config.commands import MainConfig
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.config.declarations import Command, Group, OptionalText, OrNone, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,

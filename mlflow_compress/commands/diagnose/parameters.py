@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_compress.config.commands import EvaluateConfig, QuantizeConfig
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.config.declarations import Command, Group, option
 from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
 

@@ -1,0 +1,26 @@
+"""The parameters of an evaluation."""
+
+from __future__ import annotations
+
+from mlflow_compress.config.declarations import Command, OptionalText, option
+from mlflow_compress.config.groups import (
+    CHECKPOINT_OR_SERVED,
+    EngineConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    ServedConfig,
+    SourceConfig,
+    TracesConfig,
+)
+
+
+class EvaluateConfig(Command):
+    """The evaluate stage: the variant against its baseline on the same items."""
+
+    source: SourceConfig = SourceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
+    inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
+    served: ServedConfig = ServedConfig()
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")

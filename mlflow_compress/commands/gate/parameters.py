@@ -1,0 +1,60 @@
+"""The parameters of a gate: an evaluation, a policy, and how sure a verdict must be."""
+
+from __future__ import annotations
+
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.config.declarations import Command, OptionalText, like, option
+from mlflow_compress.config.groups import (
+    CHECKPOINT_OR_SERVED,
+    EngineConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    ServedConfig,
+    SourceConfig,
+    TimingConfig,
+    TracesConfig,
+)
+
+
+class GateConfig(Command):
+    """Evaluate a checkpoint in random blocks of items, until a policy's verdict is sure. For CI."""
+
+    source: SourceConfig = SourceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
+    inference: InferenceConfig = InferenceConfig()
+    served: ServedConfig = ServedConfig()
+    timing: TimingConfig = TimingConfig()
+    vllm_python: OptionalText = like(EngineConfig, "vllm_python")
+    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
+    policy: OptionalText = option(
+        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+    )
+    min_decode_speedup: Bound = like(PromoteConfig, "min_decode_speedup")
+    max_memory_ratio: Bound = like(PromoteConfig, "max_memory_ratio")
+    error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
+    block: int = option(20, "items per block: the gate looks after each", ge=1)
+    output: OptionalText = option(
+        None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
+    )
+
+    @property
+    def evaluate_config(self) -> EvaluateConfig:
+        """The evaluation whose items the gate looks at, and whose baseline it needs."""
+        return EvaluateConfig(
+            source=self.source,
+            evaluation=self.evaluation,
+            traces=self.traces,
+            inference=self.inference,
+            served=self.served,
+            checkpoint=self.checkpoint,
+        )
+
+    @property
+    def speed_config(self) -> SpeedConfig:
+        """How the checkpoint is timed, where the policy asks for speed or memory."""
+        return SpeedConfig(
+            source=self.source, timing=self.timing, vllm_python=self.vllm_python, checkpoint=self.checkpoint
+        )

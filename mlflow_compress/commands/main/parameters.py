@@ -1,0 +1,92 @@
+"""The parameters of the main job: those of its stages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.config.declarations import Command, OptionalText, option
+from mlflow_compress.config.groups import (
+    AnswerConfig,
+    CompressionConfig,
+    EngineConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    JudgeModelConfig,
+    ServedConfig,
+    SourceConfig,
+    TimingConfig,
+    TracesConfig,
+    is_endpoint,
+)
+
+LogWeights = Literal["auto", "true", "false"]
+
+
+class MainConfig(Command):
+    """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served one is not quantized."""
+
+    source: SourceConfig = SourceConfig()
+    compression: CompressionConfig = CompressionConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    traces: TracesConfig = TracesConfig()
+    inference: InferenceConfig = InferenceConfig()
+    running: EngineConfig = EngineConfig()
+    served: ServedConfig = ServedConfig()
+    answers: AnswerConfig = AnswerConfig()
+    judging: JudgeModelConfig = JudgeModelConfig()
+    timing: TimingConfig = TimingConfig()
+    judge: bool = option(True, "run the judge stage")
+    speed: bool = option(True, "run the speed stage")
+    log_weights: LogWeights = option(
+        "auto",
+        "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
+    )
+    resume: OptionalText = option(None, "id of a main run that failed: run only the stages that it lacks, then publish")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the variant is a model that a server has: nothing is compressed."""
+        return is_endpoint(self.compression.checkpoint)
+
+    @property
+    def quantize_config(self) -> QuantizeConfig:
+        """The parameters of the first stage."""
+        return QuantizeConfig(source=self.source, compression=self.compression)
+
+    def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
+        """Return the parameters of the second stage, for what the first one has written, or a served model."""
+        return EvaluateConfig(
+            source=self.source,
+            evaluation=self.evaluation,
+            traces=self.traces,
+            inference=self.inference,
+            running=self.running,
+            served=self.served,
+            checkpoint=checkpoint,
+        )
+
+    def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
+        """Return the parameters of the third stage, for what the first one has written, or a served model."""
+        return JudgeConfig(
+            source=self.source,
+            answers=self.answers,
+            judging=self.judging,
+            inference=self.inference,
+            running=self.running,
+            served=self.served,
+            checkpoint=checkpoint,
+        )
+
+    def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
+        """Return the parameters of the last stage, for what the first one has written, or a served model."""
+        return SpeedConfig(
+            source=self.source,
+            timing=self.timing,
+            vllm_python=self.running.vllm_python,
+            served=self.served,
+            checkpoint=checkpoint,
+        )

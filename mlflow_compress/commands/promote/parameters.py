@@ -1,0 +1,70 @@
+"""The parameters of a promotion, of its way back, and of who had the alias."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, OrNone, option
+
+
+def _named(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a name that is not empty")
+    return value
+
+
+Alias = Annotated[str, AfterValidator(_named)]
+Bound = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
+
+
+class PromoteConfig(Command):
+    """The promote stage: gates on interval bounds, rank by size, move the alias."""
+
+    model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
+    evaluation: str = option(
+        "auto", "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
+    )
+    policy: OptionalText = option(
+        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+    )
+    max_kl: Bound = option(None, "largest KL (nats): upper end of its 95 % interval; none: the policy's (0.05)")
+    max_kl_outliers_pct: Bound = option(
+        None,
+        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval; "
+        "none: the policy's (1)",
+    )
+    max_flips_pct: Bound = option(
+        None, "largest share of flipped answers in percent: upper end of its interval; none: the policy's (5)"
+    )
+    max_accuracy_drop_pct: Bound = option(
+        None, "largest accuracy drop in points: upper end of its interval; none: the policy's (2)"
+    )
+    min_decode_speedup: Bound = option(
+        None,
+        "smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower end "
+        "of its 95 % interval; none: the policy's (no such gate)",
+    )
+    max_memory_ratio: Bound = option(
+        None,
+        "largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without "
+        "interval; none: the policy's (no such gate)",
+    )
+    alias: Alias = option("champion", "registry alias that moves to the winner")
+    dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
+
+
+class RollbackConfig(Command):
+    """Move an alias back to the version that had it before."""
+
+    model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
+    alias: Alias = option("champion", "registry alias that moves back")
+    reason: OptionalText = option(None, "why, in your words; kept with the run")
+
+
+class HistoryConfig(Command):
+    """Who had an alias when, by which decision and policy."""
+
+    model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
+    alias: Alias = option("champion", "registry alias")

@@ -1,0 +1,20 @@
+"""The parameters of a report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlflow_compress.config.declarations import Command, OptionalNames, OptionalText, option
+
+
+class ReportConfig(Command):
+    """The report: one page over the variants of an evaluation, or its tables for a pull request."""
+
+    runs: OptionalNames = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")
+    output: str = option("report.html", "file to write: .html, .md, .csv or .json")
+    policy: OptionalText = option(
+        None, "YAML file that says which variant to ship; none: the default policy of promote", path="file"
+    )
+    format: Literal["auto", "html", "md", "csv", "json"] = option(
+        "auto", "what is written; 'auto' goes by the file name"
+    )

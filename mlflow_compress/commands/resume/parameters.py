@@ -1,0 +1,11 @@
+"""The parameters of doing again what did not end."""
+
+from __future__ import annotations
+
+from mlflow_compress.config.declarations import Command, option
+
+
+class ResumeConfig(Command):
+    """Do again what was killed, or was cut off from the tracking server; what is computed is found on disk."""
+
+    dry_run: bool = option(False, "list the commands that did not end, and do nothing")
