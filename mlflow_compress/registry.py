@@ -87,10 +87,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that stores its argument under `name`.
 
-        Raises
-        ------
-        ValueError
-            A second use of a name; the message names both modules.
+        Raises `ValueError`: a second use of a name; the message names both modules.
         """
 
         def decorate(obj: T) -> T:
@@ -104,13 +101,7 @@ class Registry(Generic[T]):
         return decorate
 
     def _load(self) -> None:
-        """Import the package's modules and the plug-ins once.
-
-        Raises
-        ------
-        ConfigError
-            When a plug-in cannot be imported; it names the entry point and the package.
-        """
+        """Import the package's modules and the plug-ins once."""
         if self._loaded:
             return
         package = importlib.import_module(self._package)

@@ -77,10 +77,7 @@ def check_contamination(
 
     The baseline's own answers are not looked at: no calibration text can hold what is written later.
 
-    Raises
-    ------
-    DataError
-        The text contains some; the message has their number and the first ones.
+    Raises `DataError`: the text contains some; the message has their number and the first ones.
     """
     text = CalibrationText.of(calibration)
     for task in tasks:

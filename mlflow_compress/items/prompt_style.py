@@ -34,10 +34,7 @@ PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items
 def styles_of(asked: str) -> dict[str, PromptStyle]:
     """Return the styles that `-P prompt_style=` names, in order; "auto" is the default style.
 
-    Raises
-    ------
-    ConfigError
-        A name is unknown or given twice.
+    Raises `ConfigError`: a name is unknown or given twice.
     """
     names = [DEFAULT] if asked == "auto" else [name.strip() for name in asked.split(",")]
     if len(set(names)) < len(names):

@@ -22,13 +22,9 @@ from mlflow_compress.records import Items, Request, RunRecords, Traces
 def rendered(task: Task, prompt: Callable[[str], str]) -> Task:
     """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
-    Parameters
-    ----------
-    task : Task
-    prompt : callable (message) -> str
-        Renders a user message in the chat template, up to the beginning of the answer. If the text ends in white space,
-        the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
-        then counts that white space as part of the answer, as lm-evaluation-harness does.
+    `prompt` renders a user message in the chat template, up to the beginning of the answer. If the text ends in white
+    space, the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
+    then counts that white space as part of the answer, as lm-evaluation-harness does.
     """
     if not task.chat:
         return task
@@ -137,22 +133,12 @@ def _check_names(parts: Parts) -> None:
 def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     """Return the suite that `spec` names, read and checked before any model is loaded.
 
-    Parameters
-    ----------
-    spec : str
-        'auto', or names and files separated by commas. A name is one of `TASKS`, or a task, group or tag of
-        lm-evaluation-harness; @SHOTS after it sets the number of few-shot examples. A *.jsonl file holds items (its
-        fields decide the family), a *.txt file a corpus.
-    model : str
-        The parameter `model`. 'auto' has tasks for the demo only.
-    settings : TaskSettings
-        How items are drawn and shown.
+    'auto' is the demo's tasks, for the demo only. A name is one of `TASKS`, or a task, group or tag of
+    lm-evaluation-harness; @SHOTS after it sets the number of few-shot examples. A *.jsonl file holds items (its fields
+    decide the family), a *.txt file a corpus.
 
-    Raises
-    ------
-    ConfigError, DataError
-        A name is unknown; a data set is missing (the message has the command that fetches it); a file is broken (the
-        message has file and line).
+    Raises `ConfigError` or `DataError`: a name is unknown; a data set is missing (the message has the command that
+    fetches it); a file is broken (the message has file and line).
     """
     if spec == "auto" and model != EMBEDDED:
         raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=NAMES or files")

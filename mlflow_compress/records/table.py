@@ -97,11 +97,8 @@ class Records:
     def read(cls, folder: Path) -> Self:
         """Read what `write` wrote, or another program's table of the same columns.
 
-        Raises
-        ------
-        DataError
-            The file is missing, unreadable or changed; it has other columns, or values of another type; or it has not
-            the rows that were written.
+        Raises `DataError`: the file is missing, unreadable or changed; it has other columns, or values of another type;
+        or it has not the rows that were written.
         """
         path = folder / f"{cls.NAME}.parquet"
         if not path.is_file():
@@ -130,15 +127,10 @@ class Records:
 def align(baseline: Records, variant: Records) -> np.ndarray[Any, Any]:
     """Return, for every row of `baseline`, the row of `variant` that has the same key.
 
-    Returns
-    -------
-    numpy.ndarray of int, shape (n_rows,)
-        `variant.table.take(result)` has the order of `baseline`.
+    `variant.table.take(result)` has the order of `baseline`.
 
-    Raises
-    ------
-    AlignmentError
-        When a key is repeated, or when the two sets of keys differ; the first missing ids are named.
+    Raises `AlignmentError` when a key is repeated, or when the two sets of keys differ; the first missing ids are
+    named.
     """
     keys_b, keys_q = baseline.key_rows(), variant.key_rows()
     index = {key: row for row, key in enumerate(keys_q)}

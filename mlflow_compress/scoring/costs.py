@@ -67,10 +67,7 @@ def model_shape(config: Any, *, max_length: int, trust_remote_code: bool = False
     Layers whose attention looks at a window only are counted as if it saw everything, so that the cost is an upper
     bound. State-space layers are not counted apart.
 
-    Raises
-    ------
-    CheckpointError
-        The configuration is not that of a causal language model.
+    Raises `CheckpointError`: the configuration is not that of a causal language model.
     """
     try:
         with torch.device("meta"):

@@ -27,17 +27,9 @@ IDENTITY = "identity.json"
 class Journal:
     """Results of one pass, written in parts, in order.
 
-    Parameters
-    ----------
-    folder : Path
-        Used by this pass only.
-    identity : mapping of str to str
-        What the results depend on (weights, plan, targets, baseline, ...).
+    `identity` is what the results depend on (weights, plan, targets, baseline, ...).
 
-    Raises
-    ------
-    StoreError
-        When the folder holds a pass of another identity.
+    Raises `StoreError` when the folder holds a pass of another identity.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
@@ -114,21 +106,10 @@ class _Part:
 class PassParts:
     """Finished parts of a pass, in any order. They are the same whoever computed them: this process, or workers.
 
-    Parameters
-    ----------
-    n_groups : int
-        Groups of the pass.
-    resume : (Path, mapping of str to str), optional
-        Folder of unfinished results, and what they depend on. None: nothing is kept on disk.
-    capture : StateWriter, optional
-        Writes the states.
-    label : str
-        The pass, in the log.
+    `resume` is the folder of unfinished results, and what they depend on; None keeps nothing on disk. `label` names the
+    pass in the log.
 
-    Raises
-    ------
-    StoreError
-        When the folder holds another pass, or is damaged.
+    Raises `StoreError` when the folder holds another pass, or is damaged.
     """
 
     def __init__(

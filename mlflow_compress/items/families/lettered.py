@@ -57,10 +57,7 @@ def reordered(row: Row, settings: TaskSettings, number: int) -> Row:
 def sampled(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
     """Return the rows to score in every order: a seeded sample of those with at most four options, in file order.
 
-    Raises
-    ------
-    UnsupportedError
-        Every row has more options, and thus 120 or more orders.
+    Raises `UnsupportedError`: every row has more options, and thus 120 or more orders.
     """
     few = [row for row in rows if len(row["choices"]) <= MOST_OPTIONS]
     if rows and not few:
@@ -197,13 +194,7 @@ def _examples(name: str, rows: Sequence[Row], tests: Sequence[Row], settings: Ta
 
 
 def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
-    """Return the first style whose wording fits the questions without the options E and F.
-
-    Raises
-    ------
-    ConfigError
-        No style fits.
-    """
+    """Return the first style whose wording fits the questions without the options E and F."""
     sizes = {len(row["choices"]) for row in rows}
     for name, style in styles.items():
         if style.n_options is None or sizes == {style.n_options}:

@@ -44,10 +44,7 @@ Messages = list[dict[str, str]]
 def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the chat arguments for a harness task's `fewshot_context` and `construct_requests`, if they are asked for.
 
-    Raises
-    ------
-    ConfigError
-        The tokenizer has no chat template.
+    Raises `ConfigError`: the tokenizer has no chat template.
     """
     if not settings.apply_chat_template:
         return {}, {}
@@ -63,10 +60,8 @@ def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, An
 def render(tokenizer: Any, chat_history: Messages, add_generation_prompt: bool = True) -> str:
     """Return a conversation as text. Without a generation prompt, its last message is the beginning of the answer.
 
-    Raises
-    ------
-    CheckpointError
-        The template fails, for example on a system prompt. (The harness would drop the system prompt.)
+    Raises `CheckpointError`: the template fails, for example on a system prompt. (The harness would drop the system
+    prompt.)
     """
     from jinja2 import TemplateError
 
@@ -106,17 +101,8 @@ def harness_metrics(
 ) -> list[HarnessMetric]:
     """Return every metric of the leaf tasks and of their groups, averaged as the harness does.
 
-    Parameters
-    ----------
-    name : str
-        Task name in the records.
-    leaves : sequence of Leaf
-        The harness's leaf tasks of this task.
-    groups : mapping of str to object
-        The harness's groups; empty for a single task.
-    records : RunRecords
-        Records of one model. A document with an option longer than the model's context is left out and counted. (The
-        harness's own backend raises an error there.)
+    A document with an option longer than the model's context is left out and counted. (The harness's own backend raises
+    an error there.)
     """
     found: list[HarnessMetric] = []
     for leaf in leaves:
@@ -277,12 +263,8 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     A group that the harness averages over its items (mmlu) becomes one task with a category per member. Of any other
     group or tag, every member becomes a task, and the group's averages are computed from theirs.
 
-    Raises
-    ------
-    ConfigError, DataError
-        A name is unknown, a data set is missing, or the harness cannot build a prompt.
-    UnsupportedError
-        The task samples its answers, needs images or sound, or runs generated code.
+    Raises `ConfigError` or `DataError`: a name is unknown, a data set is missing, or the harness cannot build a prompt.
+    Raises `UnsupportedError`: the task samples its answers, needs images or sound, or runs generated code.
     """
     loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
     is_one_task = name in loaded.groups and _averages_items(loaded.groups[name])
@@ -469,10 +451,7 @@ def _answering(leaf: Leaf) -> Answering:
 def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
     """Return the stop sequences and the longest answer in tokens, from the settings of a harness request.
 
-    Raises
-    ------
-    UnsupportedError
-        The task samples its answers.
+    Raises `UnsupportedError`: the task samples its answers.
     """
     if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
         raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")

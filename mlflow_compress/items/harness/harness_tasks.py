@@ -102,23 +102,11 @@ def manager(folders: tuple[str, ...] = ()) -> Any:
 def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
     """Return a task, group or tag, loaded by the harness.
 
-    Parameters
-    ----------
-    name : str
-        The harness's name for it.
-    shots : int or None
-        Few-shot examples; None for the task's own number.
-    data_dir : str
-        Folder of data sets in hub layout, looked in before the hub.
-    folders : tuple of str
-        Folders of the harness's collection that contain the task; empty for the complete collection.
+    `shots` None takes the task's own number of examples. `folders` of the harness's collection contain the task;
+    without them the complete collection is searched.
 
-    Raises
-    ------
-    ConfigError
-        The name is unknown (the message has similar ones), or the task does not allow this number of examples.
-    DataError
-        A data set is missing; the message has the command that fetches it.
+    Raises `ConfigError`: the name is unknown (the message has similar ones), or the task does not allow this number of
+    examples. Raises `DataError`: a data set is missing; the message has the command that fetches it.
     """
     if not folders and not is_mentioned(name):
         raise _unknown(name)

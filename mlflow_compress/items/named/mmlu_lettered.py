@@ -53,10 +53,7 @@ def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") ->
 
     `data_dir` has the data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...).
 
-    Raises
-    ------
-    DataError
-        The data set is missing, or a row cannot be used.
+    Raises `DataError`: the data set is missing, or a row cannot be used.
     """
     family = FAMILIES.get("lettered")
     rows: list[dict[str, Any]] = []

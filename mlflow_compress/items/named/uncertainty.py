@@ -104,10 +104,7 @@ def placed(published: Published, number: int, question: dict[str, Any]) -> dict[
 def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
     """Return the published file of task `name` as rows of a question file.
 
-    Raises
-    ------
-    DataError
-        The file is missing, or not as published. The message has its path and the question's number.
+    Raises `DataError`: the file is missing, or not as published. The message has its path and the question's number.
     """
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     records = parse_json(read_text(path), source=path)
@@ -149,15 +146,8 @@ def register_types(
 ) -> None:
     """Register the five task types and their group.
 
-    Parameters
-    ----------
-    group : str
-    types : mapping
-        Published files by task name.
-    describe : callable
-        Returns a type's source, its licence, and what defines its questions.
-    rows : callable
-        Returns a type's rows of a question file, given task name, type and the folder of data sets.
+    `types` are published files by task name. `describe` returns a type's source, its licence, and what defines its
+    questions; `rows` its rows of a question file, given task name, type and the folder of data sets.
     """
 
     def build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
@@ -246,10 +236,7 @@ BUILDERS: dict[str, Callable[[str, str], list[Question]]] = {
 def built_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
     """Return the task's questions as rows of a question file.
 
-    Raises
-    ------
-    DataError
-        A source is missing, a record cannot be used, or there are too few records.
+    Raises `DataError`: a source is missing, a record cannot be used, or there are too few records.
     """
     family = FAMILIES.get("lettered")
     try:

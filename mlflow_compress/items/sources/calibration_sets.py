@@ -38,10 +38,8 @@ class CalibrationSet:
     def rendered(self, tokenizer: Any) -> list[str]:
         """Return the texts, with conversations rendered in the chat template.
 
-        Raises
-        ------
-        CheckpointError
-            There are conversations, and the tokenizer has no chat template, or one that cannot render them.
+        Raises `CheckpointError`: there are conversations, and the tokenizer has no chat template, or one that cannot
+        render them.
         """
         texts = list(self.texts)
         if self.longest is not None:
@@ -104,21 +102,10 @@ SETS: dict[str, Callable[[str], CalibrationSet]] = {
 def load_calibration(given: str, *, model: str, data_dir: str) -> CalibrationSet:
     """Return a named set, or that of a file: paragraphs of a .txt file, "text" or "messages" of a .jsonl file.
 
-    Parameters
-    ----------
-    given : str
-        A name of `SETS`, a file, or "auto", which is the demo's set for the demo model.
-    model : str
-        The parameter `model`.
-    data_dir : str
-        Folder of data sets in hub layout ("" for none), looked in before the hub.
+    `given` is a name of `SETS`, a file, or "auto": the demo's set for the demo model.
 
-    Raises
-    ------
-    ConfigError
-        The text is neither a set nor a file.
-    DataError
-        A data set is missing (the message has the command that fetches it), or a file is broken (it has the line).
+    Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a data set is missing (the message
+    has the command that fetches it), or a file is broken (it has the line).
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":

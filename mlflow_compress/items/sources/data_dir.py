@@ -63,10 +63,7 @@ def load_split(
 ) -> Any:
     """Return one split of a data set as a `datasets.Dataset`. `revision` applies to the hub's copy only.
 
-    Raises
-    ------
-    DataError
-        The data set, its configuration or the split is neither in `data_dir` nor on the hub.
+    Raises `DataError`: the data set, its configuration or the split is neither in `data_dir` nor on the hub.
     """
     return _load(dataset, data_dir, task, revision=revision, name=config, split=split)
 
@@ -74,10 +71,7 @@ def load_split(
 def load_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
     """Return one file of a data set as a `datasets.Dataset`, for data sets that are too large to fetch completely.
 
-    Raises
-    ------
-    DataError
-        The file is neither in `data_dir` nor on the hub.
+    Raises `DataError`: the file is neither in `data_dir` nor on the hub.
     """
     return _load(dataset, data_dir, task, file=file, data_files={"file": file}, split="file")
 
@@ -85,10 +79,7 @@ def load_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
 def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
     """Return the path of a data set's published file: in `data_dir` (or its sub-folder `data`), or from the hub.
 
-    Raises
-    ------
-    DataError
-        The file is in neither.
+    Raises `DataError`: the file is in neither.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -170,17 +161,7 @@ def register_corpus(
 ) -> None:
     """Register a corpus under a name.
 
-    Parameters
-    ----------
-    name : str
-    read : callable (data_dir) -> str
-        Returns the text.
-    source, licence, items : str
-        As in `NamedTask`.
-    definition : str
-        Everything that decides the text, see `NamedTask`.
-    max_tokens : int, optional
-        Tokens that are scored, from the beginning.
+    `definition` is everything that decides the text, see `NamedTask`. `max_tokens` are scored, from the beginning.
     """
 
     def build(settings: TaskSettings, shots: int | None) -> Parts:

@@ -37,10 +37,7 @@ class Source:
     def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
         """Return few-shot examples and questions as rows of a question file.
 
-        Raises
-        ------
-        DataError
-            The data set is missing, or a record cannot be used.
+        Raises `DataError`: the data set is missing, or a record cannot be used.
         """
         load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
         few, asked = load(self.examples), load(self.test)

@@ -35,10 +35,7 @@ def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = 
     (`instruction`, `input`, `output`; the line's number is its id). FastChat's reference answers are read if they are
     in the file's folder.
 
-    Raises
-    ------
-    DataError
-        A line cannot be used. The message has file and line.
+    Raises `DataError`: a line cannot be used. The message has file and line.
     """
     rows = read_jsonl(path)
     answers = _reference_answers(path.parent / REFERENCES)
@@ -148,12 +145,8 @@ def find_instructions(
 
     `parameter` is the one that names them, for the messages.
 
-    Raises
-    ------
-    ConfigError
-        The text is neither a set nor a file.
-    DataError
-        A set is missing (the message says where to get it), or a file is broken (the message has the line).
+    Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a set is missing (the message says
+    where to get it), or a file is broken (the message has the line).
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":

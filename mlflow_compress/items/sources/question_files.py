@@ -142,12 +142,8 @@ def _name_of(path: Path) -> str:
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
     """Return the corpus of a .txt file, or the tasks of a .jsonl file, whose fields decide the family.
 
-    Raises
-    ------
-    ConfigError
-        The file's name cannot be the name of a task.
-    DataError
-        The file cannot be read or used. The message has file and line.
+    Raises `ConfigError`: the file's name cannot be the name of a task. Raises `DataError`: the file cannot be read or
+    used. The message has file and line.
     """
     name = name or _name_of(path)
     if path.suffix == ".txt":

@@ -57,17 +57,9 @@ class StateStore:
     def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> StateStore:
         """Open a store.
 
-        Parameters
-        ----------
-        folder : Path
-            Written by a `StateWriter`.
-        baseline : IdentifiedModel, optional
-            When given, the store must belong to this model, tokenizer and dtype.
+        With a `baseline`, the store must belong to this model, tokenizer and dtype.
 
-        Raises
-        ------
-        StoreError
-            When the store is missing, unfinished, truncated, of another format, or of another model.
+        Raises `StoreError` when the store is missing, unfinished, truncated, of another format, or of another model.
         """
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
@@ -143,10 +135,7 @@ class StateStore:
     def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Return the store's row of each key, as `find` does.
 
-        Raises
-        ------
-        AlignmentError
-            When the baseline was not scored on some of those tokens.
+        Raises `AlignmentError` when the baseline was not scored on some of those tokens.
         """
         rows = self.find(keys)
         if (rows < 0).any():

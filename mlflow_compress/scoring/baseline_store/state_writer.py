@@ -51,12 +51,7 @@ class StoredRows:
     At the first rows the head is rebuilt from its weights, as a reader does it. If the rebuilt head does not give the
     model's own logits, float16 log-probabilities are stored instead of states.
 
-    Attributes
-    ----------
-    kind : str or None
-        "states" or "log_probs"; None before the first rows.
-    reason : str or None
-        Why the rows are log-probabilities.
+    `kind` is "states" or "log_probs" (None before the first rows); `reason` says why it is log-probabilities.
     """
 
     def __init__(self, loaded: ModelWithHead) -> None:
@@ -67,12 +62,7 @@ class StoredRows:
     def rows(self, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the rows to store, on the CPU: shape (n, hidden_size), or (n, vocab_size) for log-probabilities.
 
-        Parameters
-        ----------
-        states : Tensor, shape (n, hidden_size)
-            The head's inputs.
-        logits : Tensor of float32, shape (n, vocab_size)
-            The model's logits of these states.
+        `states` are the head's inputs, shape (n, hidden_size), `logits` the model's logits of them, (n, vocab_size).
         """
         if self.kind is None:
             self.reason = self._reason_for_log_probs(states, logits)
@@ -139,19 +129,9 @@ class StateWriter:
 
     What is stored of each row, states or log-probabilities, is chosen at the first rows (see `StoredRows`).
 
-    Parameters
-    ----------
-    folder : Path
-        New or empty. An unfinished store in it is overwritten.
-    loaded : StoredModel
-        The baseline.
-    shard_bytes : int
-        Bytes of states per shard.
+    `folder` is new or empty; an unfinished store in it is overwritten. `shard_bytes` are bytes of states per shard.
 
-    Raises
-    ------
-    StoreError
-        When the folder holds a finished store, or cannot be written.
+    Raises `StoreError` when the folder holds a finished store, or cannot be written.
     """
 
     def __init__(self, folder: Path, loaded: StoredModel, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -192,16 +172,9 @@ class StateWriter:
     ) -> None:
         """Add rows of the model in this process.
 
-        Parameters
-        ----------
-        row : int
-            Number of the first of these rows in the pass.
-        states : Tensor, shape (n, hidden_size)
-            The head's inputs.
-        logits : Tensor of float32, shape (n, vocab_size)
-            The model's logits of these states.
-        keys, targets : ndarray, shapes (n, 16) and (n,)
-            Per row: digest of all tokens up to it, and its first target.
+        `row` is the number of the first one in the pass. `states` are the head's inputs, shape (n, hidden_size),
+        `logits` the model's float32 logits of them, (n, vocab_size). `keys` (n, 16) are digests of all tokens up to a
+        row, `targets` (n,) its first target.
         """
         assert self._stored is not None  # a model on workers captures there
         rows = self._stored.rows(states, logits)
@@ -227,10 +200,7 @@ class StateWriter:
     def adopt(self, written: Sequence[Mapping[str, Any]]) -> None:
         """Add to the store what `take` has returned in one pass, now or in an interrupted run, in the order of rows.
 
-        Raises
-        ------
-        StoreError
-            When a file is missing or cut short.
+        Raises `StoreError` when a file is missing or cut short.
         """
         for part in written:
             for shard in part["shards"]:

@@ -57,10 +57,7 @@ class StoreManifest:
 def write_file(path: Path, data: bytes) -> str:
     """Write a file atomically, and return its SHA-256.
 
-    Raises
-    ------
-    StoreError
-        When the file cannot be written, for example because the disk is full; no partial file is left.
+    Raises `StoreError` when the file cannot be written, for example because the disk is full; no partial file is left.
     """
     try:
         atomic.write(path, data)

@@ -52,12 +52,8 @@ class _MlpAtRows(torch.nn.Module):
 def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> Iterator[None]:
     """Within this block, compute the layer's feed-forward part at the positions `where` only.
 
-    Parameters
-    ----------
-    layer : Module or None
-        From `find_last_layer`; None changes nothing.
-    where : two Tensors of int64, each shape (k,)
-        Batch row and position of each scored token.
+    `where` are batch row and position of each scored token, two tensors of shape (k,). Without a `layer` nothing
+    changes.
     """
     if layer is None:
         yield
@@ -77,10 +73,7 @@ KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_token
 class Body:
     """Runs the units of a plan through the model without its head.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        In eval mode. Its `base_model` gives `last_hidden_state`.
+    `model` is in eval mode, and its `base_model` gives `last_hidden_state`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -100,12 +93,8 @@ class Body:
     def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> Tensor:
         """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size).
 
-        Parameters
-        ----------
-        unit : PackedBatch or PaddedBatch
-        attention : TreeAttention, optional
-            What `install_tree_attention` gives. Without it, a pack is computed with its full mask: the same states
-            within rounding, in more time.
+        Without `attention` (from `install_tree_attention`), a pack is computed with its full mask: the same states
+        within rounding, in more time.
         """
         with torch.inference_mode():
             return self._run_packed(unit, attention) if isinstance(unit, PackedBatch) else self._run_padded(unit)

@@ -63,18 +63,10 @@ class _GivenStates(torch.nn.Module):
 class Head:
     """Logits from hidden states.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A causal LM; its body is never run.
-    upcast : bool
-        Compute the product of a half-precision linear head in float32. Otherwise its logits would be rounded to 3
-        digits, which makes ties. Heads that are not a plain linear layer run as they are.
+    `upcast` computes the product of a half-precision linear head in float32. Otherwise its logits would be rounded to 3
+    digits, which makes ties. Heads that are not a plain linear layer run as they are. The model's body is never run.
 
-    Raises
-    ------
-    UnsupportedError
-        When the head or the body is not found in the model.
+    Raises `UnsupportedError` when the head or the body is not found in the model.
     """
 
     def __init__(self, model: Any, *, upcast: bool = True) -> None:
@@ -156,12 +148,7 @@ class Head:
 def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
     """Return the head of a model that is not loaded, from its configuration and the weights of its linear head.
 
-    Parameters
-    ----------
-    config : mapping
-        The model's configuration with its `model_type`.
-    weights : mapping of str to Tensor
-        "weight", shape (vocab_size, hidden_size), and perhaps "bias".
+    `config` has its `model_type`; `weights` have "weight", shape (vocab_size, hidden_size), and perhaps "bias".
     """
     model = empty_model(config)
     vocab_size, hidden_size = weights["weight"].shape

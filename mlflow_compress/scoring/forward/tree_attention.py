@@ -38,12 +38,7 @@ class Branch:
 def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch:
     """Return a pack's tokens as a tree of branches; small neighbouring branches are merged.
 
-    Parameters
-    ----------
-    ends : ndarray of int32, shape (q,)
-        As in `PackedBatch`.
-    begin, stop : int
-        The part of the pack to build from; all of it by default.
+    `ends` as in `PackedBatch`; `begin` and `stop` bound the part of the pack, by default all of it.
     """
     stop = len(ends) if stop is None else stop
     branches_off = ends[begin:stop] < stop
@@ -62,10 +57,7 @@ def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch
 class TreeAttention:
     """Attention function with transformers' signature: a tree for the present pack, the original for everything else.
 
-    Parameters
-    ----------
-    original : callable
-        transformers' function for scaled dot-product attention.
+    `original` is transformers' function for scaled dot-product attention.
     """
 
     def __init__(self, original: Callable[..., tuple[Tensor, Any]]) -> None:
@@ -76,15 +68,8 @@ class TreeAttention:
     def for_pack(self, unit: PackedBatch, mask: Tensor | None, seen: int, last_layer: int) -> Iterator[None]:
         """Within this block, attention calls that carry this mask are computed as a tree.
 
-        Parameters
-        ----------
-        unit : PackedBatch
-        mask : Tensor, shape (1, 1, q, seen + q), or None
-            The attention mask that the model is given. None: nothing is changed.
-        seen : int
-            Cached tokens, which every token of the pack sees.
-        last_layer : int
-            Index of the last layer. Its output is right at the scored positions and 0 elsewhere.
+        `mask` is the one that the model is given, shape (1, 1, q, seen + q); with None nothing changes. All tokens see
+        `seen` cached ones. The output of `last_layer` is right at the scored positions and 0 elsewhere.
         """
         self._pack = None if mask is None else _Pack(unit, mask, seen, last_layer)
         try:

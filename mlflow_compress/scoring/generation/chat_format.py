@@ -42,10 +42,7 @@ class ChatFormat:
     def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
         """Return the prompt for alternating user and assistant turns; the last turn is the user's.
 
-        Raises
-        ------
-        CheckpointError
-            When the template fails, or omits the system prompt.
+        Raises `CheckpointError` when the template fails, or omits the system prompt.
         """
         if self.name == PLAIN:
             lines = [f"System: {system}"] if system else []
@@ -62,10 +59,7 @@ def chat_format(tokenizer: Any) -> ChatFormat:
 
     A tokenizer without a chat template gets ``User: ...`` and ``Assistant:`` lines, and a warning is logged.
 
-    Raises
-    ------
-    CheckpointError
-        When the template cannot render a plain conversation.
+    Raises `CheckpointError` when the template cannot render a plain conversation.
     """
     if not getattr(tokenizer, "chat_template", None):
         _LOG.warning("The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines")

@@ -37,12 +37,7 @@ class CachedBatch:
     Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. So a row's
     logits depend on the other rows by rounding only.
 
-    Parameters
-    ----------
-    loaded : CausalLM
-        A model for which `reason_not_to_cache` is None.
-    config : GenerationConfig
-    ending : Ending
+    The model is one for which `reason_not_to_cache` is None.
     """
 
     def __init__(self, loaded: CausalLM, config: GenerationConfig, ending: Ending) -> None:

@@ -35,14 +35,6 @@ def reasoning_span(tokenizer: Any, prompt: str, tokens: Sequence[int]) -> tuple[
 
     It begins behind the opening tag, and ends with the closing tag; without a closing tag, with the answer. Some chat
     templates write the opening tag at the end of the prompt. Then the reasoning begins with the answer.
-
-    Parameters
-    ----------
-    tokenizer : transformers.PreTrainedTokenizerBase
-    prompt : str
-        The rendered prompt.
-    tokens : sequence of int
-        The answer.
     """
 
     def first(tag: str) -> int | None:
@@ -82,19 +74,10 @@ class CheckpointedModel(Protocol):
 class GenerationCheckpoint:
     """Restores the rows that an earlier run has finished, and saves the rows that this run finishes.
 
-    Parameters
-    ----------
-    folder : Path
-        Used by this generation only. Delete it when the answers are saved.
-    loaded, rows, config, until, end_tokens
-        What the answers depend on, as in `decoding.decode`.
-    seconds : float
-        How often finished rows are saved. Rows that are not yet saved are lost when the process is killed.
+    `folder` serves this generation only; delete it when the answers are saved. Finished rows are saved every `seconds`;
+    those that are not yet saved are lost when the process is killed.
 
-    Raises
-    ------
-    StoreError
-        When the folder belongs to another generation, or is damaged.
+    Raises `StoreError` when the folder belongs to another generation, or is damaged.
     """
 
     def __init__(
@@ -190,22 +173,9 @@ class MultiTurnInstruction(Protocol):
 def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
     """Return `config.samples` continuations of every prompt.
 
-    Parameters
-    ----------
-    loaded : CausalLM or RemoteCausalLM
-        The model, in eval mode.
-    prompts : sequence of str
-        Raw text, to which the tokenizer adds its special tokens. A prompt that is longer than the model's context is
-        truncated on the left, and a warning is logged.
-    config : GenerationConfig
+    The tokenizer adds its special tokens to the prompts. A prompt that is longer than the model's context is truncated
+    on the left, and a warning is logged.
 
-    Returns
-    -------
-    list of list of str, n prompts x k samples
-        The continuations, without the prompt and without special tokens.
-
-    Notes
-    -----
     Deterministic under `config.seed`: a row's random numbers depend only on seed, prompt and sample number. The other
     rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie. Which rows meet
     depends on the prompts and the settings, not on interruptions (see `decoding`).
@@ -255,31 +225,9 @@ def generate_two_turns(
 
     In the second turn the model sees its own first answer.
 
-    Parameters
-    ----------
-    loaded : CausalLM or RemoteCausalLM
-        The model, in eval mode; its tokenizer's chat template renders the conversation.
-    instructions : sequence of MultiTurnInstruction
-        The user's messages, and the category.
-    config : GenerationConfig
-        How answers are drawn.
-    task : str
-        The records' task name.
-    temperatures : mapping of str to float, optional
-        Temperature by category, as in MT-Bench; other categories use `config.temperature`.
-    turns : {1, 2}
-        1 answers the first turn only, as ConSCompF does.
-    system : str
-        System prompt; "" for none.
-    resume : Path, optional
-        Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
-    speed : Speed, optional
-        The tokens that this call generates, and its time, are added to it.
-
-    Returns
-    -------
-    Generations
-        One row per (instruction, turn, sample); `prompt` is the rendered conversation, `text` is stripped.
+    The tokenizer's chat template renders the conversation. Categories that `temperatures` does not name use
+    `config.temperature`. An interrupted call resumes from the folder `resume`; delete it when the records are saved.
+    The tokens that this call generates, and its time, are added to `speed`.
     """
     by_category = temperatures or {}
     style = chat_format(loaded.tokenizer)
@@ -329,20 +277,7 @@ def generate_answers(
 ) -> TokenAnswers:
     """Return the answers to the first turn of every instruction, as tokens.
 
-    Parameters
-    ----------
-    loaded : CausalLM or RemoteCausalLM
-        The model, in eval mode; its tokenizer's chat template renders the conversation.
-    instructions : sequence of MultiTurnInstruction
-        The user's messages.
-    config : GenerationConfig
-        How answers are drawn; temperature 0 is greedy.
-    task : str
-        The records' task name.
-    system : str
-        System prompt; "" for none.
-    resume : Path, optional
-        Folder of unfinished results, from which an interrupted call resumes. Delete it when the records are saved.
+    `system`, `resume` as in `generate_two_turns`.
     """
     style = chat_format(loaded.tokenizer)
     units = [(item, sample) for item in instructions for sample in range(config.samples)]

@@ -90,14 +90,7 @@ class Ending:
     It is at an end token, which is left out; when its text holds one of `until`, at which the text is cut; or at
     `limit` tokens.
 
-    Parameters
-    ----------
-    tokenizer : transformers.PreTrainedTokenizerBase
-    end_tokens : collection of int
-    until : sequence of str
-    limit : int
-    finished : callable
-        Called for each answer that is complete.
+    `finished` is called for each answer that is complete.
     """
 
     def __init__(

@@ -53,10 +53,7 @@ def uniforms(seed: int, prompt: str, sample: int, n: int) -> npt.NDArray[np.floa
 
     So the order of the prompts, the batch size and the other rows cannot change them.
 
-    Returns
-    -------
-    numpy.ndarray, shape (n,)
-        Numbers in [0, 1), one per token.
+    Numbers in [0, 1), one per token.
     """
     digest = hashlib.sha256(f"{seed}\n{sample}\n{prompt}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little"))).random(n)
@@ -65,16 +62,8 @@ def uniforms(seed: int, prompt: str, sample: int, n: int) -> npt.NDArray[np.floa
 class RowSampler:
     """Logits processor that leaves only the drawn token, so that transformers' greedy search takes it.
 
-    Parameters
-    ----------
-    u : numpy.ndarray, shape (rows, max_new_tokens)
-        Each row's random numbers.
-    temperatures : sequence of float
-        Each row's temperature.
-    offset : sequence of int
-        Number of tokens that each row already has; its next random number is ``u[row, offset]``.
-    prompt_length : int
-        Padded length of the batch's input.
+    `u` has shape (rows, max_new_tokens). `offset` is the number of tokens that each row already has; its next random
+    number is ``u[row, offset]``. `prompt_length` is the padded length of the batch's input.
     """
 
     def __init__(

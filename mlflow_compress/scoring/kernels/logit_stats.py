@@ -41,16 +41,9 @@ class LogitStats:
 def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> LogitStats:
     """Return the statistics of rows of logits, and their distances from a baseline's.
 
-    Parameters
-    ----------
-    logits : Tensor of float32, shape (n, vocab_size), n >= 1
-    baseline : Tensor of float32, shape (n, vocab_size), optional
-        The baseline's logits, or log-probabilities, of the same rows.
+    Both are float32 of shape (n, vocab_size), n >= 1; `baseline` may be log-probabilities.
 
-    Raises
-    ------
-    CheckpointError
-        When a row has a NaN or +inf logit, or no finite one.
+    Raises `CheckpointError` when a row has a NaN or +inf logit, or no finite one.
     """
     sums = _sums(logits, baseline)
     argmax = most_probable(logits, sums.maxima).cpu()
@@ -81,10 +74,7 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
     They are those of `compute_logit_stats` within rounding; the other statistics are not computed. Equal rows give
     exactly 0.
 
-    Raises
-    ------
-    CheckpointError
-        When a row has a NaN or +inf logit, or no finite one.
+    Raises `CheckpointError` when a row has a NaN or +inf logit, or no finite one.
     """
     if logits.device.type != "cpu":
         base = baseline.logits.to(logits.device)

@@ -80,12 +80,8 @@ def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None
     given, only so many tokens are used. The tail after ``n_tokens // window`` windows is dropped. Where the tokenizer
     adds BOS, it replaces the first token of every window. The positions ``window/2 + 1 .. window - 1`` are scored.
 
-    Raises
-    ------
-    ConfigError
-        When the window is odd, below 4, or longer than the model's context.
-    DataError
-        When there are fewer than ``2 * window`` tokens.
+    Raises `ConfigError` when the window is odd, below 4, or longer than the model's context. Raises `DataError` when
+    there are fewer than ``2 * window`` tokens.
     """
     if window < 4 or window % 2 or window > encoder.max_length:
         allowed = f"an even number from 4 to {encoder.max_length}"
@@ -106,12 +102,8 @@ def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Window
     The last window ends with the text. So each token after the first window is predicted from at least
     ``window - stride`` tokens. This is the convention of Hugging Face's guide to the perplexity of fixed-length models.
 
-    Raises
-    ------
-    ConfigError
-        When the window is below 2 or longer than the model's context, or the stride not in ``1 .. window - 1``.
-    DataError
-        When there are fewer than two tokens.
+    Raises `ConfigError` when the window is below 2 or longer than the model's context, or the stride not in ``1 ..
+    window - 1``. Raises `DataError` when there are fewer than two tokens.
     """
     if not 2 <= window <= encoder.max_length:
         raise ConfigError("The corpus window does not fit", allowed=f"2 to {encoder.max_length}", got=window)
@@ -148,10 +140,7 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
     full context length follow each other without overlap. The last window begins earlier, so that it is full too where
     the document is long enough. The windows of document i are named "i.0", "i.1" ...
 
-    Raises
-    ------
-    DataError
-        When a document has no token, or the tokenizer has no prefix token.
+    Raises `DataError` when a document has no token, or the tokenizer has no prefix token.
     """
     if encoder.prefix_token is None:
         raise DataError(
@@ -180,10 +169,7 @@ def cut_answers(answers: TokenAnswers) -> DocumentWindows:
 
     The token ids are taken as they are. A text that is tokenized again may become other tokens than the model wrote.
 
-    Raises
-    ------
-    DataError
-        When there are no answers, or an answer has no token.
+    Raises `DataError` when there are no answers, or an answer has no token.
     """
     rows = answers.table.select(["prompt_tokens", "tokens"]).to_pylist()
     sizes = [len(row["prompt_tokens"]) + len(row["tokens"]) for row in rows]

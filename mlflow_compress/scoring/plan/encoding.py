@@ -34,15 +34,6 @@ class Encoded:
 class Encoder:
     """Encode strings as the harness does, each distinct string once.
 
-    Parameters
-    ----------
-    tokenizer : transformers.PreTrainedTokenizerBase
-        The model's tokenizer, with the special tokens it adds by itself (a BOS is part of the context).
-    max_length : int
-        The model's context length; at most `max_length` tokens are read.
-
-    Notes
-    -----
     Two deviations from the harness. (1) A tokenizer that appends an EOS shifts the harness's boundary by one token;
     here the appended token is removed. (2) A continuation that is longer than the context stops the harness with a bare
     assertion; here `Encoded.fits` is False.
@@ -92,16 +83,11 @@ class Encoder:
     def encode(self, requests: Sequence[Request]) -> list[Encoded]:
         """Tokenize requests, in order.
 
-        Returns
-        -------
-        list of Encoded
-            ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context
-            moves to its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
+        ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context moves to
+        its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
 
-        Raises
-        ------
-        DataError
-            When a continuation has no token of its own (it is empty, or merged into the context's last token).
+        Raises `DataError` when a continuation has no token of its own (it is empty, or merged into the context's last
+        token).
         """
         if not keeps():
             return self._encode(requests)

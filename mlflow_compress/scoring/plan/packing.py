@@ -65,10 +65,7 @@ def sequence_key(ids: Ids) -> bytes:
 def build_trie(sequences: Sequence[Ids]) -> Trie:
     """Return the compressed trie of sequences.
 
-    Parameters
-    ----------
-    sequences : sequence of ndarray of int32, each shape (n,), n >= 1
-        In any order, repetitions allowed.
+    Each is an int32 array of length >= 1; any order, repetitions allowed.
     """
     distinct = {sequence_key(ids): ids for ids in sequences}
     ordered = [distinct[key] for key in sorted(distinct)]
@@ -162,13 +159,8 @@ class _Output:
 def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int) -> Plan:
     """Return a plan of padded batches, the longest sequences first. A prefix of another sequence is not run again.
 
-    Parameters
-    ----------
-    sequences : sequence of ndarray of int32, each shape (n,), n >= 1
-    n_scored : sequence of int
-        Number of scored positions at the end of each sequence.
-    batch_tokens : int
-        Most tokens per batch, padding included; a single longer sequence is a batch of its own.
+    `n_scored` counts the scored positions at the end of each sequence. `batch_tokens` is the most tokens per batch,
+    padding included; a single longer sequence is a batch of its own.
     """
     layout = _Layout.of(sequences, n_scored)
     trie, out = layout.trie, _Output(layout)
@@ -195,12 +187,7 @@ def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_token
     A subtree of the prefix trie that fits goes into one pack. For a larger subtree, the stem is computed on its own and
     cached, if it has at least `min_shared` tokens; a shorter stem is computed again in each pack.
 
-    Parameters
-    ----------
-    sequences, n_scored, batch_tokens
-        As in `plan_batches`; a single path longer than `batch_tokens` is a pack of its own.
-    min_shared : int
-        Shortest stem, in tokens, that is worth a forward pass of its own.
+    A single path longer than `batch_tokens` is a pack of its own.
     """
     layout = _Layout.of(sequences, n_scored)
     return _Packer(layout, batch_tokens, min_shared).plan()

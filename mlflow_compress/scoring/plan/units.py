@@ -158,12 +158,7 @@ def prefix_keys(ids: Ids, rows: Rows) -> list[bytes]:
 def split_unit(unit: PackedBatch | PaddedBatch, spare: int) -> list[PackedBatch | PaddedBatch]:
     """Return two smaller units that together yield the rows of `unit`; used when memory runs out.
 
-    Parameters
-    ----------
-    unit : PackedBatch or PaddedBatch
-        A pack of at least two tokens, or a batch of at least two sequences.
-    spare : int
-        An unused prefix number, for the case that a single path is cut in two.
+    `spare` is an unused prefix number, for the case that a single path is cut in two.
     """
     if isinstance(unit, PaddedBatch):
         half = len(unit.sequences) // 2

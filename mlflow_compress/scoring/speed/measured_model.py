@@ -30,15 +30,7 @@ class RuntimeChoice:
 
 
 def runtime_of(folder: Path, device: str) -> RuntimeChoice:
-    """Return the runtime whose kernels compute with what the checkpoint stores.
-
-    Parameters
-    ----------
-    folder : Path
-        The checkpoint.
-    device : str
-        "cpu" or "cuda".
-    """
+    """Return the runtime whose kernels compute with what the checkpoint stores."""
     files = architectures.weight_files(folder)
     if files and files[0].suffix == ".gguf":
         if importlib.util.find_spec("llama_cpp") is None:
@@ -88,22 +80,10 @@ class Memory:
 class MeasuredModel:
     """A loaded model in its runtime. Use it as a context manager: the process ends with the block.
 
-    Parameters
-    ----------
-    call : RuntimeCall
-        What is opened, and where.
+    `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
+    version, device and dtype.
 
-    Attributes
-    ----------
-    load_seconds : float
-        From the imported libraries to the model that can be used.
-    described : dict of str to str
-        Runtime with version, device and dtype.
-
-    Raises
-    ------
-    WorkerError
-        The runtime cannot load the model, or has ended; with its own last words.
+    Raises `WorkerError`: the runtime cannot load the model, or has ended; with its own last words.
     """
 
     def __init__(self, call: RuntimeCall) -> None:

@@ -81,10 +81,7 @@ def timed_in_turn(
 
     All models are loaded, one after the other. Then they are timed in turn. They are in memory at the same time.
 
-    Raises
-    ------
-    WorkerError
-        A runtime cannot load its model, or has ended.
+    Raises `WorkerError`: a runtime cannot load its model, or has ended.
     """
     with ExitStack() as stack:
         models = {}

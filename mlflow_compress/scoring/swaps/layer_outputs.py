@@ -155,30 +155,12 @@ _CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyE
 class KeptOutputs:
     """Keeps the outputs of a baseline's layers for one batch, and runs the batch again from any border between them.
 
-    Parameters
-    ----------
-    body : Body
-        The baseline's.
-    longest : int
-        Tokens of the largest batch, with padding.
-    max_bytes : int
-        Most memory that the kept outputs may take. Where there is room, the outputs of every layer and of its parts are
-        kept, and the inputs of the last module of each part; else the output of every layer; else of every k-th layer,
-        from which the layers up to a swap are computed again.
+    `longest` is the tokens of the largest batch, with padding. Where `max_bytes` have room, the outputs of every layer
+    and of its parts are kept (`inside`), and the inputs of the last module of each part; else the output of every
+    layer; else of every k-th layer (`every`), from which the layers up to a swap are computed again.
+    `whole_model_reason` says why every pass computes all layers; None where it need not.
 
-    Attributes
-    ----------
-    every : int
-        k.
-    inside : bool
-        Whether anything inside of layers is kept.
-    whole_model_reason : str or None
-        Why every pass computes all layers; None where it need not.
-
-    Raises
-    ------
-    ConfigError
-        Not even one layer's output fits.
+    Raises `ConfigError`: not even one layer's output fits.
     """
 
     def __init__(self, body: Body, longest: int, max_bytes: int) -> None:

@@ -78,17 +78,6 @@ def noise_swap(
 
     The noise of a matrix has the Frobenius norm of what the variant has changed in it, after scales that were moved
     between neighbours are moved back. Norms stay the baseline's. The same seed gives the same noise.
-
-    Parameters
-    ----------
-    group : WeightGroup
-        One of `found.groups`.
-    name : str
-        Of the swap.
-    baseline, variant : transformers.PreTrainedModel
-    found : Differences
-        What `find_differences` found in the two.
-    seed : int
     """
     modules: dict[str, torch.nn.Module] = {}
     weights: dict[int, torch.nn.Parameter] = {}  # tied weights get one noise
@@ -138,20 +127,8 @@ class SwapMeter:
     Besides the two models' weights, the memory holds the kept outputs, at most `state_bytes`, and the baseline's logits
     of one batch: scored tokens x vocabulary x 4 bytes.
 
-    Parameters
-    ----------
-    baseline : LoadedModel
-    state_bytes : int
-        Most memory for kept outputs, see `KeptOutputs`.
-    suffix_only : bool
-        False computes every layer for every swap. The results have the same bits; it is there to be compared with.
-    progress : bool
-        Show a progress bar on a terminal.
-
-    Attributes
-    ----------
-    whole_model_reason : str or None
-        Why the last `measure` computed all layers for every swap; None where it did not have to.
+    `suffix_only=False` computes every layer for every swap, with the same bits; it is there to be compared with.
+    `whole_model_reason` says why the last `measure` computed all layers; None where it did not have to.
     """
 
     def __init__(
@@ -187,32 +164,15 @@ class SwapMeter:
         A swap of nothing, `NO_SWAP`, is measured beside them: from another layer in every batch, and its distance must
         be exactly 0.
 
-        Parameters
-        ----------
-        task : str
-            Name of the corpus in the records.
-        windows : Windows
-            Its texts and their scored positions, see `corpus_windows.cut`.
-        swaps : sequence of Swap
-        variant : LoadedModel, optional
-            A whole model that is measured too, as `WHOLE`.
-        resume : Path, optional
-            Folder of unfinished results. A pass that was interrupted loses the batch that it was at. Delete the folder
-            when the records are saved.
-        identity : mapping of str to str, optional
-            With `resume`: what the replaced modules are (hashes of checkpoints, seeds).
+        `task` names the corpus in the records; `windows` come from `corpus_windows.cut`. A `variant` is measured as a
+        whole model too, as `WHOLE`. A pass that was interrupted resumes from the folder `resume`, and loses the batch
+        that it was at; delete the folder when the records are saved. `identity` is what the replaced modules are
+        (hashes of checkpoints, seeds).
 
-        Raises
-        ------
-        ConfigError
-            Two swaps have one name, or the memory for kept outputs is too small.
-        DataError
-            There is no text.
-        AlignmentError
-            The swap of nothing has moved the model: nothing that was measured here could be trusted. Or the variant
-            has another tokenizer.
-        StoreError
-            The folder to resume from belongs to another pass, or is damaged.
+        Raises `ConfigError`: two swaps have one name, or the memory for kept outputs is too small. Raises `DataError`:
+        there is no text. Raises `AlignmentError`: the swap of nothing has moved the model: nothing that was measured
+        here could be trusted. Or the variant has another tokenizer. Raises `StoreError`: the folder to resume from
+        belongs to another pass, or is damaged.
         """
         names = [NO_SWAP, *(swap.name for swap in swaps), *([WHOLE] if variant is not None else [])]
         if len(set(names)) < len(names):

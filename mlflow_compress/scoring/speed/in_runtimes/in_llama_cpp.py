@@ -9,18 +9,7 @@ from typing import Any
 class InLlamaCpp:
     """A GGUF file with llama.cpp's own kernels and cache, decoded greedily.
 
-    Parameters
-    ----------
-    file : str
-        The GGUF file.
-    n_threads : int
-        Threads.
-    on_gpu : bool
-        Put all layers on the GPU.
-    n_context : int
-        Longest sequence in tokens.
-    n_batch : int
-        Most sequences at the same time.
+    `n_context` is the longest sequence in tokens, `n_batch` the most sequences at the same time.
     """
 
     def __init__(self, file: str, *, n_threads: int, on_gpu: bool, n_context: int, n_batch: int) -> None:

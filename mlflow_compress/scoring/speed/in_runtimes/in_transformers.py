@@ -9,19 +9,7 @@ import torch
 
 
 class InTransformers:
-    """A checkpoint in its own dtype, decoded greedily with transformers' cache.
-
-    Parameters
-    ----------
-    folder : str
-        The checkpoint.
-    dtype : str
-        "auto" for the checkpoint's own.
-    device : str
-        "cpu" or "cuda".
-    n_threads : int
-        Threads of torch on a CPU.
-    """
+    """A checkpoint in its own dtype, decoded greedily with transformers' cache."""
 
     def __init__(self, folder: str, dtype: str, device: str, n_threads: int) -> None:
         import transformers
