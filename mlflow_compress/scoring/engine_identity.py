@@ -1,4 +1,4 @@
-"""Identity of the scoring engine: our code and the library versions, which decide a model's numbers."""
+"""Identity of the scoring engine: the version of our scoring and of the libraries, which decide a model's numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pathlib import Path
 
 from mlflow_compress.models import architectures
 
-SOURCES = ("items", "models", "records", "scoring")
-"""Sub-packages whose code decides which tokens a model reads, what is computed, and what is written down."""
+SCORING_VERSION = 1
+"""Version of everything that decides a record: which tokens a model reads, what is computed, what is written down.
+
+Raise it by one in the commit that changes a number, a row or a column of the records beyond rounding; nothing else
+(a comment, a new module, a faster loop) changes it. It is part of the evaluation id and of a baseline's fingerprint:
+evaluations of one version stay comparable across releases, and those of another version are computed again.
+`tests/golden/test_demo_records.py` fails when the demo's records move and this version does not.
+"""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")
 """Distributions that compute, or define tasks, for every model."""
@@ -39,7 +45,7 @@ def engine_identity(folder: Path) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        ``source``: SHA-256 of our code (see `source_hash`). One entry per library: its version, or "not installed".
+        ``scoring``: `SCORING_VERSION`. One entry per library: its version, or "not installed".
         ``attention``: the requested implementation, or "auto" where transformers chooses. ``model code``: SHA-256 of
         the Python files in the folder, if there are any.
     """
@@ -57,23 +63,16 @@ def engine_identity(folder: Path) -> dict[str, str]:
 
 
 def code_identity() -> dict[str, str]:
-    """Return the hash of our code (`source_hash`), and the versions of the libraries that compute for every model."""
-    return {"source": source_hash(), **{package: _version(package) for package in PACKAGES}}
-
-
-@cache
-def source_hash() -> str:
-    """Return the SHA-256 of the Python files in `SOURCES` (64 hexadecimal digits).
-
-    The paths inside the package and the contents are hashed, so a wheel and a checkout of the same code agree.
-    """
-    root = Path(__file__).resolve().parents[1]
-    return _hash([file for name in SOURCES for file in (root / name).rglob("*.py")], root)
+    """Return the version of our scoring, and those of the libraries that compute for every model."""
+    return {"scoring": str(SCORING_VERSION), **{package: _version(package) for package in PACKAGES}}
 
 
 @cache
 def package_hash() -> str:
-    """Return the SHA-256 of all Python files of this package (64 hexadecimal digits)."""
+    """Return the SHA-256 of all Python files of this package (64 hexadecimal digits).
+
+    The processes of one pass must run the same code: see `engines.ray`. It is part of no evaluation's identity.
+    """
     root = Path(__file__).resolve().parents[1]
     return _hash(list(root.rglob("*.py")), root)
 

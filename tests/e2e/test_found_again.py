@@ -131,7 +131,7 @@ def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
     known = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
     assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
-    assert {"source", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
+    assert {"scoring", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
     assert (
         identity(open_models.light(str(demo.MODEL_DIR), SourceConfig(), InferenceConfig())) == known
     )  # the folder's name decides nothing
@@ -140,12 +140,12 @@ def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     assert {name for name in known if known[name] != other[name]} == {"eos_token_id"}
 
 
-def test_an_edit_of_the_engine_gives_a_new_baseline(
+def test_another_scoring_version_gives_a_new_baseline(
     tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config.with_values(checkpoint=str(checkpoints["none"]))
     run_evaluate(config)
-    monkeypatch.setattr(engine_identity, "source_hash", lambda: "edited")
+    monkeypatch.setattr(engine_identity, "SCORING_VERSION", engine_identity.SCORING_VERSION + 1)
     run_evaluate(config)
     runs = tracker.find_finished("baseline")
     assert len(runs) == 2 and runs[0].data.tags[run_names.EVALUATION] != runs[1].data.tags[run_names.EVALUATION]

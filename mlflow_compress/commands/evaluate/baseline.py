@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mlflow_compress.commands.evaluate import outputs as run_model_module
 from mlflow_compress.commands.evaluate.models import OpenModel, RunningModel, facts, load, recognise, recognised_in
 from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
@@ -111,9 +109,8 @@ class Baseline:
 
 def identity(model: IdentifiedModel) -> dict[str, object]:
     """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
-    run_model_sha256 = hashlib.sha256(Path(str(run_model_module.__file__)).read_bytes()).hexdigest()
     if isinstance(model, ServedModel):
-        return {**model.identity, "run_model_sha256": run_model_sha256}
+        return model.identity
     generation = model.path / "generation_config.json"
     known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
     return {
@@ -124,7 +121,6 @@ def identity(model: IdentifiedModel) -> dict[str, object]:
         "device": model.device.type,
         **engine_identity(model.path),
         **model.engine,
-        "run_model_sha256": run_model_sha256,
     }
 
 

@@ -19,7 +19,6 @@ from mlflow_compress.home import VARIABLE as HOME
 from mlflow_compress.home import home
 from mlflow_compress.judges.session import KEY_VARIABLE
 from mlflow_compress.kept import keeping
-from mlflow_compress.scoring.engine_identity import package_hash
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive, own_name
 from mlflow_compress.tracking.tracker import Tracker
@@ -75,11 +74,6 @@ class VariantWorker(ClusterWorker):
         super().__init__(device, n_threads)
         self._while_alive = ExitStack()
         self._begun = False
-
-    @staticmethod
-    def code() -> dict[str, str]:
-        """Return what must be as in the sweep's process: all our code, not that of scoring alone."""
-        return {**ClusterWorker.code(), "package": package_hash()}
 
     def make_variant(
         self, variant: PreparedVariant, place: SweepPlace, number: int, keeper: Any, wait: bool

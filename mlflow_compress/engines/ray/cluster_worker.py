@@ -19,7 +19,7 @@ from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store.state_store import SentHead, SentStates, as_bytes, from_bytes
 from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows, StoredRows, head_file
 from mlflow_compress.scoring.baseline_store.store_manifest import Keys
-from mlflow_compress.scoring.engine_identity import code_identity
+from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow
@@ -156,8 +156,8 @@ class ClusterWorker:
 
     @staticmethod
     def code() -> dict[str, str]:
-        """Return what must also be as in the process that hands out tasks: versions of code and libraries."""
-        return code_identity()
+        """Return what must also be as in the process that hands out tasks: our code, and versions of libraries."""
+        return {**code_identity(), "package": package_hash()}
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """Return what is known of a model once it is loaded."""

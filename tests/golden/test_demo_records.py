@@ -1,0 +1,108 @@
+"""The demo's records belong to one `SCORING_VERSION`: where they move, the version is raised.
+
+`demo_records.json` holds, at full precision, the records of the first items of every demo task: of the demo, and of the
+demo with its weights rounded to 4 bits, compared with the demo's states. Its first entry is the version that wrote it.
+On another machine the last bits differ, by less than the tolerance here. After a change that moves numbers on purpose,
+raise `engine_identity.SCORING_VERSION` and write the file again: ``python -m tests.golden.test_demo_records``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.outputs import run_model
+from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.config import EvaluateConfig
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.records import RunRecords
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.engine import Scorer
+from mlflow_compress.scoring.engine_identity import SCORING_VERSION
+
+STORED = Path(__file__).parent / "demo_records.json"
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+TABLES = ("items", "option_scores", "option_distances", "token_scores", "token_distances", "generations")
+TOKENS = 40  # of each corpus that are compared, from every tenth position
+
+
+def records_of(model: LoadedModel, folder: Path, baseline: StateStore | None = None) -> RunRecords:
+    suite = suite_of(EvaluateConfig.model_validate({"checkpoint": "none", "limit": 2}))
+    if baseline is not None:
+        return run_model(Scorer(model), suite, baseline=baseline).records
+    with StateWriter(folder, model) as writer:
+        return run_model(Scorer(model), suite, capture=writer).records
+
+
+def rounded(model: LoadedModel) -> LoadedModel:
+    """Round every matrix to 15 levels per row, in place, so that no quantizer of ours is part of the numbers."""
+    with torch.no_grad():
+        for weight in model.model.model.layers.parameters():
+            if weight.ndim == 2:
+                step = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-9) / 7
+                weight.copy_((weight / step).round() * step)
+    return model
+
+
+def columns(records: RunRecords) -> dict[str, dict[str, list[Any]]]:
+    tables = {name: getattr(records, name) for name in TABLES}
+    found = {name: table.table.to_pydict() for name, table in tables.items() if table is not None}
+    for name in ("token_scores", "token_distances"):
+        if name in found:
+            found[name] = {column: values[: 10 * TOKENS : 10] for column, values in found[name].items()}
+    return found
+
+
+def now(folder: Path) -> dict[str, Any]:
+    model = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+    first = columns(records_of(model, folder))
+    states = StateStore.open(folder, baseline=model)
+    return {"baseline": first, "variant": columns(records_of(rounded(model), folder, states))}
+
+
+def differences(before: Any, after: Any, place: str = "") -> list[str]:
+    """Return every place where two records differ beyond rounding."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        if before.keys() != after.keys():
+            return [f"{place}: {sorted(before.keys() ^ after.keys())}"]
+        return [line for key in before for line in differences(before[key], after[key], f"{place}/{key}")]
+    if isinstance(before, list) and isinstance(after, list):
+        if len(before) != len(after):
+            return [f"{place}: {len(before)} rows, now {len(after)}"]
+        pairs = enumerate(zip(before, after, strict=True))
+        return [line for row, (a, b) in pairs for line in differences(a, b, f"{place}[{row}]")]
+    same = after == (pytest.approx(before, rel=RELATIVE, abs=ABSOLUTE) if isinstance(before, float) else before)
+    return [] if same else [f"{place}: {before}, now {after}"]
+
+
+def test_records_move_with_the_scoring_version_alone(tmp_path: Path) -> None:
+    stored = json.loads(STORED.read_text())
+    moved = differences(stored["records"], json.loads(json.dumps(now(tmp_path))))
+    assert not moved, "\n".join(
+        ["The demo's records moved. If that is wanted, raise SCORING_VERSION and write them again:", *moved[:20]]
+    )
+    assert stored["scoring_version"] == SCORING_VERSION, "Write demo_records.json again with the raised version"
+
+
+def test_a_number_and_a_column_that_moved_are_named() -> None:
+    before = {"scores": {"loglik": [-1.0, -2.0]}}
+    assert differences(before, {"scores": {"loglik": [-1.0, -2.0000001]}}) == []
+    assert differences(before, {"scores": {"loglik": [-1.0, -2.1]}}) == ["/scores/loglik[1]: -2.0, now -2.1"]
+    assert differences(before, {"scores": {"loglik": [-1.0, -2.0], "k": [1, 1]}}) == ["/scores: ['k']"]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        found = now(Path(scratch))
+    if STORED.is_file():
+        earlier = json.loads(STORED.read_text())
+        if earlier["scoring_version"] == SCORING_VERSION and differences(earlier["records"], found):
+            raise SystemExit(f"The records moved: raise SCORING_VERSION above {SCORING_VERSION} first")
+    STORED.write_text(json.dumps({"scoring_version": SCORING_VERSION, "records": found}) + "\n")
