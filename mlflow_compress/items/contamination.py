@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.task import Corpus, Task
-from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.items.task import Corpus, Task, TraceCorpus
 
 RUN = 13  # words in a row that make an overlap, as in GPT-3's contamination analysis (Brown et al. 2020, appendix C)
 FEWEST = 6  # an item with fewer words is not checked, because its words may occur by chance

@@ -14,8 +14,7 @@ from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
 from mlflow_compress.items.sources.question_files import load_file
-from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings
-from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings, TraceCorpus
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
-from mlflow_compress.items.trace_corpus import TraceCorpus
-from mlflow_compress.records import Items, Request, RunRecords
+from mlflow_compress.records import Items, Request, RunRecords, Traces
 from mlflow_compress.registry import Registry
 
+TRACES = "traces"
 Row = Mapping[str, Any]  # one line of a question file, with its line number under "line"
 
 
@@ -119,6 +119,22 @@ class Corpus:
         """Return a SHA-256 over the text and, if it is set, `max_tokens`."""
         cut = "" if self.max_tokens is None else f"first {self.max_tokens} tokens of "
         return hashlib.sha256((cut + self.text).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceCorpus:
+    """Text that the baseline itself has written."""
+
+    name: str = TRACES
+    # The answers; None as long as the baseline has not written them
+    answers: Traces | None = field(default=None, repr=False)
+
+    def content_hash(self) -> str:
+        """Return a SHA-256 over the tokens of prompts and answers. Before they are written no evaluation has it."""
+        digest = hashlib.sha256(b"traces")
+        for row in [] if self.answers is None else self.answers.table.to_pylist():
+            digest.update(repr((row["item_id"], row["sample"], row["prompt_tokens"], row["tokens"])).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

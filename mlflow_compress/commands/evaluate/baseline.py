@@ -29,8 +29,7 @@ from mlflow_compress.engines.vllm.vllm_model import VllmModel
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
-from mlflow_compress.items.task import Corpus, Task, TaskSettings, seeded
-from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash

@@ -24,7 +24,7 @@ from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
-from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.items.task import TraceCorpus
 from mlflow_compress.models.identity import max_length
 from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import GroupSize, ModelShape, Workload, generation_workload, model_shape, workload

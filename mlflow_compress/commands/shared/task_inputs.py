@@ -13,8 +13,7 @@ from mlflow_compress.config import as_text
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite
-from mlflow_compress.items.task import TaskSettings, seeded
-from mlflow_compress.items.trace_corpus import TraceCorpus
+from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.items.named.hub_choice import RULE, SHOTS, Record, as_rows, lettered_parts
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import load_split
-from mlflow_compress.items.sources.hub_choice import RULE, SHOTS, Record, as_rows, built
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import Parts, TaskSettings, seeded
 
@@ -101,7 +101,7 @@ def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
 
 def _register(name: str, part: Part) -> None:
     def make(settings: TaskSettings, shots: int | None) -> Parts:
-        return built(name, _rows(part, name, settings.data_dir), settings, shots)
+        return lettered_parts(name, _rows(part, name, settings.data_dir), settings, shots)
 
     TASKS.register(name)(
         NamedTask(

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.items.named.hub_choice import RULE, SHOTS, as_rows, lettered_parts
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import read_text
-from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
+from mlflow_compress.items.task import Parts, TaskSettings
 
 DATASET = "cais/mmlu"
 _NAMES = {
@@ -55,29 +55,26 @@ def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") ->
 
     Raises `DataError`: the data set is missing, or a row cannot be used.
     """
-    family = FAMILIES.get("lettered")
     rows: list[dict[str, Any]] = []
     for split in ("dev", "test"):
         csv_file = Path(data_dir) / DATASET / split / f"{subject}_{split}.csv"
         if data_dir and csv_file.is_file():
-            found: Iterable[Any] = _original(csv_file)
+            records: Iterable[Any] = _original(csv_file)
         else:
-            found = load_split(DATASET, subject, split, data_dir=data_dir, task=task)
-        for number, row in enumerate(found):
-            made = {
-                "id": f"{subject}-{split}-{number}",
-                "category": subject,
-                "split": split,
-                "question": row["question"],
-                "choices": list(row["choices"]),
-                "answer": int(row["answer"]),
-            }
-            try:
-                family.check(made)
-            except DataError as error:
-                raise DataError(f"{DATASET}, {subject}, {split}, row {number}: {error}") from error
-            rows.append(made)
+            records = load_split(DATASET, subject, split, data_dir=data_dir, task=task)
+        rows += as_rows(
+            enumerate(records),
+            question=_question,
+            split=split,
+            category=subject,
+            place=f"{DATASET}, {subject}, {split}",
+            prefix=f"{subject}-",
+        )
     return rows
+
+
+def _question(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"question": row["question"], "choices": list(row["choices"]), "answer": int(row["answer"])}
 
 
 def _original(path: Path) -> Iterator[dict[str, Any]]:
@@ -89,10 +86,8 @@ def _original(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
-    """Return the plain and the six-option task. The first `shots` dev rows of a subject are its examples."""
     rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
-    asked = settings if shots is None else replace(settings, num_fewshot=shots)
-    return Parts(tasks=tuple(FAMILIES.get("lettered").build("mmlu_lettered", rows, asked)))
+    return lettered_parts("mmlu_lettered", rows, settings, shots)
 
 
 TASKS.register("mmlu_lettered")(
@@ -100,8 +95,8 @@ TASKS.register("mmlu_lettered")(
         source=DATASET,
         licence="MIT",
         items="14,042 test, 57 subjects (each also with the options E and F)",
-        shots="`-P num_fewshot=` (5)",
-        rule="argmax of the letter's log-likelihood, on every order",
+        shots=SHOTS,
+        rule=RULE,
         definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),
         build=_build,
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.task import Parts, TaskSettings
-from mlflow_compress.items.trace_corpus import TRACES, TraceCorpus
+from mlflow_compress.items.task import TRACES, Parts, TaskSettings, TraceCorpus
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:

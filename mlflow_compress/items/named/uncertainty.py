@@ -16,12 +16,8 @@ from typing import Any
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
-from mlflow_compress.items.named import (
-    cosmos_qa_lettered,
-    halueval_lettered,
-    hellaswag_lettered,
-    mmlu_lettered,
-)
+from mlflow_compress.items.named import halueval_lettered, mmlu_lettered
+from mlflow_compress.items.named.hub_choice import RULE, cosmos_qa_question, hellaswag_question
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of, load_split
@@ -161,7 +157,7 @@ def register_types(
                 licence=licence,
                 items="9,995 (with the options E and F in three prompts, and once without)",
                 shots=str(len(published.examples)),
-                rule="argmax of the letter's log-likelihood, on every order",
+                rule=RULE,
                 definition=definition.encode,
                 build=partial(build, name),
             )
@@ -189,8 +185,8 @@ register_types("uncertainty", FILES, describe=_described, rows=published_rows)
 Question = dict[str, Any]
 DRAWN = 10_000
 OTHERS = {
-    "RC": ("allenai/cosmos_qa", "refs/convert/parquet", cosmos_qa_lettered.question),
-    "CI": ("Rowan/hellaswag", None, hellaswag_lettered.question),
+    "RC": ("allenai/cosmos_qa", "refs/convert/parquet", cosmos_qa_question),
+    "CI": ("Rowan/hellaswag", None, hellaswag_question),
 }
 HALUEVAL = {"DRS": halueval_lettered.DIALOGUE, "DS": halueval_lettered.SUMMARIZATION}
 

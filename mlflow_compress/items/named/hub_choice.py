@@ -1,0 +1,204 @@
+"""Multiple-choice data sets in hub layout as lettered tasks. (The harness's own tasks score the options' texts.)
+
+Where test answers are not public, the validation split is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
+
+RULE = "argmax of the letter's log-likelihood, on every order"
+SHOTS = "`-P num_fewshot=` (5)"
+MOST_EXAMPLES = 32  # rows that are read of the split with the few-shot examples
+
+R = TypeVar("R")
+Record = Mapping[str, Any]  # one row of a data set
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set and how its rows become questions."""
+
+    dataset: str  # Hub id and configuration (None if there is only one)
+    config: str | None = None
+    revision: str | None = None  # Revision of the hub's copy; None for the newest
+    # Names of splits. The first rows of `examples` are few-shot examples. All rows of `test` are evaluated.
+    examples: str = "train"
+    test: str
+    category: str  # Topic of the questions, for the prompt style `hendrycks`
+    # Returns the fields "question", "choices" and "answer", and with a passage also "context" and "kind"
+    question: Callable[[Record], dict[str, Any]]
+
+    def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
+        """Return few-shot examples and questions as rows of a question file.
+
+        Raises `DataError`: the data set is missing, or a record cannot be used.
+        """
+        load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
+        examples, questions = load(self.examples), load(self.test)
+        examples = examples.select(range(min(MOST_EXAMPLES, len(examples))))
+        place = ", ".join(part for part in (self.dataset, self.config) if part)
+        make = partial(as_rows, question=self.question, category=self.category)
+        return [
+            *make(enumerate(examples), split="dev", place=f"{place}, {self.examples}"),
+            *make(enumerate(questions), split="test", place=f"{place}, {self.test}"),
+        ]
+
+
+def as_rows(
+    records: Iterable[tuple[int, R]],
+    *,
+    question: Callable[[R], dict[str, Any]],
+    split: str,
+    category: str,
+    place: str,
+    prefix: str = "",
+) -> list[dict[str, Any]]:
+    """Return numbered records as checked rows of a question file. Errors have `place` and the number."""
+    family = FAMILIES.get("lettered")
+    rows = []
+    for number, record in records:
+        row = {"id": f"{prefix}{split}-{number}", "category": category, "split": split}
+        try:
+            row |= question(record)
+            family.check(row)
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, DataError) else f"not in the data set's layout ({error!r})"
+            raise DataError(f"{place}, row {number}: {why}") from error
+        rows.append(row)
+    return rows
+
+
+def labelled(record: Record, text: str = "question") -> dict[str, Any]:
+    """Return the question of a record in ARC's layout: "choices" with "text" and "label", and "answerKey".
+
+    Options get letters by position, whatever their labels are.
+    """
+    labels = list(record["choices"]["label"])
+    if record["answerKey"] not in labels:
+        raise DataError("'answerKey' is not the label of a choice", allowed=labels, got=record["answerKey"])
+    choices = list(record["choices"]["text"])
+    return {"question": record[text], "choices": choices, "answer": labels.index(record["answerKey"])}
+
+
+def lettered_parts(name: str, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None) -> Parts:
+    """Return the lettered tasks of rows. `shots` is None unless the user gave a number."""
+    chosen = settings if shots is None else replace(settings, num_fewshot=shots)
+    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, chosen)))
+
+
+def register(name: str, source: Source, *, licence: str, items: str) -> None:
+    """Register a data set as a named task."""
+
+    def make(settings: TaskSettings, shots: int | None) -> Parts:
+        return lettered_parts(name, source.rows(name, settings.data_dir), settings, shots)
+
+    definition = f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered"
+    TASKS.register(name)(
+        NamedTask(
+            source=", ".join(part for part in (source.dataset, source.config) if part),
+            licence=licence,
+            items=items,
+            shots=SHOTS,
+            rule=RULE,
+            definition=definition.encode,
+            build=make,
+        )
+    )
+
+
+for _name, _config, _items in (
+    ("arc_challenge_lettered", "ARC-Challenge", "1,172 test"),
+    ("arc_easy_lettered", "ARC-Easy", "2,376 test"),
+):
+    register(
+        _name,
+        Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=labelled),
+        licence="CC BY-SA 4.0",
+        items=f"{_items} (with four options: each also with the options E and F)",
+    )
+
+register(
+    "commonsense_qa_lettered",
+    Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=labelled),
+    licence="MIT",
+    items="1,221 validation, five options",  # so without the options E and F
+)
+
+register(
+    "openbookqa_lettered",
+    Source(
+        dataset="allenai/openbookqa",
+        config="main",
+        test="test",
+        category="science",
+        question=partial(labelled, text="question_stem"),
+    ),
+    licence="not stated",
+    items="500 test (each also with the options E and F)",
+)
+
+
+def cosmos_qa_question(record: Record) -> dict[str, Any]:
+    """Return the story as the passage, and the four answers."""
+    return {
+        "kind": "RC",
+        "context": record["context"],
+        "question": record["question"],
+        "choices": [record[f"answer{number}"] for number in range(4)],
+        "answer": int(record["label"]),
+    }
+
+
+register(
+    "cosmos_qa_lettered",
+    Source(
+        dataset="allenai/cosmos_qa",
+        # The hub's copy is a script, which current versions of `datasets` do not run; its Parquet files are here. The
+        # original files train.csv and valid.csv can be used instead.
+        revision="refs/convert/parquet",
+        test="validation",
+        category="everyday life",
+        question=cosmos_qa_question,
+    ),
+    licence="CC BY 4.0",
+    items="2,985 validation (each also with the options E and F)",
+)
+
+
+HELLASWAG_QUESTION = "Which of these is the most likely continuation?"  # ours, because the data set has none
+
+
+def without_marks(text: str) -> str:
+    """Return a text without WikiHow's marks ("[header]", "[title]" ...), as in lm-evaluation-harness's hellaswag."""
+    cleaned = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return cleaned.replace("  ", " ")
+
+
+def hellaswag_question(record: Record) -> dict[str, Any]:
+    """Return the question: activity and beginning are the passage, the four endings are the options."""
+    beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
+    return {
+        "kind": "CI",
+        "context": without_marks(beginning),
+        "question": HELLASWAG_QUESTION,
+        "choices": [without_marks(ending) for ending in record["endings"]],
+        "answer": int(record["label"]),
+    }
+
+
+register(
+    "hellaswag_lettered",
+    Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=hellaswag_question),
+    licence="MIT",
+    items="10,042 validation (each also with the options E and F)",
+)
