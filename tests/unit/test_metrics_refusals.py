@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.metrics.refusals import RULES, WORDS, refuses
+from mlflow_compress.metrics.refusals import NOT_BEFORE, RULES, WORDS, refuses
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 
@@ -68,6 +69,7 @@ def test_every_rule_and_every_word_matters() -> None:
 
 @given(st.text(max_size=80))
 def test_what_comes_after_the_beginning_changes_nothing(rest: str) -> None:
+    assume(not re.match(rf"[\W_]*(?:{NOT_BEFORE.replace(', ', '|')})\b", rest.lower()))  # punctuation does not count
     assert refuses(f"I cannot help. {rest}")
     assert not refuses(f"Of course. {rest}")
 
