@@ -18,14 +18,13 @@ from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
 from mlflow_compress.scoring.kernels.row_stats import stable_divergences
 
 NAMES = ("kl", "kl_reverse", "js", "tv")
-LOOPS, TORCH = numba_kernel.compute_row_stats, torch_kernel.compute_row_stats
 
 
 @pytest.fixture(params=["compiled loops", "torch"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """On a CPU the loops run; here what runs elsewhere has to pass the same tests."""
     if request.param == "torch":
-        monkeypatch.setattr(numba_kernel, "compute_row_stats", TORCH)
+        monkeypatch.setattr(numba_kernel, "compute_row_stats", torch_kernel.compute_row_stats)
     return str(request.param)
 
 
@@ -180,19 +179,6 @@ def test_normaliser_entropy_and_argmax(vocab: int) -> None:
     assert found.entropy.numpy() == pytest.approx(-torch.special.xlogy(p, p).sum(1).numpy(), rel=1e-5, abs=1e-6)
     assert found.argmax.tolist() == x.argmax(1).tolist()
     assert found.argmax[4] == 0
-
-
-@pytest.mark.parametrize("distance", [1e-3, 0.05, 2.0])
-def test_compiled_loops_are_as_near_to_float64_as_torch(distance: float) -> None:
-    p, q = pair(20, 50_000, distance)
-    wanted = textbook(p, q)
-    ours, torchs = LOOPS(q, p).distances, TORCH(q, p).distances
-    assert ours is not None
-    assert torchs is not None
-    for name, loops, plain in zip(NAMES, ours.double().numpy(), torchs.double().numpy(), strict=True):
-        errors = [np.abs(x / wanted[name] - 1).max() for x in (loops, plain)]
-        assert errors[0] < max(1e-7 / distance, 1e-6), (name, errors)
-        assert errors[0] < 2 * errors[1], name
 
 
 def test_rows_do_not_depend_on_their_neighbours_or_the_number_of_threads() -> None:

@@ -63,7 +63,7 @@ _ABOVE_SIGN, _SQRT_HALF, _EXPONENT = i32(0x7FFFFFFF), i32(0x3F3504F3), i32(-(1 <
 _PER_EXPONENT = f32(2.0**-23)
 _FAR = f32(MAX_LOG_RATIO)
 
-# In functions with this decorator no operation may be reordered: they round by adding and subtracting one number.
+# In functions with this decorator no operation may be reordered: it would change how their results are rounded.
 _exactly = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
 _sums = njit(error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, nogil=True)
 # Inlined into both entry points. As a function of its own it would be compiled twice, with sums in another order, and
@@ -207,7 +207,7 @@ def _compare_row(base, variant, highest, total, shift, found):  # type: ignore[n
         a = b = c = e_sum = far = f32(0)
         for j in range(len(run_p)):
             p = _exp(run_p[j] - highest) * share
-            d = (run_q[j] - run_p[j]) + shift
+            d = _log_ratio(run_p[j], run_q[j], shift)
             e = _expm1(d)
             forward, reverse = _kl_terms(d, e)
             a += p * forward
@@ -222,6 +222,12 @@ def _compare_row(base, variant, highest, total, shift, found):  # type: ignore[n
         n_far += far
     found[0], found[1], found[2], found[3] = kl, kl_reverse, js, abs_difference
     found[4] = n_far
+
+
+@_exactly
+def _log_ratio(base, variant, shift):  # type: ignore[no-untyped-def]
+    """Return ln q - ln p. Logits are subtracted first: their difference is small, and is rounded by as little."""
+    return (variant - base) + shift
 
 
 @_exactly
@@ -331,7 +337,7 @@ def _kl_row(base, variant, highest, total, shift):  # type: ignore[no-untyped-de
         run_p, run_q = base[start : start + _RUN], variant[start : start + _RUN]
         a = far = f32(0)
         for j in range(len(run_p)):
-            d = (run_q[j] - run_p[j]) + shift
+            d = _log_ratio(run_p[j], run_q[j], shift)
             forward, _ = _kl_terms(d, _expm1(d))
             a += _exp(run_p[j] - highest) * share * forward
             far += _ONE if d > _FAR else f32(0)
