@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlflow_compress.metrics.perplexity import stream_statistics
+from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.records import TokenDistances, TokenScores
 
 WINDOW = 256
@@ -70,18 +69,11 @@ def write(folder: Path, tokens: int) -> None:
         writer.close()
 
 
-def parts(folder: Path) -> Iterator[tuple[TokenScores, TokenScores, TokenDistances]]:
-    """Read the records one row group at a time."""
-    files = [pq.ParquetFile(folder / f"{name}.parquet") for name in FILES]
-    for group in range(files[0].num_row_groups):
-        baseline, variant, distances = (file.read_row_group(group) for file in files)
-        yield TokenScores(baseline), TokenScores(variant), TokenDistances(distances)
-
-
 def reduce(folder: Path) -> None:
     """Reduce, and print one JSON line."""
     start = time.perf_counter()
-    found = stream_statistics(parts(folder))
+    baseline, variant, distances = (pq.read_table(folder / f"{name}.parquet") for name in FILES)
+    found = statistics(TokenScores(baseline), TokenScores(variant), TokenDistances(distances))
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps({"tokens": found.n, "seconds": round(seconds, 2), "peak_memory_gb": round(peak, 3)}))

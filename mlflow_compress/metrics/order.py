@@ -13,21 +13,21 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, first_column
+from mlflow_compress.metrics.stats.bootstrap import first_column
 from mlflow_compress.records import MetricResult
 
 
-def drop_pct(accuracy: float, metric_value: float) -> float:
-    """``100 (Acc - M)/Acc``; a `DataError` where the accuracy is 0, for which no drop exists.
+def drop_pct(accuracy: npt.ArrayLike, metric_value: npt.ArrayLike) -> Float:
+    """``100 (Acc - M)/Acc``; not finite where the accuracy is 0, for which no drop exists.
 
     Examples
     --------
-    >>> round(drop_pct(80.3, 75.3), 1)
+    >>> round(float(drop_pct(80.3, 75.3)), 1)
     6.2
     """
-    if accuracy <= 0.0:
-        raise DataError("A relative drop needs an accuracy above 0", got=accuracy)
-    return 100.0 * (accuracy - metric_value) / accuracy
+    acc, m = np.asarray(accuracy, dtype=np.float64), np.asarray(metric_value, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(100.0 * (acc - m) / acc, dtype=np.float64)
 
 
 def content_consistency(content: npt.ArrayLike) -> Float:
@@ -86,18 +86,12 @@ def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
     return np.asarray(shown.argmax(axis=-1), dtype=np.int64)
 
 
-def _drop(accuracy: int, metric_column: int) -> Statistic:
-    def statistic(means: Float) -> Float:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(
-                100.0 * (means[..., accuracy] - means[..., metric_column]) / means[..., accuracy], dtype=np.float64
-            )
-
-    return statistic
+def _drop(means: Float) -> Float:
+    return drop_pct(means[..., 0], means[..., 1])
 
 
 def _drop_difference(means: Float) -> Float:
-    return _drop(2, 3)(means) - _drop(0, 1)(means)
+    return _drop(means[..., 2:]) - _drop(means[..., :2])
 
 
 def _second_column(means: Float) -> Float:
@@ -178,7 +172,7 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
             for suffix, p in models.items()
         }
         found = {"shuffle_accuracy": Resampled(right[""], _second_column)}
-        found |= {f"shuffle_drop_pct{suffix}": Resampled(right[suffix], _drop(0, 1)) for suffix in models}
+        found |= {f"shuffle_drop_pct{suffix}": Resampled(right[suffix], _drop) for suffix in models}
         found |= {f"content_consistency{suffix}": Resampled(same[suffix], first_column) for suffix in models}
         if "_baseline" in models:
             both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Met
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums, studentized_interval
-from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, TokenBatch, reduce_batches
+from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
 
@@ -97,18 +97,6 @@ def perplexity(inputs: MetricInputs) -> list[MetricResult]:
     return results
 
 
-def _batch(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> TokenBatch:
-    check_same_targets(baseline, variant)
-    return TokenBatch(
-        nll_baseline=baseline.column("nll"),
-        nll_variant=matched(baseline, variant, "nll"),
-        kl=matched(baseline, distances, "kl"),
-        p_baseline=baseline.column("p_target"),
-        p_variant=matched(baseline, variant, "p_target"),
-        same_top=matched(baseline, distances, "same_top"),
-    )
-
-
 def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> CorpusStatistics:
     """Return every llama.cpp statistic of two runs' token records, over all their corpora.
 
@@ -118,27 +106,15 @@ def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDist
         When the records do not hold the same tokens, or the targets differ.
     """
     token_groups(baseline)  # refuses repeated tokens
-    return reduce_batches([_batch(baseline, variant, distances)])
-
-
-def stream_statistics(
-    batches: Iterable[tuple[TokenScores, TokenScores, TokenDistances]],
-) -> CorpusStatistics:
-    """Return the same for records that come in pieces, such as the row groups of Parquet files.
-
-    Parameters
-    ----------
-    batches : iterable of (baseline, variant, distances)
-        The three pieces of a step hold the same tokens; whole windows are not needed. Only 16 bytes per token stay in
-        memory, so that ten million tokens need well under a gigabyte.
-    """
-
-    def paired() -> Iterator[TokenBatch]:
-        for baseline, variant, distances in batches:
-            token_groups(baseline)
-            yield _batch(baseline, variant, distances)
-
-    return reduce_batches(paired())
+    check_same_targets(baseline, variant)
+    return corpus_statistics(
+        nll_baseline=baseline.column("nll"),
+        nll_variant=matched(baseline, variant, "nll"),
+        kl=matched(baseline, distances, "kl"),
+        p_baseline=baseline.column("p_target"),
+        p_variant=matched(baseline, variant, "p_target"),
+        same_top=matched(baseline, distances, "same_top"),
+    )
 
 
 def corpus_confidence(inputs: MetricInputs) -> tuple[Float, Float]:

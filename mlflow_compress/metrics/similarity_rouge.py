@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.correlation import Correlation, correlate, pearson
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.correlation import correlate
 from mlflow_compress.metrics.text import answer_pairs, rouge_l
 from mlflow_compress.records import MetricResult
-
-
-def model_pair_correlation(matrix: npt.ArrayLike, scores: npt.ArrayLike) -> Correlation | None:
-    """Correlate, over all pairs of many models, their similarity with the difference of another score.
-
-    Pearson's r of ``s_ij`` and ``|R_i - R_j|`` for i < j, as the ConSCompF paper does with ROUGE-L against reference
-    answers; negative where similar models score alike. None where either does not vary. There is no interval: pairs
-    that share a model are not independent.
-
-    Parameters
-    ----------
-    matrix : array_like, shape (m, m)
-        Symmetric similarities of m models, 1 on the diagonal.
-    scores : array_like, shape (m,)
-        Each model's score, for instance its mean ROUGE-L against references.
-    """
-    x, r = finite("similarity matrix", matrix, ndim=2), finite("scores", scores)
-    if x.shape != (len(r), len(r)) or len(r) < 3:
-        raise DataError("Give one score per model and at least three models", got=f"{x.shape} and {len(r)} scores")
-    i, j = np.triu_indices(len(r), k=1)
-    return pearson(x[i, j], np.abs(r[i] - r[j]), interval=False)
 
 
 def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
@@ -67,9 +44,9 @@ def _key(name: str, what: str) -> MetricKey:
 def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
     """Over instructions that have both: near -1 where the two agree; nothing where either does not vary.
 
-    The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models
-    (`model_pair_correlation`). For one variant the difference is ``1 - ROUGE-L`` of variant against baseline, which
-    needs no reference. Pearson's interval is a bootstrap over instructions, Spearman's Bonett and Wright's.
+    The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models. For one
+    variant the difference is ``1 - ROUGE-L`` of variant against baseline, which needs no reference. Pearson's interval
+    is a bootstrap over instructions, Spearman's Bonett and Wright's.
     """
     given, s = inputs.embeddings, inputs.settings
     differences = _rouge_differences(inputs)

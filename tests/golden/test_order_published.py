@@ -12,4 +12,4 @@ PUBLISHED = [(80.3, 75.3, 6.2), (51.7, 38.0, 26.5)]
 
 @pytest.mark.parametrize(("accuracy", "metric", "drop"), PUBLISHED)
 def test_published_drops(accuracy, metric, drop):
-    assert round(drop_pct(accuracy, metric), 1) == drop
+    assert round(float(drop_pct(accuracy, metric)), 1) == drop

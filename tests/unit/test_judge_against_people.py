@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.judge_against_people import main
+from benchmarks.judge_against_people import agreement_of_people, main, read_vote, vote_agreement
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.raters import agreement_of_people, read_vote, vote_agreement
 from tests.judge_server import judge_server
 from tests.judging import KEY
 

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import compute_all
-from mlflow_compress.metrics.perplexity import statistics, stream_statistics
+from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.corpus_statistics import (
-    TokenBatch,
     corpus_statistics,
     mean_and_error,
     percentiles,
-    reduce_batches,
 )
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -167,18 +165,3 @@ def test_records_give_the_same_statistics_as_arrays():
     assert results["distance/corpus_kl_mean"] == pytest.approx(found.kl.value)
     assert results["distance/corpus_dp_rms_pct"] == pytest.approx(100 * found.dp_rms.value)
     assert results["distance/corpus_kl_p99"] == pytest.approx(found.kl_percentiles[0.99])
-
-
-def test_batches_add_up():
-    given = _corpus(1000)
-    pieces = [TokenBatch(**{k: v[i : i + 300] for k, v in given.items()}) for i in range(0, 1000, 300)]
-    whole, streamed = corpus_statistics(**given), reduce_batches(iter(pieces))
-    assert streamed.n == 1000 and streamed.kl_percentiles == whole.kl_percentiles
-    assert streamed.difference == pytest.approx(whole.difference)
-    assert streamed.dp_rms == pytest.approx(whole.dp_rms)
-    with pytest.raises(DataError, match="at least one token"):
-        reduce_batches([])
-    full = metric_records.inputs(3)
-    tables = full.baseline.token_scores, full.variant.token_scores, full.variant.token_distances
-    parts = [tuple(type(t)(t.table.slice(i, 70)) for t in tables) for i in range(0, 600, 70)]
-    assert stream_statistics(parts).ratio == pytest.approx(statistics(*tables).ratio)

@@ -1,93 +1,34 @@
-"""Confidence sequences and the sequential gate: error level and saving by simulation."""
+"""One check decided as early as the items allow: error level and saving by simulation."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.stats.intervals import wilson
-from mlflow_compress.metrics.stats.sequential import confidence_sequence, random_order, sequential_gate
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.stats.sequential import BoundedCheck, p_values, random_order
 
 
-def sequence(values, **options):
-    return confidence_sequence(values, range(len(values)), **options)
-
-
-def gate(values, limit, **options):
-    return sequential_gate(values, range(len(values)), limit, **options)
-
-
-def test_first_bet_by_hand():
-    # One item x = 1, alpha = 0.5: bets before any data use variance 1/4 and t = 1, sqrt(2 ln 4/(ln 2/4)) = 4, capped at
-    # 0.5/m. Against m the capital is 1 + 0.5/m (1 - m), halved: m is left out where (0.5 + 0.5/m)/2 >= 2, m <= 1/7.
-    s = sequence([1.0], alpha=0.5, grid=700)
-    assert s.low[0] == pytest.approx(1 / 7, abs=2 / 700)
-    assert s.high[0] == 1.0
-
-
-def test_bounds_never_widen_and_shrink_to_the_mean():
-    x = np.random.default_rng(0).random(3000) < 0.1
-    s = sequence(x)
-    assert (np.diff(s.low) >= 0).all() and (np.diff(s.high) <= 0).all()
-    assert s.low[-1] < 0.1 < s.high[-1]
-    low, high = wilson(int(x.sum()), 3000)
-    assert s.high[-1] - s.low[-1] < 2.2 * (high - low)  # what looking after every item costs
-
-
-def test_blocks_do_not_matter_and_the_scale_is_free(monkeypatch):
-    x = np.random.default_rng(1).random(200)
-    whole = sequence(x, grid=100)
-    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential._BLOCK", 700)
-    pieces = sequence(x, grid=100)
-    np.testing.assert_allclose(whole.low, pieces.low)
-    np.testing.assert_allclose(whole.high, pieces.high)
-    scaled = sequence(5 * x, upper=5.0, grid=100)
-    np.testing.assert_allclose(scaled.high, 5 * whole.high)
-
-
-def test_mirrored_data_mirror_the_bounds():
-    x = np.random.default_rng(2).random(150) < 0.2
-    a, b = sequence(x, grid=200), sequence(~x, grid=200)
-    np.testing.assert_allclose(a.low, 1 - b.high, atol=1e-9)
-
-
-def test_contradicting_data_keep_the_last_interval(monkeypatch):
-    # 400 ones and then 4,000 zeros are no random order; every candidate mean dies and the last interval stands.
-    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
-    s = sequence([1.0] * 400 + [0.0] * 4000, alpha=0.5, grid=50)
-    assert np.isfinite(s.low).all() and (s.low <= s.high).all()
+def gate(values, limit, seed=0, order=random_order):
+    """Return the verdict of one check that is looked at after every item, and the number of items that it took."""
+    x = np.asarray(values, dtype=float)[order(range(len(values)), seed=seed)]
+    wrong, right = p_values(BoundedCheck(name="x", limit=limit), x, error=0.05, n_checks=1)
+    passed, failed = wrong <= 0.9 * 0.05, right <= 0.1 * 0.05  # as `verdicts` has it for one check
+    decided = np.flatnonzero(passed != failed)
+    if not len(decided):
+        return "undecided", len(x)
+    return "pass" if passed[decided[0]] else "fail", int(decided[0]) + 1
 
 
 def test_gate_by_hand():
     # No flips at all against a limit of 50 %. The bold bettor believes in ten items with a mean of 0.05, for which Kelly
     # bets (0.5 - 0.05)/(0.5 0.5) = 1.8: he stakes 0.9 of his capital, or 0.99 at most, on every item, and wins as much.
-    # 0.95 x 1.9^5 = 23.5 >= 20 after 5 items, and 0.95 x 1.99^4 + 0.05 x 1.5^4 = 15.2 < 20 after 4.
-    assert gate(np.zeros(50), 0.5) == gate([0] * 50, 0.5)
-    assert gate(np.zeros(50), 0.5).n_used == 5
-    assert gate(np.ones(50), 0.5).verdict == "fail"
-    assert gate(np.zeros(3), 0.5).verdict == "undecided"
-    assert gate(np.zeros(3), 0.5).n_used == 3
-
-
-@pytest.mark.parametrize(
-    "bad", [{"limit": 0.0}, {"limit": 1.0}, {"limit": 0.1, "alpha": 0.0}, {"limit": 0.1, "upper": math.inf}]
-)
-def test_settings_are_checked(bad):
-    with pytest.raises(ConfigError):
-        gate([0.0, 1.0], **bad)
-
-
-def test_values_are_checked():
-    with pytest.raises(DataError, match=r"Values must lie in \[0, 1.0\]"):
-        sequence([0.5, 1.5])
-    with pytest.raises(DataError):
-        sequence([])
-    with pytest.raises(ConfigError):
-        sequence([0.5], grid=2)
+    # 0.95 x 1.9^5 = 23.5 >= 1/0.045 = 22.2 after 5 items, and 0.95 x 1.99^4 + 0.05 x 1.5^4 = 15.2 < 22.2 after 4.
+    assert gate(np.zeros(50), 0.5) == ("pass", 5)
+    assert gate(np.ones(50), 0.5)[0] == "fail"
+    assert gate(np.zeros(3), 0.5) == ("undecided", 3)
 
 
 def test_order_depends_on_ids_and_seed_alone():
@@ -104,23 +45,11 @@ def test_order_depends_on_ids_and_seed_alone():
     assert abs(np.corrcoef(order, np.arange(200))[0, 1]) < 0.22
 
 
-@pytest.mark.parametrize("decide", [sequential_gate, lambda x, ids, limit: confidence_sequence(x, ids)])
-def test_ids_are_checked(decide):
+def test_ids_are_checked():
     with pytest.raises(DataError, match="share an id"):
-        decide([0.0, 1.0, 0.0], ["a", "b", "a"], 0.5)
-    with pytest.raises(DataError, match="one length"):
-        decide([0.0, 1.0, 0.0], ["a", "b"], 0.5)
-    with pytest.raises(TypeError):
-        decide([0.0, 1.0, 0.0], 0.5)
-
-
-def test_the_order_of_the_input_does_not_matter():
-    rng = np.random.default_rng(5)
-    x, ids = np.sort(rng.random(300) < 0.3), np.array([f"q{i}" for i in range(300)])
-    moved = rng.permutation(300)
-    assert sequential_gate(x, ids, 0.2) == sequential_gate(x[moved], ids[moved], 0.2)
-    a, b = confidence_sequence(x, ids, grid=50), confidence_sequence(x[moved], ids[moved], grid=50)
-    np.testing.assert_array_equal(a.high, b.high)
+        random_order(["a", "b", "a"])
+    with pytest.raises(DataError, match="at least one item"):
+        random_order([])
 
 
 LIMIT, ITEMS, RUNS = 0.05, 2000, 400
@@ -142,8 +71,8 @@ def _kl(rng, truth):
 def test_error_rate_and_saving_are_what_the_readme_says(name, draw, truth):
     rng = np.random.default_rng(round(1000 * truth))
     decisions = [gate(draw(rng, truth), LIMIT, seed=run) for run in range(RUNS)]
-    passed, failed = (np.mean([d.verdict == verdict for d in decisions]) for verdict in ("pass", "fail"))
-    saved = 1 - np.mean([d.n_used for d in decisions]) / ITEMS
+    passed, failed = (np.mean([d[0] == verdict for d in decisions]) for verdict in ("pass", "fail"))
+    saved = 1 - np.mean([n for _, n in decisions]) / ITEMS
     # At most 5 % of the runs may be wrong, however often one looks; three standard errors of 400 runs are 3.3 %. The
     # clipped mean lies below the true one, so that a failed gate is right about the unclipped mean too.
     if truth <= LIMIT:
@@ -172,32 +101,20 @@ def _assert_on_the_page(what, passed, failed, saved):
         ("flips 5 %, sorted by category: all in the last", 0.0, None, 0.05),
     ],
 )
-def test_items_sorted_by_category_decide_no_worse_than_shuffled_ones(what, first, rest, truth, monkeypatch):
+def test_items_sorted_by_category_decide_no_worse_than_shuffled_ones(what, first, rest, truth):
     rates = np.repeat([first] + [rest] * 9, 200) if rest is not None else np.repeat([0.0] * 9 + [0.5], 200)
     assert rates.mean() == pytest.approx(truth)
     rng = np.random.default_rng(0)
     draws = [rng.random(ITEMS) < rates for _ in range(RUNS)]
 
-    def shares():
-        decisions = [gate(x, LIMIT, seed=run) for run, x in enumerate(draws)]
-        shown = [np.mean([d.verdict == verdict for d in decisions]) for verdict in ("pass", "fail")]
-        return *shown, 1 - np.mean([d.n_used for d in decisions]) / ITEMS
+    def shares(order):
+        decisions = [gate(x, LIMIT, seed=run, order=order) for run, x in enumerate(draws)]
+        shown = [np.mean([d[0] == verdict for d in decisions]) for verdict in ("pass", "fail")]
+        return *shown, 1 - np.mean([n for _, n in decisions]) / ITEMS
 
-    passed, failed, saved = shares()
+    passed, failed, saved = shares(random_order)
     assert (failed if truth < LIMIT else passed) <= 0.05 + 0.033
     _assert_on_the_page(what, passed, failed, saved)
     # What the gate must not do: believe the order of the file.
-    monkeypatch.setattr("mlflow_compress.metrics.stats.sequential.random_order", lambda ids, seed: np.arange(len(ids)))
-    believed = shares()
+    believed = shares(lambda ids, seed: np.arange(len(ids)))
     assert (believed[1] if truth < LIMIT else believed[0]) > 0.5
-
-
-def test_sequences_cover_at_every_look():
-    rng = np.random.default_rng(9)
-    misses = 0
-    for _ in range(300):
-        # KL-like values clipped at 1: the sequence is about the clipped mean, 0.2 (1 - e^-5).
-        x = np.minimum(rng.exponential(0.2, size=500), 1.0)
-        s = sequence(x, grid=200)
-        misses += bool(((s.low > 0.2 * (1 - math.exp(-5))) | (s.high < 0.2 * (1 - math.exp(-5)))).any())
-    assert misses / 300 <= 0.05 + 0.038

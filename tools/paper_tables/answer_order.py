@@ -21,7 +21,7 @@ def checks() -> list[Check]:
             "1, 2",
             "The drop is 100 (accuracy - metric)/accuracy.",
             "`drop_pct`",
-            *broken((name, agrees(drop_pct(*_pair(r)), r["drop_pct"], units=0.5)) for name, r in rows),
+            *broken((name, agrees(float(drop_pct(*_pair(r))), r["drop_pct"], units=0.5)) for name, r in rows),
         ),
         Check(
             "1, 2",
@@ -37,7 +37,7 @@ def claims() -> list[Claim]:
     found = []
     for number, name in TABLES.items():
         accuracy, metric = zip(*map(_pair, read(name)), strict=True)
-        drops = [drop_pct(a, m) for a, m in zip(accuracy, metric, strict=True)]
+        drops = [float(drop_pct(a, m)) for a, m in zip(accuracy, metric, strict=True)]
         for what, values in (("metric", metric), ("drop", drops)):
             rho = spearman(accuracy, values)
             assert rho is not None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_compress.metrics.conscompf import Similarity, principal_components
-from mlflow_compress.metrics.similarity_rouge import model_pair_correlation
-from mlflow_compress.metrics.stats.correlation import pearson
+from mlflow_compress.metrics.stats.correlation import Correlation, pearson
 from paper_tables.source import Check, Claim, Row, agrees, broken, read
 
 FAMILIES = (
@@ -20,6 +19,15 @@ FAMILIES = (
 def _matrix(rows: list[Row], value: str) -> tuple[list[str], np.ndarray]:
     names = list(dict.fromkeys(r["model_a"] for r in rows))
     return names, np.array([float(r[value]) for r in rows]).reshape(len(names), len(names))
+
+
+def model_pair_correlation(matrix: np.ndarray, scores: list[float]) -> Correlation | None:
+    """Return Pearson's r of ``s_ij`` and ``|R_i - R_j|`` for i < j: negative where similar models score alike.
+
+    There is no interval: pairs that share a model are not independent.
+    """
+    i, j = np.triu_indices(len(scores), k=1)
+    return pearson(matrix[i, j], np.abs(np.subtract.outer(scores, scores)[i, j]), interval=False)
 
 
 def equation_4_of_means(row: Row, baseline_consistency: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,148 +48,33 @@ class CorpusStatistics:
 
 
 def mean_and_error(values: npt.ArrayLike) -> WithUncertainty:
-    """Return the mean and ``se = sqrt((mean(x²) - mean(x)²)/(n - 1))``, llama.cpp's `mean_and_uncertainty`."""
+    """Return the mean and ``se = sqrt((mean(x²) - mean(x)²)/(n - 1))``, llama.cpp's `mean_and_uncertainty`.
+
+    The moments are counted from the first value, so that what varies little keeps its digits.
+    """
     x = finite("values", values)
-    return _from_moments(len(x), float(x.sum()), float(x @ x))
+    n, origin = len(x), float(x[0])
+    shifted = x - origin
+    mean = float(shifted.mean())
+    variance = max(float(shifted @ shifted) / n - mean * mean, 0.0)
+    return WithUncertainty(origin + mean, float(np.sqrt(variance / (n - 1))) if n > 1 else 0.0)
 
 
-def _from_moments(n: int, total: float, square: float) -> WithUncertainty:
-    mean = total / n
-    variance = max(square / n - mean * mean, 0.0)
-    return WithUncertainty(mean, float(np.sqrt(variance / (n - 1))) if n > 1 else 0.0)
+def _covariance(a: Float, b: Float) -> float:
+    """Covariance of two means, llama.cpp's ``(mean(ab) - mean(a) mean(b))/(n - 1)``."""
+    x, y, n = a - a[0], b - b[0], len(a)
+    return float((x @ y) / n - x.mean() * y.mean()) / (n - 1) if n > 1 else 0.0
+
+
+def _correlation(a: Float, b: Float) -> float | None:
+    u_a, u_b = mean_and_error(a).uncertainty, mean_and_error(b).uncertainty
+    return _covariance(a, b) / (u_a * u_b) if u_a > 0.0 and u_b > 0.0 else None
 
 
 def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) -> dict[float, float]:
     """Return quantiles by share, linearly interpolated at ``f (n - 1)`` as llama.cpp does."""
     x = finite("values", values)
     return dict(zip(levels, map(float, np.quantile(x, levels)), strict=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenBatch:
-    """Some tokens of two models, checked; every array has shape (n_tokens,)."""
-
-    nll_baseline: npt.ArrayLike  # Negative log-likelihood of the target in nats
-    nll_variant: npt.ArrayLike
-    kl: npt.ArrayLike  # ``KL(P_b || P_q)`` in nats
-    p_baseline: npt.ArrayLike  # Probability of the target
-    p_variant: npt.ArrayLike
-    same_top: npt.ArrayLike  # Both models have the same most probable token
-
-
-_PRODUCTS = (
-    ("nll_baseline", "nll_baseline"),
-    ("nll_variant", "nll_variant"),
-    ("nll_baseline", "nll_variant"),
-    ("kl", "kl"),
-    ("p_baseline", "p_baseline"),
-    ("p_variant", "p_variant"),
-    ("p_baseline", "p_variant"),
-    ("dp", "dp"),
-    ("dp2", "dp2"),
-)
-
-
-class _Sums:
-    """First and second moments of token batches; only the two columns with percentiles are kept.
-
-    Columns that are compared are counted from their first value, so that what varies little keeps its digits.
-    """
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.origin: dict[str, float] = {}
-        self.total: dict[str, float] = dict.fromkeys(
-            ("nll_baseline", "nll_variant", "kl", "p_baseline", "p_variant", "dp", "dp2", "same_top"), 0.0
-        )
-        self.product: dict[tuple[str, str], float] = dict.fromkeys(_PRODUCTS, 0.0)
-        self.kl: list[Float] = []
-        self.dp: list[Float] = []
-
-    def add(self, batch: TokenBatch) -> None:
-        x = {name: finite(name, getattr(batch, name)) for name in self.total if name not in ("dp", "dp2", "same_top")}
-        top = np.asarray(batch.same_top, dtype=bool)
-        self.n += same_length(**x, same_top=top)
-        for name in ("p_baseline", "p_variant"):
-            if x[name].min() < 0.0 or x[name].max() > 1.0 + 1e-6:
-                raise DataError(f"{name} must hold probabilities", got=f"{x[name].min()} to {x[name].max()}")
-        x["dp"] = x["p_variant"] - x["p_baseline"]
-        x["dp2"] = x["dp"] ** 2
-        for name in ("nll_baseline", "nll_variant", "p_baseline", "p_variant"):
-            x[name] = x[name] - self.origin.setdefault(name, float(x[name][0]))
-        for name, values in x.items():
-            self.total[name] += float(values.sum())
-        self.total["same_top"] += float(top.sum())
-        for a, b in _PRODUCTS:
-            self.product[a, b] += float(x[a] @ x[b])
-        self.kl.append(x["kl"])
-        self.dp.append(x["dp"])
-
-    def mean(self, name: str) -> WithUncertainty:
-        shifted = _from_moments(self.n, self.total[name], self.product[name, name])
-        return WithUncertainty(self.origin.get(name, 0.0) + shifted.value, shifted.uncertainty)
-
-    def covariance(self, a: str, b: str) -> float:
-        """Covariance of the two means, llama.cpp's ``(mean(ab) - mean(a) mean(b))/(n - 1)``."""
-        if self.n < 2:
-            return 0.0
-        n = self.n
-        return (self.product[a, b] / n - self.total[a] / n * self.total[b] / n) / (n - 1)
-
-    def correlation(self, a: str, b: str) -> float | None:
-        u_a, u_b = self.mean(a).uncertainty, self.mean(b).uncertainty
-        return self.covariance(a, b) / (u_a * u_b) if u_a > 0.0 and u_b > 0.0 else None
-
-    def finish(self) -> CorpusStatistics:
-        if self.n == 0:
-            raise DataError("Corpus statistics need at least one token")
-        b, q = self.mean("nll_baseline"), self.mean("nll_variant")
-        covariance = self.covariance("nll_baseline", "nll_variant")
-        ppl_b, ppl_q = float(np.exp(b.value)), float(np.exp(q.value))
-        u_b, u_q = ppl_b * b.uncertainty, ppl_q * q.uncertainty
-        log_ratio = q.value - b.value
-        u_log = float(np.sqrt(max(q.uncertainty**2 + b.uncertainty**2 - 2 * covariance, 0.0)))
-        u_difference = float(np.sqrt(max(u_q**2 + u_b**2 - 2 * ppl_q * ppl_b * covariance, 0.0)))
-        square, share = self.mean("dp2"), self.total["same_top"] / self.n
-        rms = float(np.sqrt(square.value))
-        return CorpusStatistics(
-            n=self.n,
-            perplexity_baseline=WithUncertainty(ppl_b, u_b),
-            perplexity_variant=WithUncertainty(ppl_q, u_q),
-            log_ratio=WithUncertainty(log_ratio, u_log),
-            ratio=WithUncertainty(float(np.exp(log_ratio)), float(np.exp(log_ratio)) * u_log),
-            difference=WithUncertainty(ppl_q - ppl_b, u_difference),
-            correlation=self.correlation("nll_baseline", "nll_variant"),
-            kl=self.mean("kl"),
-            dp_mean=self.mean("dp"),
-            dp_rms=WithUncertainty(rms, 0.5 / rms * square.uncertainty if rms > 0.0 else 0.0),
-            p_correlation=self.correlation("p_baseline", "p_variant"),
-            same_top=WithUncertainty(share, float(np.sqrt(share * (1 - share) / (self.n - 1))) if self.n > 1 else 0.0),
-            kl_percentiles=percentiles(np.concatenate(self.kl)),
-            dp_percentiles=percentiles(np.concatenate(self.dp)),
-        )
-
-
-def reduce_batches(batches: Iterable[TokenBatch]) -> CorpusStatistics:
-    """Reduce token records, a batch at a time, to every statistic of llama.cpp's KL report.
-
-    Of all columns only the KL and the probability differences stay in memory, for the percentiles (16 bytes per token),
-    so that ten million tokens fit into well under a gigabyte.
-
-    Raises
-    ------
-    DataError
-        For NaN or infinite values, unequal lengths or no tokens.
-
-    References
-    ----------
-    llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's log-probabilities
-    (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly negative KLs.
-    """
-    sums = _Sums()
-    for batch in batches:
-        sums.add(batch)
-    return sums.finish()
 
 
 def corpus_statistics(
@@ -201,16 +86,62 @@ def corpus_statistics(
     p_variant: npt.ArrayLike,
     same_top: npt.ArrayLike,
 ) -> CorpusStatistics:
-    """Reduce token records that are in memory at once; arguments as in `TokenBatch`."""
-    batch = TokenBatch(
-        nll_baseline=nll_baseline,
-        nll_variant=nll_variant,
-        kl=kl,
-        p_baseline=p_baseline,
-        p_variant=p_variant,
-        same_top=same_top,
+    """Reduce token records to every statistic of llama.cpp's KL report.
+
+    Parameters
+    ----------
+    nll_baseline, nll_variant : array_like, shape (n_tokens,)
+        Negative log-likelihood of the target in nats.
+    kl : array_like, shape (n_tokens,)
+        ``KL(P_b || P_q)`` in nats.
+    p_baseline, p_variant : array_like, shape (n_tokens,)
+        Probability of the target.
+    same_top : array_like of bool, shape (n_tokens,)
+        Both models have the same most probable token.
+
+    Raises
+    ------
+    DataError
+        For NaN or infinite values, unequal lengths or no tokens.
+
+    References
+    ----------
+    llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's log-probabilities
+    (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly negative KLs.
+    """
+    nll_b, nll_q = finite("nll_baseline", nll_baseline), finite("nll_variant", nll_variant)
+    p_b, p_q, divergence = finite("p_baseline", p_baseline), finite("p_variant", p_variant), finite("kl", kl)
+    top = np.asarray(same_top, dtype=bool)
+    n = same_length(nll_baseline=nll_b, nll_variant=nll_q, kl=divergence, p_baseline=p_b, p_variant=p_q, same_top=top)
+    for name, p in (("p_baseline", p_b), ("p_variant", p_q)):
+        if p.min() < 0.0 or p.max() > 1.0 + 1e-6:
+            raise DataError(f"{name} must hold probabilities", got=f"{p.min()} to {p.max()}")
+    dp = p_q - p_b
+    b, q = mean_and_error(nll_b), mean_and_error(nll_q)
+    covariance = _covariance(nll_b, nll_q)
+    ppl_b, ppl_q = float(np.exp(b.value)), float(np.exp(q.value))
+    u_b, u_q = ppl_b * b.uncertainty, ppl_q * q.uncertainty
+    ratio = float(np.exp(q.value - b.value))
+    u_log = float(np.sqrt(max(q.uncertainty**2 + b.uncertainty**2 - 2 * covariance, 0.0)))
+    u_difference = float(np.sqrt(max(u_q**2 + u_b**2 - 2 * ppl_q * ppl_b * covariance, 0.0)))
+    square, share = mean_and_error(dp**2), float(top.mean())
+    rms = float(np.sqrt(square.value))
+    return CorpusStatistics(
+        n=n,
+        perplexity_baseline=WithUncertainty(ppl_b, u_b),
+        perplexity_variant=WithUncertainty(ppl_q, u_q),
+        log_ratio=WithUncertainty(q.value - b.value, u_log),
+        ratio=WithUncertainty(ratio, ratio * u_log),
+        difference=WithUncertainty(ppl_q - ppl_b, u_difference),
+        correlation=_correlation(nll_b, nll_q),
+        kl=mean_and_error(divergence),
+        dp_mean=mean_and_error(dp),
+        dp_rms=WithUncertainty(rms, 0.5 / rms * square.uncertainty if rms > 0.0 else 0.0),
+        p_correlation=_correlation(p_b, p_q),
+        same_top=WithUncertainty(share, float(np.sqrt(share * (1 - share) / (n - 1))) if n > 1 else 0.0),
+        kl_percentiles=percentiles(divergence),
+        dp_percentiles=percentiles(dp),
     )
-    return reduce_batches([batch])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,3 +158,28 @@ def _lower_end(x: Float, stakes: Float, goal: float) -> float:
         else:
             high = m
     return low
+
+
+def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, power: float = 0.8) -> int:
+    """Return the items after which a gate "upper end of the flips interval <= limit" passes with the wanted power.
+
+    Uses the normal approximation of the count and the Wilson interval that the gate itself uses.
+
+    Parameters
+    ----------
+    flips, limit : float
+        True share of flips and the gate's limit, ``0 <= flips < limit < 1``.
+    """
+    if not 0.0 <= flips < limit < 1.0:
+        raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")
+    z_power = float(norm.ppf(power))
+
+    def passes(n: int) -> bool:
+        likely = flips + z_power * math.sqrt(flips * (1 - flips) / n)
+        return wilson(min(n, math.ceil(likely * n)), n, level=level).high <= limit
+
+    # Rounding to whole items makes `passes` flicker near the answer, so walk up in steps of one percent.
+    n = 4
+    while not passes(n):
+        n = max(n + 1, int(n * 1.01))
+    return n
