@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,110 +17,97 @@ from mlflow_compress.tracking.waiting import PatientClient
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "mlflow-compress-lease-"
-HOLDER = "holder"  # tag of a lease: the process that has it, see `live_processes`
-_BEAT = "beat"  # tag of a lease: a number that its holder changes all the time
+PREFIX = "mlflow.compress-lease."  # MLflow's UI does not show experiment tags that begin with "mlflow."
 _BEAT_S = 10.0
 _LOOK_S = 3.0  # between two looks of a process that waits
 _DEAD_AFTER_S = 60.0  # without a beat
-_ABOUT = "Held while a baseline is evaluated, so that no other process evaluates it too. It goes when the work ends."
 
 
 class Lease:
     """The right to do one piece of work, among all processes that use one tracking server.
 
-    A lease is a registered model, because a server makes one name once: of several processes that ask for it together,
-    one gets it. The holder changes a tag of it all the time. A process that waits, and sees no change for
-    60 seconds of its own clock, takes the next number. So clocks are never compared, and a dead holder needs no hand.
+    A lease is a tag of an experiment: its value names the holder, and changes every ten seconds. A process that sees
+    no lease on the work writes one, and then looks again: where several have written at once, all of them withdraw, and
+    try again after a random pause. A process that waits, and sees no change for 60 seconds of its own clock, takes the
+    next number. So clocks are never compared, and a dead holder needs no hand.
 
     Parameters
     ----------
     client : PatientClient
         Client of the server.
+    experiment_id : str
+        The experiment that gets the tag. The leases of all experiments count.
     key : str
         Names the work: letters and digits.
     holder : str
         Name of this process.
     """
 
-    def __init__(self, client: PatientClient, key: str, holder: str) -> None:
-        self._client, self._holder = client, holder
-        self._stem = f"{PREFIX}{key}-"
-        self._name = ""
+    def __init__(self, client: PatientClient, experiment_id: str, key: str, holder: str) -> None:
+        self._client, self._experiment_id, self._holder = client, experiment_id, holder
+        self._stem = f"{PREFIX}{key}."
+        self._tag = ""
         self._lost = threading.Event()
         self._stop = threading.Event()
         self._beats: threading.Thread | None = None
 
     def acquire(self) -> None:
         """Wait until this process has the lease."""
-        unchanged: dict[int, tuple[str, float, float]] = {}  # by number: beat, when first and last seen with it
+        seen: dict[str, tuple[str, float, float]] = {}  # by tag: its value, when first and last seen with it
         told = False
         while True:
-            there = self._all()
-            unchanged = {number: _seen(unchanged.get(number), beat) for number, beat in there.items()}
-            live = [n for n, (_, first, last) in unchanged.items() if last - first < _DEAD_AFTER_S]
-            if not live and self._take(max(there, default=-1) + 1, set(there)):
+            leases = self._all()
+            seen = {tag: _seen(seen.get(tag), value) for tag, (_, value) in leases.items()}
+            live = [(first, last) for _, first, last in seen.values() if last - first < _DEAD_AFTER_S]
+            if not live and self._take(leases):
                 self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
                 self._beats.start()
                 return
-            if live and not told:
+            if not told and any(last > first for first, last in live):  # seen once may be one that is withdrawn
                 logger.warning("Another process evaluates the same baseline; waiting for it")
                 told = True
-            time.sleep(_LOOK_S * random.uniform(0.8, 1.2))
+            time.sleep(_LOOK_S * random.uniform(0.5, 1.5))
 
-    def _all(self) -> dict[int, str]:
-        """Return the beat of every lease on this work, by its number."""
-        found: dict[int, str] = {}
-        token = None
-        while True:
-            page = self._client.search_registered_models(f"name LIKE '{self._stem}%'", page_token=token)
-            for model in page:
-                found[int(model.name.removeprefix(self._stem))] = f"{model.tags.get(HOLDER)} {model.tags.get(_BEAT)}"
-            token = page.token
-            if not token:
-                return found
+    def _all(self) -> dict[str, tuple[str, str]]:
+        """Return the experiment and the value of every lease on this work, by its tag."""
+        return {tag: rest for tag, rest in _leases(self._client).items() if tag.startswith(self._stem)}
 
-    def _take(self, number: int, dead: set[int]) -> bool:
-        """Return whether this process got the lease of this number. Those of dead holders are then deleted."""
-        name = f"{self._stem}{number}"
+    def _number(self, tag: str) -> int:
+        return int(tag.removeprefix(self._stem).partition(".")[0])
+
+    def _take(self, dead: dict[str, tuple[str, str]]) -> bool:
+        """Return whether this process got the lease. Those of dead holders are then deleted."""
+        number = max(map(self._number, dead), default=-1) + 1
+        self._tag = f"{self._stem}{number}.{uuid.uuid4().hex[:12]}"
         try:
-            self._client.create_registered_model(name, tags={HOLDER: self._holder, _BEAT: "0"}, description=_ABOUT)
+            self._client.set_experiment_tag(self._experiment_id, self._tag, f"{self._holder} 0")
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise TrackingError(f"The registry refuses a lease: {str(error).splitlines()[0]}") from error
-            if self._client.get_registered_model(name).tags.get(HOLDER) != self._holder:  # else the answer was lost
-                return False  # another process was faster
-        self._name = name
-        # A holder may have ended, and another one begun with number 0, between the look and this. Then both step back.
-        if self._all().keys() - dead - {number}:
-            self._delete(name)
+            raise TrackingError(f"The tracking server refuses a lease: {str(error).splitlines()[0]}") from error
+        # Whoever writes later sees this tag. So of several processes at most one sees no other.
+        if self._all().keys() - dead.keys() - {self._tag}:
+            _delete(self._client, self._experiment_id, self._tag)
             return False
-        for other in dead:
-            self._delete(f"{self._stem}{other}")
+        for tag, (experiment_id, _) in dead.items():
+            _delete(self._client, experiment_id, tag)
         return True
-
-    def _delete(self, name: str) -> None:
-        try:
-            self._client.delete_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
 
     def _beat(self) -> None:
         """Show other processes that this one lives, until the lease is given back or lost."""
         number = 0
+        client = self._client.impatient
         while not self._stop.wait(_BEAT_S):
             number += 1
-            try:
-                self._client.impatient.set_registered_model_tag(self._name, _BEAT, str(number))
-            except MlflowException as error:  # a server that is away cannot be asked by others either
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            with suppress(MlflowException):  # a server that is away cannot be asked by others either
+                if self._tag not in client.get_experiment(self._experiment_id).tags:
                     self._lost.set()
                     return
+                client.set_experiment_tag(self._experiment_id, self._tag, f"{self._holder} {number}")
 
     def confirm(self) -> None:
         """Refuse to go on where another process has taken the lease, because this one was cut off for too long."""
-        if self._lost.is_set() or self._name.removeprefix(self._stem) not in map(str, self._all()):
+        leases = self._all()
+        newest = max(map(self._number, leases), default=-1)
+        if self._lost.is_set() or self._tag not in leases or newest > self._number(self._tag):
             raise TrackingError(
                 "This process was cut off from the tracking server for so long that another one does its work now",
                 fix="Start the same command again: it finds what the other one stores",
@@ -130,13 +118,13 @@ class Lease:
         self._stop.set()
         if self._beats is not None:
             self._beats.join(timeout=_BEAT_S)
-        self._delete(self._name)
+        _delete(self._client, self._experiment_id, self._tag)
 
 
 @contextmanager
-def leased(client: PatientClient, key: str, holder: str) -> Iterator[Callable[[], None]]:
+def leased(client: PatientClient, experiment_id: str, key: str, holder: str) -> Iterator[Callable[[], None]]:
     """Hold the lease on a piece of work within the block, which gets `Lease.confirm`."""
-    lease = Lease(client, key, holder)
+    lease = Lease(client, experiment_id, key, holder)
     lease.acquire()
     try:
         yield lease.confirm
@@ -145,24 +133,41 @@ def leased(client: PatientClient, key: str, holder: str) -> Iterator[Callable[[]
             lease.release()
 
 
-def _seen(before: tuple[str, float, float] | None, beat: str) -> tuple[str, float, float]:
-    """Return a lease's beat with the first and the last moment at which this process saw it.
+def give_back_leases(client: PatientClient, holders: set[str]) -> None:
+    """Delete the leases of processes that have died."""
+    for tag, (experiment_id, value) in _leases(client).items():
+        if value.partition(" ")[0] in holders:
+            _delete(client, experiment_id, tag)
+
+
+def _leases(client: PatientClient) -> dict[str, tuple[str, str]]:
+    """Return the experiment and the value of every lease, by its tag."""
+    leases: dict[str, tuple[str, str]] = {}
+    token = None
+    while True:
+        page = client.search_experiments(page_token=token)
+        for experiment in page:
+            tags = experiment.tags.items()
+            leases |= {tag: (experiment.experiment_id, value) for tag, value in tags if tag.startswith(PREFIX)}
+        token = page.token
+        if not token:
+            return leases
+
+
+def _delete(client: PatientClient, experiment_id: str, tag: str) -> None:
+    try:
+        client.delete_experiment_tag(experiment_id, tag)
+    except MlflowException as error:  # another process has taken the lease over and deleted it
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
+def _seen(before: tuple[str, float, float] | None, value: str) -> tuple[str, float, float]:
+    """Return a lease's value with the first and the last moment at which this process saw it.
 
     Where the last look is long ago, the server was away. Then the holder could not beat either, and gets its full time.
     """
     now = time.monotonic()
-    if before is None or before[0] != beat or now - before[2] > _DEAD_AFTER_S / 2:
-        return beat, now, now
-    return beat, before[1], now
-
-
-def leases_of(client: PatientClient, holders: set[str]) -> list[str]:
-    """Return the names of the leases that these processes hold."""
-    found: list[str] = []
-    token = None
-    while True:
-        page = client.search_registered_models(f"name LIKE '{PREFIX}%'", page_token=token)
-        found += [str(model.name) for model in page if model.tags.get(HOLDER) in holders]
-        token = page.token
-        if not token:
-            return found
+    if before is None or before[0] != value or now - before[2] > _DEAD_AFTER_S / 2:
+        return value, now, now
+    return value, before[1], now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from mlflow.entities import Run, RunStatus
 from mlflow.exceptions import MlflowException
@@ -14,7 +14,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
-from mlflow_compress.tracking.lease import leases_of
+from mlflow_compress.tracking.lease import give_back_leases
 from mlflow_compress.tracking.live_processes import dead_processes, run_ended, run_not_closed, runs_not_closed
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.waiting import PatientClient
@@ -36,19 +36,13 @@ def close_dead_runs(client: PatientClient, uri: str) -> None:
             for run in search_runs(client, f"{mine} and attributes.status = 'RUNNING'"):
                 _close(client, run.info.run_id, "the process was killed")
         if names:
-            _give_back_leases(client, set(names))
+            give_back_leases(client, set(names))
 
 
 def _close(client: PatientClient, run_id: str, reason: str) -> None:
     TrackedRun(client, run_id).end("KILLED", reason)
     drop_unfinished(client, run_id)
     logger.info("Run %s is KILLED now: %s", run_id, reason)
-
-
-def _give_back_leases(client: PatientClient, holders: set[str]) -> None:
-    for name in leases_of(client, holders):
-        with suppress(MlflowException):  # another process has taken it over and deleted it at this moment
-            client.delete_registered_model(name)
 
 
 def drop_unfinished(client: PatientClient, run_id: str) -> None:

@@ -210,8 +210,7 @@ class Tracker:
         """Within the block, no process of another machine works under this key; see `Store.alone`."""
         if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
             return nullcontext(lambda: None)
-        held: AbstractContextManager[Callable[[], None]] = leased(self.client, key[:16], own_name(self.uri))
-        return held
+        return leased(self.client, self.experiment_id, key[:16], own_name(self.uri))
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""

@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from benchmarks.local_servers import TrackingServer
 from mlflow_compress import demo
 from mlflow_compress.lifetime import STORE_AWAY
+from mlflow_compress.tracking.lease import PREFIX
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,10 @@ def test_a_restart_costs_a_wait_and_a_long_absence_a_resume(server: TrackingServ
     assert said.startswith("finished: evaluate") and "1 command: 1 finished" in said
     ended = {("evaluate", "FINISHED"): 1, ("evaluate", "KILLED"): 1, ("baseline", "FINISHED"): 1}
     assert runs(server) == ended | {("baseline", "KILLED"): 1}
-    assert MlflowClient(server.uri).search_registered_models() == []  # the lease is given back
+    client = MlflowClient(server.uri)
+    tags = [tag for experiment in client.search_experiments() for tag in experiment.tags]
+    assert not any(tag.startswith(PREFIX) for tag in tags)  # the lease is given back
+    assert client.search_registered_models() == []  # and it is not in the user's registry
     nothing = command(server, workdir, "resume", wait=120)
     assert "Nothing is left to do" in nothing.communicate()[0] and nothing.returncode == 0
 
