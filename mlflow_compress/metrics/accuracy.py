@@ -6,6 +6,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_sub
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import Predictions
+from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
 
@@ -27,7 +28,7 @@ BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline
 @METRICS.register("accuracy")
 @metric(
     keys=(ACCURACY, BASELINE),
-    requires=("items", "predictions"),
+    requires=(ITEMS, PREDICTIONS),
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong",
 )
 def accuracy(inputs: MetricInputs) -> list[MetricResult]:

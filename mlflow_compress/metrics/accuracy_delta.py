@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
@@ -35,7 +36,7 @@ P_VALUE = MetricKey.probability(
 @METRICS.register("accuracy_delta")
 @metric(
     keys=(DELTA, P_VALUE),
-    requires=("items", "variant", "predictions"),
+    requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar 1947, exact; Tango 1998",
 )
 def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:

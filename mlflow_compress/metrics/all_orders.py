@@ -13,6 +13,7 @@ from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import predict
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
@@ -93,7 +94,7 @@ _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
             _key(f"{name}_delta", direction, f"Variant minus baseline {meaning}; paired.", low=-1.0),
         )
     ),
-    requires=("items", "option_scores", f"family:{FAMILY}"),
+    requires=(ITEMS, OPTION_SCORES, family(FAMILY)),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",
 )
 def all_orders(inputs: MetricInputs) -> list[MetricResult]:

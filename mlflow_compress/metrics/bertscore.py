@@ -11,6 +11,7 @@ from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.files import read_json
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, same_length
 from mlflow_compress.metrics.text import answer_pairs
 from mlflow_compress.records import MetricResult
@@ -84,7 +85,7 @@ def authors_layer(name: str, folder: Path) -> int:
             meaning="Mean BERTScore F of the variant's answers against the baseline's.",
         ),
     ),
-    requires=("variant", "generations", "bertscore_model", "package:bert_score"),
+    requires=(VARIANT, GENERATIONS, BERTSCORE_MODEL, package("bert_score")),
     source="bert_score 0.3.13, F without idf and without rescaling",
 )
 def bert_score_mean(inputs: MetricInputs) -> list[MetricResult]:

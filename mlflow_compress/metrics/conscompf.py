@@ -12,6 +12,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Mean, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import EMBEDDINGS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.records import MetricResult
 
@@ -142,7 +143,7 @@ CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's c
 @METRICS.register("similarity")
 @metric(
     keys=(SIMILARITY, UNWEIGHTED, FLOOR, CONSISTENCY, CONSISTENCY_BASELINE),
-    requires=("variant", "embeddings"),
+    requires=(VARIANT, EMBEDDINGS),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
 def conscompf(inputs: MetricInputs) -> list[MetricResult]:

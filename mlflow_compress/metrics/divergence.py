@@ -9,6 +9,7 @@ import numpy as np
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, Pooled, metric
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.kl_tail import mean_is_trusted
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
@@ -60,7 +61,7 @@ _COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP1
 @METRICS.register("divergence")
 @metric(
     keys=(KL, KL_REVERSE, JS, ACCEPTANCE, TOP1, TOP10, RBO10),
-    requires=("items", "variant", "option_distances"),
+    requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
     noise=True,
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import ENGINE, OPTION_BOUNDS
 from mlflow_compress.metrics.noise import floors, own_distances
 from mlflow_compress.records import MetricResult
 
@@ -16,7 +17,7 @@ def _name(key: MetricKey) -> str:
 
 def _distances() -> list[MetricKey]:
     """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
-    bounds = {key.name for _, found in METRICS.items() if "option_bounds" in found.requires for key in found.keys}
+    bounds = {key.name for _, found in METRICS.items() if OPTION_BOUNDS in found.requires for key in found.keys}
     return [key for key in floors() if key.name not in bounds]
 
 
@@ -36,7 +37,7 @@ def _keys() -> tuple[MetricKey, ...]:
 
 
 @METRICS.register("engine_distance")
-@metric(keys=_keys, requires=("engine",), source="ours")
+@metric(keys=_keys, requires=(ENGINE,), source="ours")
 def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two engines on one checkpoint: what another engine than vLLM's would move by itself.
 

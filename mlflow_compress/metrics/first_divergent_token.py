@@ -8,6 +8,7 @@ from mlflow_compress.metrics.core.greedy_tokens import SOURCE, forks
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, VARIANT
 from mlflow_compress.metrics.core.survival import Survival, kaplan_meier
 from mlflow_compress.records import MetricResult
 
@@ -34,7 +35,7 @@ def survival(inputs: MetricInputs) -> Survival:
 @METRICS.register("first_divergent_token")
 @metric(
     keys=(FDT,),
-    requires=("variant", "greedy_answers"),
+    requires=(VARIANT, GREEDY_ANSWERS),
     source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and the median is Kaplan-Meier's: "
     "equal answers are censored at their length",
 )

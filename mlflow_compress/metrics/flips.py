@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
@@ -47,7 +48,7 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
 @METRICS.register("flips")
 @metric(
     keys=(FLIPS, ALL_FLIPS, C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT),
-    requires=("items", "variant", "predictions"),
+    requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
     noise=True,
 )

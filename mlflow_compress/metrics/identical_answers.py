@@ -6,6 +6,7 @@ from mlflow_compress.metrics.core.estimates import Proportion, pooled
 from mlflow_compress.metrics.core.greedy_tokens import forks
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, VARIANT
 from mlflow_compress.records import MetricResult
 
 IDENTICAL = MetricKey.percent(
@@ -22,7 +23,7 @@ IDENTICAL = MetricKey.percent(
 @METRICS.register("identical_answers")
 @metric(
     keys=(IDENTICAL,),
-    requires=("variant", "greedy_answers"),
+    requires=(VARIANT, GREEDY_ANSWERS),
     source="ours; the answers without a first divergent token (arXiv 2311.01544)",
 )
 def identical_answers(inputs: MetricInputs) -> list[MetricResult]:

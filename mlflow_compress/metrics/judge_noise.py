@@ -8,6 +8,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, rated_by
 from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.records import Judgments, MetricResult
 
@@ -35,7 +36,7 @@ FLOOR = _key(
 @METRICS.register("judge_noise")
 @metric(
     keys=(SPREAD, FLOOR),
-    requires=("judgments:mt_bench", "judge_repeats"),
+    requires=(rated_by("mt_bench"), JUDGE_REPEATS),
     source="Analysis of variance within answers, pooled over both models' answers",
 )
 def judge_noise(inputs: MetricInputs) -> list[MetricResult]:

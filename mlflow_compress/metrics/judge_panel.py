@@ -9,6 +9,7 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import SEVERAL_JUDGES, rated_by
 from mlflow_compress.metrics.judge_scores import TurnScores, by_judge_model, compared, judge_key, turn_scores
 from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.records import Judgments, MetricResult
@@ -56,7 +57,7 @@ ALPHA = _agreement_key(
         KAPPA,
         ALPHA,
     ),
-    requires=("judgments:mt_bench", "several_judges"),
+    requires=(rated_by("mt_bench"), SEVERAL_JUDGES),
     source="Panel of judges: arXiv 2404.18796 (average pooling). Kappa: Cohen 1968, statsmodels. Alpha: Krippendorff "
     "2011, nltk. Grades of baseline and variant count alike, each repeat by itself",
 )

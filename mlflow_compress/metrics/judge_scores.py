@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, is_of
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import is_of, rated_by
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
 from mlflow_compress.records import Judgments, MetricResult
@@ -132,7 +133,7 @@ def judge_key(name: str, direction: Direction, low: float, meaning: str, **more:
             by_task=True,
         ),
     ),
-    requires=(f"judgments:{JUDGE}",),
+    requires=(rated_by(JUDGE),),
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )

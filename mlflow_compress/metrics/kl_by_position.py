@@ -10,6 +10,7 @@ from mlflow_compress.metrics.core.greedy_tokens import AnswerPlaces, answer_plac
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, TRACES, VARIANT
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.stats.arrays import Bool, finite
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums, studentized_interval
@@ -60,7 +61,7 @@ def _parts(traces: Traces, places: AnswerPlaces) -> Iterator[tuple[str | None, B
 @METRICS.register("kl_by_position")
 @metric(
     keys=(TRACES_KL,),
-    requires=("variant", "traces", "token_scores", "token_distances"),
+    requires=(VARIANT, TRACES, TOKEN_SCORES, TOKEN_DISTANCES),
     source="ours; the divergence of Accuracy is Not All You Need, eq. 1, on text that the baseline has sampled",
     noise=True,
 )

@@ -11,6 +11,14 @@ import numpy as np
 from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.requirements import (
+    ITEM_DISTANCES,
+    ITEMS,
+    OPTION_DISTANCES,
+    POSITIVE_KL,
+    PREDICTIONS,
+    VARIANT,
+)
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval
 from mlflow_compress.records import MetricResult
@@ -119,7 +127,7 @@ def _by_subset(inputs: MetricInputs, formula: Callable[[Float], Estimates]) -> l
 @METRICS.register("kl_concentration")
 @metric(
     keys=(TOP_ITEM, TOP_PERCENT),
-    requires=("items", "variant", "option_distances", "positive_kl"),
+    requires=(ITEMS, VARIANT, OPTION_DISTANCES, POSITIVE_KL),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
 def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
@@ -136,7 +144,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
 @METRICS.register("kl_clipped")
 @metric(
     keys=(CLIPPED, ABOVE_CLIP),
-    requires=("items", "variant", "option_distances"),
+    requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
     noise=True,
 )
@@ -153,7 +161,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
 @METRICS.register("kl_items")
 @metric(
     keys=(KL_ITEMS,),
-    requires=("items", "variant", "predictions", "item_distances"),
+    requires=(ITEMS, VARIANT, PREDICTIONS, ITEM_DISTANCES),
     source="ours; a generated answer has no distribution that both models give to the same text",
 )
 def kl_items(inputs: MetricInputs) -> list[MetricResult]:

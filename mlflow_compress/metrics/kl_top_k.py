@@ -9,6 +9,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, by_s
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import option_means
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import TOP_LADDER, MetricResult
 
@@ -54,7 +55,7 @@ CLIPPED_RESTS = MetricKey(
 @METRICS.register("kl_top_k")
 @metric(
     keys=(*BOUNDS.values(), KEPT, CLIPPED_RESTS),
-    requires=("items", "variant", "option_bounds"),
+    requires=(ITEMS, VARIANT, OPTION_BOUNDS),
     source="ours, by the data-processing inequality; weighted as Accuracy is Not All You Need, eq. 1",
     noise=True,
 )

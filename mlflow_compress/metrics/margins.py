@@ -11,6 +11,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
@@ -80,7 +81,7 @@ RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE = (
 @METRICS.register("margins")
 @metric(
     keys=(RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE),
-    requires=("items", "option_scores"),
+    requires=(ITEMS, OPTION_SCORES),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
 )
 def margins(inputs: MetricInputs) -> list[MetricResult]:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, compute, key, metric
+from mlflow_compress.metrics.core.requirements import NOISE
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
@@ -42,7 +43,7 @@ def _floor_keys() -> tuple[MetricKey, ...]:
 @METRICS.register("noise_floor")
 @metric(
     keys=_floor_keys,
-    requires=("noise",),
+    requires=(NOISE,),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
@@ -63,9 +64,9 @@ def own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]
     itself = MetricInputs(first, replace(again, items=None), settings=settings)
     return [
         result
-        for _, distance in METRICS.items()
-        if distance.noise and all(itself.missing(requirement) is None for requirement in distance.requires)
-        for result in distance.compute(itself)
+        for name, distance in METRICS.items()
+        if distance.noise and itself.missing(*distance.requires) is None
+        for result in compute(name, itself)
     ]
 
 

@@ -12,6 +12,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Number, Resampled,
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, SHUFFLES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import first_column
 from mlflow_compress.records import MetricResult
@@ -149,7 +150,7 @@ _KEYS = (
 @METRICS.register("answer_order")
 @metric(
     keys=_KEYS,
-    requires=("items", "option_scores", "family:lettered", "shuffles"),
+    requires=(ITEMS, OPTION_SCORES, family("lettered"), SHUFFLES),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
 )
 def answer_order(inputs: MetricInputs) -> list[MetricResult]:

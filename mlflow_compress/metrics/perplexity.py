@@ -10,6 +10,7 @@ import numpy as np
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums, studentized_interval
@@ -71,7 +72,7 @@ def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: st
             unchanged=1.0,
         ),
     ),
-    requires=("token_scores",),
+    requires=(TOKEN_SCORES,),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
 )
 def perplexity(inputs: MetricInputs) -> list[MetricResult]:
@@ -205,7 +206,7 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
             floor="noise/corpus_dp_rms_pct",
         ),
     ),
-    requires=("variant", "token_scores", "token_distances"),
+    requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
     noise=True,
 )

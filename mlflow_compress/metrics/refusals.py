@@ -11,6 +11,7 @@ import numpy as np
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, of_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.metrics.text import answer_pairs
@@ -101,7 +102,7 @@ P_VALUE = MetricKey.probability(
 @METRICS.register("refusals")
 @metric(
     keys=(REFUSALS, BASELINE, DELTA, FLIPS, BEGUN, ENDED, P_VALUE),
-    requires=("variant", "generations"),
+    requires=(VARIANT, GENERATIONS),
     source="Matching phrases, as arXiv 2307.15043 (GCG) does with its list. Deviations: the list is our own; a phrase "
     "counts only at the beginning of an answer, and none that ordinary answers begin with is in it",
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import ASKED_AGAIN, OPTION_DISTANCES, TOKEN_DISTANCES, VARIANT
 from mlflow_compress.metrics.noise import floors, own_distances
 from mlflow_compress.records import MetricResult
 
@@ -16,7 +17,7 @@ def _name(key: MetricKey) -> str:
 
 def _distances() -> list[MetricKey]:
     """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
-    whole = {"option_distances", "token_distances"}
+    whole = {OPTION_DISTANCES, TOKEN_DISTANCES}
     floored = [found for _, found in METRICS.items() if found.noise]
     shown = {key.name for found in floored if not whole & set(found.requires) for key in found.keys}
     return [key for key in floors() if key.name in shown]
@@ -38,7 +39,7 @@ def _keys() -> tuple[MetricKey, ...]:
 
 
 @METRICS.register("served_noise")
-@metric(keys=_keys, requires=("variant", "asked_again"), source="ours")
+@metric(keys=_keys, requires=(VARIANT, ASKED_AGAIN), source="ours")
 def served_noise(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two answers of a served variant to the same prompts.
 

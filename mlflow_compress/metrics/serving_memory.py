@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import SERVING_MEMORY, VARIANT
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.kinds import ServingMemory
 
@@ -57,7 +58,7 @@ PEAK_BASELINE = MetricKey(
 @METRICS.register("serving_memory")
 @metric(
     keys=(PEAK, PEAK_BASELINE, RATIO),
-    requires=("variant", "serving_memory"),
+    requires=(VARIANT, SERVING_MEMORY),
     source="Peak resident set size (Linux's VmHWM), and on an accelerator the peak that torch's allocator reports",
 )
 def serving_memory(inputs: MetricInputs) -> list[MetricResult]:

@@ -8,6 +8,7 @@ from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.correlation import correlate
 from mlflow_compress.metrics.text import answer_pairs, rouge_l
@@ -38,7 +39,7 @@ def _key(name: str, what: str) -> MetricKey:
 @METRICS.register("similarity_rouge")
 @metric(
     keys=(_key("pearson", "Pearson"), _key("spearman", "Spearman")),
-    requires=("variant", "embeddings", "generations", "package:rouge_score", "package:rapidfuzz"),
+    requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rouge_score"), package("rapidfuzz")),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
 def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:

@@ -9,6 +9,7 @@ from scipy.stats import t
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import TIMINGS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.kinds import Timings
@@ -90,11 +91,11 @@ _GAPS = {
         FIRST_BASELINE,
         *(key for keys in _GAPS.values() for key in keys),
     ),
-    requires=("variant", "timings"),
+    requires=(VARIANT, TIMINGS),
     source="Time to first token and inter-token latency as serving benchmarks define them (vLLM's `bench latency` and "
     "`bench serve`); ratios are paired by round",
 )
-def serving_speed(inputs: MetricInputs) -> list[MetricResult]:
+def speed(inputs: MetricInputs) -> list[MetricResult]:
     """Speed of the variant and its baseline, which were timed in turn.
 
     With B prompts of P tokens, N new tokens, and t_s the time at which step s was done: prefill = B P / t_0, and

@@ -14,6 +14,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio
 from mlflow_compress.records import Generations, MetricResult, align
@@ -163,7 +164,7 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
             meaning="Corpus BLEU of the variant's answers against the baseline's.",
         ),
     ),
-    requires=("variant", "generations", "package:rouge_score", "package:rapidfuzz", "package:sacrebleu"),
+    requires=(VARIANT, GENERATIONS, package("rouge_score"), package("rapidfuzz"), package("sacrebleu")),
     source="rouge_score tokens and definition; sacrebleu corpus BLEU",
 )
 def text_overlap(inputs: MetricInputs) -> list[MetricResult]:

@@ -13,6 +13,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, stratified_bootstrap
 from mlflow_compress.metrics.stats.conformal import SCORES, ConformalResult, conformal, split
@@ -115,7 +116,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
         _key("set_size_kept", "lower", 1.0, 6.0, "options", "Set size when the baseline's threshold is kept."),
         _key("coverage_kept", "higher", 0.0, 1.0, "share", "Coverage when the baseline's threshold is kept."),
     ),
-    requires=("items", "option_scores", "family:lettered_six"),
+    requires=(ITEMS, OPTION_SCORES, family("lettered_six")),
     source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
 )
 def uncertainty(inputs: MetricInputs) -> list[MetricResult]:

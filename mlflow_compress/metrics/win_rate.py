@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, is_of
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import COMPARISONS, VARIANT, is_of
 from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
 
@@ -41,7 +42,7 @@ SECOND = _share("pairwise_second", "Share of compared answers in which the secon
 @METRICS.register("win_rate")
 @metric(
     keys=(WIN_RATE, WINS, LOSSES, CONSISTENCY, FIRST, SECOND),
-    requires=("variant", "comparisons"),
+    requires=(VARIANT, COMPARISONS),
     source="FastChat llm_judge show_result, pairwise mode: win_rate is its win_rate_adjusted; a pair whose orders "
     "disagree is a tie. Position bias as in arXiv 2306.05685, section 3.3, without identical answers",
 )

@@ -11,6 +11,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.confidence_bins import BinnedMean, kl_by_confidence, token_kl_by_confidence
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, TOKEN_DISTANCES, TOKEN_SCORES, family
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
@@ -39,7 +40,7 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
     split. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits. It shows
     how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
     """
-    if inputs.missing("family:lettered_six") or inputs.missing("option_scores"):
+    if inputs.missing(family("lettered_six"), OPTION_SCORES):
         return []
     table = []
     for subset in inputs.view.subsets(("lettered_six",), categories=()):
@@ -93,7 +94,7 @@ def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     One row per corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
     `DifferenceShape`; empty without corpus records of both models.
     """
-    if inputs.missing("token_scores") or inputs.missing("token_distances") or inputs.variant is None:
+    if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) or inputs.variant is None:
         return []
     base, variant, distances = (
         inputs.baseline.token_scores,
@@ -126,8 +127,8 @@ def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
     (corpus tokens by the baseline's probability of the target). The last two are rows with `left, right, n, mean, low,
     high`. A part without records is empty.
     """
-    kl = kl_values(inputs) if inputs.missing("items") is None else np.empty(0)
-    has_items = len(kl) > 0 and inputs.missing("option_scores") is None
+    kl = kl_values(inputs) if inputs.missing(ITEMS) is None else np.empty(0)
+    has_items = len(kl) > 0 and inputs.missing(OPTION_SCORES) is None
     return {
         "item_percentiles": {f"{100 * level:g}": x for level, x in percentiles(kl).items()} if len(kl) else {},
         "by_margin": _bins(kl_by_confidence(inputs) if has_items else None),

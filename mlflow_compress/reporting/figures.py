@@ -13,6 +13,7 @@ from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.core.greedy_tokens import forks
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPTION_DISTANCES, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
@@ -45,9 +46,7 @@ class Figure:
 
 
 def _predictions(inputs: MetricInputs) -> bool:
-    return inputs.variant is not None and all(
-        inputs.missing(requirement) is None for requirement in ("items", "predictions")
-    )
+    return inputs.variant is not None and inputs.missing(ITEMS, PREDICTIONS) is None
 
 
 def _margin(inputs: MetricInputs) -> Drawing | None:
@@ -58,7 +57,7 @@ def _margin(inputs: MetricInputs) -> Drawing | None:
 
 
 def _divergence(inputs: MetricInputs) -> Drawing | None:
-    if inputs.missing("items") is None and inputs.missing("option_distances") is None:
+    if inputs.missing(ITEMS, OPTION_DISTANCES) is None:
         kl = kl_values(inputs)
         if len(kl):
             return draw_divergence(kl, unit="item")
@@ -100,7 +99,7 @@ def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawin
 
 
 def _answers_part(judged: MetricInputs | None) -> Drawing | None:
-    if judged is None or any(judged.missing(name) is not None for name in ("variant", "greedy_answers")):
+    if judged is None or judged.missing(VARIANT, GREEDY_ANSWERS) is not None:
         return None
     return draw_answers_part(forks(judged), level=judged.settings.level)
 

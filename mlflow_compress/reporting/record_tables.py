@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import OPTION_DISTANCES
 from mlflow_compress.metrics.margins import BinnedShare, share_by_bin
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.significance import Flips, count_flips
 
 
 def _kl(inputs: MetricInputs) -> Float:
-    if inputs.missing("option_distances") is None:
+    if inputs.missing(OPTION_DISTANCES) is None:
         return inputs.distance("kl")
     return np.full(len(inputs.view), np.nan)
 

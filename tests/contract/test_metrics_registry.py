@@ -13,14 +13,17 @@ from mlflow_compress.metrics import (
     METRICS,
     AnswerEmbeddings,
     MetricInputs,
+    MetricKey,
     MetricSettings,
     all_keys,
     compute_all,
     headline,
     key,
+    metric,
     unmet,
 )
-from mlflow_compress.records import OptionScores, Records, RunRecords
+from mlflow_compress.metrics.core.requirements import ITEMS
+from mlflow_compress.records import MetricResult, OptionScores, Records, RunRecords
 from tests import metric_records, written_records
 
 # What every key must be for a variant that equals its baseline. A key of a new metric that is in neither set below
@@ -201,10 +204,10 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
 
 @pytest.mark.parametrize("name", METRICS.names())
 def test_declaration_is_complete(name):
-    metric = METRICS.get(name)
-    assert metric.keys and metric.requires and metric.source
-    assert metric.function.__doc__
-    for declared in metric.keys:
+    found = METRICS.get(name)
+    assert found.keys and found.requires and found.source
+    assert found.function.__doc__
+    for declared in found.keys:
         section, _, rest = declared.name.partition("/")
         assert (
             section
@@ -386,15 +389,55 @@ def test_a_key_of_two_metrics_is_refused_and_both_are_named(monkeypatch):
 
 
 def test_a_result_that_is_not_declared_is_refused():
-    metric = METRICS.get("accuracy")
-    undeclared = replace(metric, function=lambda _: [replace(metric.compute(FULL)[0], name="quality/other")])
+    accuracy = METRICS.get("accuracy")
+    undeclared = replace(accuracy, function=lambda _: [replace(accuracy.compute(FULL)[0], name="quality/other")])
     with pytest.raises(ConfigError, match="quality/other"):
         undeclared.compute(FULL)
 
 
-def test_an_unknown_requirement_is_refused():
-    with pytest.raises(ConfigError, match="'itmes'"):
-        FULL.missing("itmes")
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"gate": True}, "wrong gate. Allowed: a GateValue"),
+        ({"direction": "down"}, "wrong direction. Allowed: higher, lower, neither. Got: 'down'"),
+        ({"name": "distance/my flips"}, "'distance/my flips' of a metric declares a wrong name"),
+        ({"name": "flips"}, "wrong name"),
+        ({"headline": "first", "label": "Flips"}, "wrong headline. Allowed: a whole number"),
+        ({"headline": 3}, "wrong label"),
+        ({"low": 2.0, "high": 1.0}, "wrong low"),
+    ],
+)
+def test_a_wrong_key_is_refused_where_it_is_declared(wrong, named):
+    with pytest.raises(ConfigError, match=named):
+        MetricKey(**{"name": "distance/mine", "unit": "share", "meaning": "Mine.", **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"requires": ("items",)}, {"keys": ["distance/mine"]}, {"requires": ITEMS}])
+def test_a_wrong_declaration_is_refused_before_anything_is_computed(wrong):
+    with pytest.raises(ConfigError, match="A metric declares wrong"):
+        metric(**{"keys": (), "requires": (ITEMS,), "source": "test", **wrong})
+
+
+def _formula_that_raises(_):
+    raise KeyError("flips")
+
+
+@pytest.mark.parametrize(
+    ("formula", "error", "said"),
+    [
+        (_formula_that_raises, ConfigError, "failed with KeyError"),
+        (lambda _: 0.5, ConfigError, "did not return results"),
+        (lambda _: [MetricResult("distance/other", 0.0, n=1)], ConfigError, "returned a key that it does not declare"),
+        (lambda _: [MetricResult("distance/mine", 9.0, n=1)], DataError, "left its bounds"),
+    ],
+)
+def test_what_goes_wrong_in_a_plug_ins_formula_names_the_plug_in_and_its_file(formula, error, said, monkeypatch):
+    declared = MetricKey(name="distance/mine", unit="share", high=1.0, meaning="Mine.")
+    monkeypatch.setitem(METRICS._objects, "mine", metric(keys=(declared,), requires=(ITEMS,), source="test")(formula))
+    monkeypatch.setitem(METRICS._modules, "mine", __name__)
+    with pytest.raises(error) as raised:
+        compute_all(FULL)
+    assert said in str(raised.value) and "metric 'mine' of" in str(raised.value) and __file__ in str(raised.value)
 
 
 @pytest.mark.parametrize("bad", [{"level": 1.0}, {"alpha": 0.0}, {"resamples": 10}, {"method": "magic"}])
@@ -404,10 +447,10 @@ def test_settings_are_checked(bad):
 
 
 def test_a_value_out_of_bounds_is_refused():
-    metric = METRICS.get("accuracy")
-    good = metric.compute(FULL)[0]
-    broken = replace(metric, function=lambda _: [replace(good, value=1.5)])
+    accuracy = METRICS.get("accuracy")
+    good = accuracy.compute(FULL)[0]
+    broken = replace(accuracy, function=lambda _: [replace(good, value=1.5)])
     with pytest.raises(DataError, match="bounds"):
         broken.compute(FULL)
     with pytest.raises(DataError, match="finite"):
-        replace(metric, function=lambda _: [replace(good, value=float("nan"))]).compute(FULL)
+        replace(accuracy, function=lambda _: [replace(good, value=float("nan"))]).compute(FULL)

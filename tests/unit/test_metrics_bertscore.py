@@ -12,6 +12,7 @@ from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder
 from mlflow_compress.metrics import METRICS, MetricSettings
 from mlflow_compress.metrics.bertscore import authors_layer, bert_score
+from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL
 from tests import metric_records
 
 TEXTS = ["The river ends in the sea.", "Nine plus four is thirteen."]
@@ -52,7 +53,7 @@ def test_equals_greedy_matching_by_hand(model):
 def test_metric_of_both_models_answers(model):
     full = metric_records.inputs(30)
     asked = replace(full, settings=MetricSettings(resamples=200, bertscore_model=model))
-    assert asked.missing("bertscore_model") is None
+    assert asked.missing(BERTSCORE_MODEL) is None
     results = METRICS.get("bert_score").compute(asked)
     assert {r.name for r in results} == {"judge/bert_score"}
     assert 0 < results[0].value < 1

@@ -17,6 +17,7 @@ from mlflow_compress.metrics.core.answer_files import (
     compare_records,
 )
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import PREDICTIONS
 from mlflow_compress.records import RunRecords
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
@@ -208,7 +209,7 @@ def test_records_without_choices_pool_what_there_is():
     nobody = RunRecords(items=words[0].items, generations=full.baseline.generations.where(task="instructions"))
     with pytest.raises(DataError, match="No item"):
         compare_records(nobody, nobody)
-    assert MetricInputs(nobody).missing("predictions") is None
+    assert MetricInputs(nobody).missing(PREDICTIONS) is None
 
 
 @needs_shared

@@ -13,6 +13,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.predictions import normalise_answer, option_grid, option_means, predict, top_margin
+from mlflow_compress.metrics.core.requirements import NOISE, OPTION_DISTANCES, SHUFFLES
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import finite, same_length
 from mlflow_compress.records import Items, OptionDistances, OptionScores, RunRecords, TokenScores
@@ -223,9 +224,9 @@ def test_evidence_says_what_is_missing():
     only_text = MetricInputs(RunRecords(items=FULL.baseline.items, generations=FULL.baseline.generations))
     with pytest.raises(DataError, match="no option scores"):
         only_text.grid("baseline")
-    assert only_text.missing("shuffles") == "the baseline was not scored under shuffled answer orders"
-    assert only_text.missing("noise_option_distances") == "no second run of the baseline"
-    assert MetricInputs(FULL.baseline, FULL.baseline).missing("option_distances") is not None
+    assert only_text.missing(SHUFFLES) == "the baseline was not scored under shuffled answer orders"
+    assert only_text.missing(NOISE) == "no second run of the baseline"
+    assert MetricInputs(FULL.baseline, FULL.baseline).missing(OPTION_DISTANCES) is not None
 
 
 def test_tokens_join_in_any_order():

@@ -67,9 +67,7 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
     }
 
 
-def new_checkpoint_folder(
-    config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]
-) -> Path:
+def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
     """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
     method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
     fingerprinted = [
@@ -116,7 +114,7 @@ def quantize(
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
-    folder = new_checkpoint_folder(config, settings, source, texts)
+    folder = checkpoint_folder(config, settings, source, texts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
         if folder.exists():

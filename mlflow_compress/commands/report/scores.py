@@ -14,6 +14,7 @@ from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVari
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
 from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.metrics.core.requirements import EMBEDDINGS, ITEMS, PREDICTIONS
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
@@ -73,9 +74,7 @@ def _named(setting: AnswerSetting) -> str:
 
 def similarity_metrics() -> frozenset[str]:
     """Return the names of the metrics that are computed from embedded answers."""
-    return frozenset(
-        key.name for _, metric in METRICS.items() if "embeddings" in metric.requires for key in metric.keys
-    )
+    return frozenset(key.name for _, metric in METRICS.items() if EMBEDDINGS in metric.requires for key in metric.keys)
 
 
 _SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight")
@@ -222,7 +221,7 @@ def _items(tracker: Tracker, evaluate: Any, baselines: dict[str, RunRecords]) ->
         baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS))
     variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
     inputs = MetricInputs(baseline=baselines[baseline], variant=variant)
-    return None if inputs.missing("items") or inputs.missing("predictions") else item_scores(inputs)
+    return None if inputs.missing(ITEMS, PREDICTIONS) else item_scores(inputs)
 
 
 def _bits(params: Mapping[str, str]) -> float | None:

@@ -14,7 +14,7 @@ from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
     Choice,
     autoscheme_choices,
-    choose_formats,
+    choose,
     first_table,
     integer_formats,
     measured,
@@ -23,7 +23,7 @@ from mlflow_compress.commands.search.measured_costs import (
     SwapCosts,
     first_estimated_table,
     format_groups,
-    read_search_text,
+    search_text,
 )
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
@@ -40,7 +40,7 @@ from mlflow_compress.commands.shared.model_names import folder_or_hub, model_lab
 from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
-from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
+from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.reload_helper import reload_helper
@@ -61,6 +61,7 @@ from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.models.source_model import SourceModel
@@ -100,7 +101,7 @@ def unit_kl(tracker: Tracker, main_run: str) -> UnitKl:
         return _windows(variant.token_distances)
     baseline = RunRecords.read(tracker.fetch(evaluate.data.tags[run_names.BASELINE_RUN], RECORDS))
     inputs = MetricInputs(baseline=baseline, variant=variant)
-    if reason := inputs.missing("items") or inputs.missing("predictions"):
+    if reason := inputs.missing(ITEMS, PREDICTIONS):
         raise DataError(_NO_KL, got=reason, fix=_FIX)
     scores = item_scores(inputs)
     rows = np.isfinite(scores.kl)
@@ -323,8 +324,8 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     found, may_keep = candidates(config)
     with unfinished_until_ended(given), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
-        prepared = prepare_sweep(config.sweep_config, [one.uniform for one in found], tracker)
-        text = read_search_text(config, source, max(one.calibration_samples for one in found))
+        prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
+        text = search_text(config, source, max(one.calibration_samples for one in found))
         suite = suite_of(found[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
         label = model_label(config.source.model)
@@ -403,7 +404,7 @@ class _Search:
         chosen = {limit: self._chosen(limit, table) for limit in limits}
         beside, left_out = self._autoscheme(chosen, table)
         variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
-        prepared = prepare_sweep(self._config.sweep_config, list(variants.values()), self._tracker)
+        prepared = prepare(self._config.sweep_config, list(variants.values()), self._tracker)
         mixed = _made(self._tracker, self._run, prepared, self._say)
         return publish_search(
             self._tracker,
@@ -477,7 +478,7 @@ class _Search:
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
         space = self._config.space
-        found = choose_formats(
+        found = choose(
             limit,
             table,
             rounds=space.search_rounds,

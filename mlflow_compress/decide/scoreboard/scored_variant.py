@@ -13,6 +13,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, headline_keys, key
 from mlflow_compress.metrics.core.metric_registry import MetricKey as Declared
+from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
 from mlflow_compress.records import MetricResult
 
@@ -65,7 +66,7 @@ def item_scores(inputs: MetricInputs) -> ItemScores:
     DataError
         The inputs hold no variant, or no predictions.
     """
-    reason = inputs.missing("variant") or inputs.missing("predictions")
+    reason = inputs.missing(VARIANT, PREDICTIONS)
     if inputs.variant is None or reason is not None:
         raise DataError("The items of these records cannot be compared", got=reason)
     view = inputs.view

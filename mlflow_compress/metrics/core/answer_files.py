@@ -13,6 +13,7 @@ import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import PREDICTIONS
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import Flips, count_flips, holm
@@ -322,7 +323,7 @@ def compare_records(baseline: RunRecords, variant: RunRecords, *, level: float =
     has `mcnemar_p_holm`, its p-value after Holm's correction for the number of tasks.
     """
     inputs = MetricInputs(baseline, variant)
-    reason = inputs.missing("predictions")
+    reason = inputs.missing(PREDICTIONS)
     if reason is not None:
         raise DataError("The records cannot be compared", got=reason)
     view = inputs.view

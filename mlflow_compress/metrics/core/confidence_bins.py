@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES
 from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
@@ -76,7 +77,7 @@ def kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
 
 def token_kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
     """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
-    if inputs.missing("token_scores") is not None or inputs.missing("token_distances") is not None:
+    if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) is not None:
         return None
     confidence, kl = corpus_confidence(inputs)
     s = inputs.settings

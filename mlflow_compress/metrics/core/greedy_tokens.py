@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.records import TokenAnswers, TokenScores, align
 
-REQUIRES = ("variant", "greedy_answers", "greedy_scores", "greedy_distances")
+REQUIRES = (VARIANT, GREEDY_ANSWERS, GREEDY_SCORES, GREEDY_DISTANCES)
 SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
 
 

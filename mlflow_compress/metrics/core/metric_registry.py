@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.metrics.core.requirements import Requirement
 from mlflow_compress.records import MetricResult
 from mlflow_compress.registry import Registry
 
@@ -45,9 +47,9 @@ class MetricKey:
     """One number that a metric returns, under its MLflow name, and how it is shown."""
 
     name: str  # "<section>/<metric>"; the section becomes a chart group
-    direction: Direction  # Which way is better for the variant
-    low: float  # Bounds that the value cannot leave
-    high: float
+    direction: Direction = "neither"  # Which way is better for the variant
+    low: float = 0.0  # Bounds that the value cannot leave
+    high: float = math.inf
     # "share", "percent", "nats", "points", "options", "perplexity", "ratio", "times", "probability", "cosine", "items",
     # "tokens", "correlation", or what is written behind the value
     unit: str
@@ -73,8 +75,22 @@ class MetricKey:
     on_request: bool = False
 
     def __post_init__(self) -> None:
-        if self.headline is not None and not self.label:
-            raise ValueError(f"{self.name} has a row in the headline table and therefore needs a label")
+        number = isinstance(self.headline, int) and not isinstance(self.headline, bool)
+        wrong = {
+            "name": (bool(re.fullmatch(r"[^\s/]+/[^\s]+", self.name)), "<section>/<metric>, without spaces"),
+            "direction": (self.direction in get_args(Direction), ", ".join(get_args(Direction))),
+            "low": (self.low < self.high, f"less than high ({self.high})"),
+            "headline": (self.headline is None or number, "a whole number: the place of the row, or None for no row"),
+            "label": (self.headline is None or bool(self.label), "a short text, because the metric has a row"),
+            "gate": (self.gate is None or isinstance(self.gate, GateValue), "a GateValue, or None for no gate"),
+        }
+        for field, (right, allowed) in wrong.items():
+            if not right:
+                raise ConfigError(
+                    f"The key {self.name!r} of a metric declares a wrong {field}",
+                    allowed=allowed,
+                    got=str(getattr(self, field)) or "nothing",
+                )
 
     @classmethod
     def share(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
@@ -98,7 +114,7 @@ class Metric:
 
     # Every name that `compute` may return; a callable where they follow from other metrics' keys
     declares: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]]
-    requires: tuple[str, ...]  # Parts of the inputs that must be there; see `MetricInputs.missing`
+    requires: tuple[Requirement, ...]  # Parts of the inputs that must be there
     source: str  # The paper or program that defines it, and any deviation from it
     function: Callable[[MetricInputs], list[MetricResult]]  # From the inputs to results; pure
     # Whether it is also computed for the baseline's second run, as the noise floor of its distances
@@ -109,27 +125,38 @@ class Metric:
         """Every key that `compute` may return."""
         return self.declares() if callable(self.declares) else self.declares
 
-    def compute(self, inputs: MetricInputs) -> list[MetricResult]:
+    def compute(self, inputs: MetricInputs, *, origin: str = "") -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
+
+        Parameters
+        ----------
+        inputs : MetricInputs
+            What it is computed from; the requirements are met.
+        origin : str
+            Which plug-in it is, for messages; "" for a metric of this package.
 
         Raises
         ------
         DataError
-            When a value is NaN, infinite or outside its bounds: the records are broken.
+            When a value is NaN, infinite or outside its bounds: the records are broken, or the formula is.
         ConfigError
-            When a result has a name that the metric does not declare.
+            When it returns anything but results, or a result of a name that it does not declare.
         """
         declared = {key.name: key for key in self.keys}
+        who, of = (f"The {origin}", f" of the {origin}") if origin else ("A metric", "")
         results = self.function(inputs)
+        if not isinstance(results, list) or not all(isinstance(result, MetricResult) for result in results):
+            allowed = "a list of MetricResult, as by_subset and pooled return it"
+            raise ConfigError(f"{who} did not return results", allowed=allowed, got=type(results).__name__)
         for result in results:
             key = declared.get(result.name)
             if key is None:
-                raise ConfigError("A metric returned a key that it does not declare", allowed=declared, got=result.name)
+                raise ConfigError(f"{who} returned a key that it does not declare", allowed=declared, got=result.name)
             for value in (result.value, result.low, result.high):
                 if value is not None and not math.isfinite(value):
-                    raise DataError(f"{result.name} is not a finite number", got=result.value)
+                    raise DataError(f"{result.name}{of} is not a finite number", got=result.value)
             if not key.low - _ROUNDING <= result.value <= key.high + _ROUNDING:
-                raise DataError(f"{result.name} left its bounds [{key.low}, {key.high}]", got=result.value)
+                raise DataError(f"{result.name}{of} left its bounds [{key.low}, {key.high}]", got=result.value)
         return results
 
 
@@ -139,16 +166,34 @@ METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group=
 def metric(
     *,
     keys: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]],
-    requires: tuple[str, ...],
+    requires: tuple[Requirement, ...],
     source: str,
     noise: bool = False,
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
-    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
+    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes.
+
+    Raises
+    ------
+    ConfigError
+        A key is no `MetricKey`, or a requirement none of those in `metrics.core.requirements`.
+    """
+    for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
+        if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
+            raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))
 
     def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
         return Metric(declares=keys, requires=requires, source=source, function=function, noise=noise)
 
     return decorate
+
+
+def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
+    """Return the results of a registered metric; what goes wrong in a plug-in names it, its package and its file."""
+    found = METRICS.get(name)
+    if found.function.__module__.startswith("mlflow_compress."):
+        return found.compute(inputs)
+    with METRICS.blaming(name):
+        return found.compute(inputs, origin=METRICS.origin(name))
 
 
 def all_keys() -> dict[str, MetricKey]:
