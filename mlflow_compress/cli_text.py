@@ -151,11 +151,11 @@ def ratings_text(found: HumanRatings) -> str:
 
 def sweep_text(found: Sweep | SweepPlan) -> str:
     """Return the plan of a dry run; of a sweep what was found, the scoreboard, and where to look."""
-    from mlflow_compress.commands.sweep.plan import plan_text
+    from mlflow_compress.commands.sweep.plan import sweep_plan_text
     from mlflow_compress.commands.sweep.result import Sweep
 
     if not isinstance(found, Sweep):
-        return plan_text(found)
+        return sweep_plan_text(found)
     return "\n\n".join([found.found, found.text, *_where(found.run)])
 
 

@@ -395,7 +395,7 @@ def _seconds(
     return None if any(seconds is None for seconds in needed) else sum(seconds or 0.0 for seconds in needed)
 
 
-def plan_text(plan: SweepPlan) -> str:
+def sweep_plan_text(plan: SweepPlan) -> str:
     """Return one line per variant, then the sums, then the combinations that are not made."""
     rows = [("variant", "time", "size"), *(_row(plan, variant) for variant in plan.variants)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]

@@ -17,7 +17,14 @@ from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, make_variant, parent_run
 from mlflow_compress.commands.sweep.on_workers import VariantWorker, make_on_workers
 from mlflow_compress.commands.sweep.parameters import SweepConfig
-from mlflow_compress.commands.sweep.plan import Prepared, PreparedVariant, combinations, plan_of, plan_text, prepare
+from mlflow_compress.commands.sweep.plan import (
+    Prepared,
+    PreparedVariant,
+    combinations,
+    plan_of,
+    prepare_sweep,
+    sweep_plan_text,
+)
 from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.config import as_text
@@ -114,11 +121,11 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     noted = nullcontext() if config.dry_run else unfinished_until_ended(config)
     with noted, keeping(), engine_started(config.running, config.source, VariantWorker) as workers:
         tracker = Tracker(config.experiment)
-        prepared = prepare(config, chosen, tracker)
+        prepared = prepare_sweep(config, chosen, tracker)
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:
             return plan
-        tell(SweepProgress(line=plan_text(plan)))
+        tell(SweepProgress(line=sweep_plan_text(plan)))
         name = f"sweep of {len(prepared.variants)} variants {plan.baseline}"
         key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}

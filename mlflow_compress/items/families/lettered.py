@@ -27,25 +27,27 @@ from mlflow_compress.records import Items, Request
 MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
 
 
-def identity(row: Row) -> list[int]:
+def unchanged_order(row: Row) -> list[int]:
     """Return the original order: 0, 1, 2, ..."""
     return list(range(len(row["choices"])))
 
 
 def drawn_order(row: Row, settings: TaskSettings, number: int) -> list[int]:
     """Return shuffle `number` of a row's answers, drawn uniformly from all permutations."""
-    order = identity(row)
+    order = unchanged_order(row)
     return seeded(settings, row["id"], number).sample(order, len(order))
 
 
 def shuffled_orders(row: Row, settings: TaskSettings) -> list[list[int]]:
     """Return the original order and `settings.num_shuffles` shuffles."""
-    return [identity(row)] + [drawn_order(row, settings, number) for number in range(1, settings.num_shuffles + 1)]
+    return [unchanged_order(row)] + [
+        drawn_order(row, settings, number) for number in range(1, settings.num_shuffles + 1)
+    ]
 
 
 def every_order(row: Row) -> list[list[int]]:
     """Return all k! orders in lexicographic order. The first one is the original order."""
-    return [list(order) for order in permutations(identity(row))]
+    return [list(order) for order in permutations(unchanged_order(row))]
 
 
 def reordered(row: Row, settings: TaskSettings, number: int) -> Row:
@@ -131,7 +133,7 @@ def _headers(
         if settings.shuffle_fewshot and permutation:
             shown = [reordered(row, settings, permutation) for row in shown]
         texts = [
-            f"{variation.style.question(row, variation.options(row, identity(row)))} {LETTERS[row['answer']]}"
+            f"{variation.style.question(row, variation.options(row, unchanged_order(row)))} {LETTERS[row['answer']]}"
             for row in shown
         ]
         return variation.style.header(category, kind, texts)
@@ -228,7 +230,7 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
             name=f"{names[style]}_six",
             family="lettered_six",
             style=styles[style],
-            orders=lambda row: [identity(row)],
+            orders=lambda row: [unchanged_order(row)],
             six=True,
         )
         tasks.append(_task(six, four, examples, settings))

@@ -96,7 +96,7 @@ def lettered_parts(name: str, rows: list[dict[str, Any]], settings: TaskSettings
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, chosen)))
 
 
-def register(name: str, source: Source, *, licence: str, items: str) -> None:
+def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
     """Register a data set as a named task."""
 
     def make(settings: TaskSettings, shots: int | None) -> Parts:
@@ -120,21 +120,21 @@ for _name, _config, _items in (
     ("arc_challenge_lettered", "ARC-Challenge", "1,172 test"),
     ("arc_easy_lettered", "ARC-Easy", "2,376 test"),
 ):
-    register(
+    register_hub_tasks(
         _name,
         Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=labelled),
         licence="CC BY-SA 4.0",
         items=f"{_items} (with four options: each also with the options E and F)",
     )
 
-register(
+register_hub_tasks(
     "commonsense_qa_lettered",
     Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=labelled),
     licence="MIT",
     items="1,221 validation, five options",  # so without the options E and F
 )
 
-register(
+register_hub_tasks(
     "openbookqa_lettered",
     Source(
         dataset="allenai/openbookqa",
@@ -159,7 +159,7 @@ def cosmos_qa_question(record: Record) -> dict[str, Any]:
     }
 
 
-register(
+register_hub_tasks(
     "cosmos_qa_lettered",
     Source(
         dataset="allenai/cosmos_qa",
@@ -196,7 +196,7 @@ def hellaswag_question(record: Record) -> dict[str, Any]:
     }
 
 
-register(
+register_hub_tasks(
     "hellaswag_lettered",
     Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=hellaswag_question),
     licence="MIT",

@@ -52,9 +52,9 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     folder = Path(folder)
     settings = _settings(folder)
     if settings.get("model_type") == "sliced_llama":
-        from mlflow_compress.models.architectures.sliced_llama import register
+        from mlflow_compress.models.architectures.sliced_llama import register_sliced_llama
 
-        register()
+        register_sliced_llama()
     method = quant_method(folder)
     if method in OWN_FORMATS:
         register_formats()

@@ -92,7 +92,7 @@ class SlicedLlamaForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         self.post_init()
 
 
-def register() -> None:
+def register_sliced_llama() -> None:
     """Register the architecture with `AutoConfig` and `AutoModelForCausalLM`; a second call changes nothing."""
     AutoConfig.register("sliced_llama", SlicedLlamaConfig, exist_ok=True)
     AutoModelForCausalLM.register(SlicedLlamaConfig, SlicedLlamaForCausalLM, exist_ok=True)
