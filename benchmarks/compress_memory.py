@@ -65,7 +65,7 @@ def measure(model: Path, method: str, *, from_disk: bool) -> dict[str, Any]:
     from mlflow_compress.compression.backends import llmcompressor_backend
     from mlflow_compress.models.placement import Offload
 
-    llmcompressor_backend.load()
+    llmcompressor_backend.load_for_llmcompressor()
     texts = [(demo.DATA_DIR / "calibration.txt").read_text()]
     config = method_config(method, **(FEW if method == "gptq" else {}))
     with tempfile.TemporaryDirectory(dir=model.parent) as folder, anonymous_peak() as peak:

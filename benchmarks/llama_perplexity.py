@@ -36,7 +36,7 @@ QUIET = ScoringConfig(progress=False)
 def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     """Write a model's float32 weights for llama.cpp."""
     tensors = gguf_model.tensors_of(loaded.model, lambda name, parameter: F32)
-    gguf_file.write(path, loaded.model.config, "llama", gguf.LlamaFileType.ALL_F32, tensors, loaded.tokenizer)
+    gguf_file.write_gguf(path, loaded.model.config, "llama", gguf.LlamaFileType.ALL_F32, tensors, loaded.tokenizer)
     return path
 
 

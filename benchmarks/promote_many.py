@@ -51,12 +51,12 @@ with tempfile.TemporaryDirectory() as folder:
         assert sum(outcome.passed for outcome in found.decision.outcomes) == asked.variants
     if asked.old:
         from mlflow_compress.tracking.evaluations import evaluations
-        from mlflow_compress.tracking.model_registry import create_model, register
+        from mlflow_compress.tracking.model_registry import create_model, register_version
 
         [group], _ = evaluations(tracker, "llama")
         began = time.monotonic()
         create_model(tracker, "old", "1" * 64)
         for variant in group.variants:
             tracker.client.search_model_versions(f"run_id = '{variant.run.info.run_id}'")
-            register(tracker, "old", variant.run)
+            register_version(tracker, "old", variant.run)
         print(json.dumps({"what": "registering every variant", "seconds": round(time.monotonic() - began, 2)}))

@@ -26,7 +26,7 @@ from setting import machine, make_model, make_variant, parser
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.ray.remote_model import RemoteModel
-from mlflow_compress.engines.ray.started_workers import started
+from mlflow_compress.engines.ray.started_workers import started_workers
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionDistances, OptionScores, Request
@@ -53,7 +53,7 @@ def scored(
     config: LoadConfig, requests: list[Request], store: StateStore, n: int, *, kill_after: float | None = None
 ) -> tuple[float, Records]:
     """Return the seconds of one pass on `n` workers, and its records."""
-    with started(EngineConfig(engine="ray", workers=n), on_gpu=False) as workers:
+    with started_workers(EngineConfig(engine="ray", workers=n), on_gpu=False) as workers:
         scorer = Scorer(RemoteModel.of(open_light(config), workers), QUIET)
         scorer.score(requests[::4], baseline=store)  # every worker loads the model, and compiles its kernel
         timer = Timer(kill_after, kill_a_worker) if kill_after is not None else None

@@ -18,7 +18,7 @@ from search import halves
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, search_text
+from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.decide.cost_estimate import estimated_table, rank_correlation
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
@@ -51,7 +51,7 @@ def main() -> None:
             folders[name] = str(mc.compress("demo", method, bits=bits, store=store).folder)
         source = resolve(str(demo.MODEL_DIR))
         groups = format_groups(config, source, [str(one) for one in folders.values()], rescaled=False)
-        costs = SwapCosts(config=config, text=search_text(config, source, 0), resume=folder, groups=groups)
+        costs = SwapCosts(config=config, text=read_search_text(config, source, 0), resume=folder, groups=groups)
         began = time.process_time()
         added = np.stack([costs.alone(str(one)) for one in folders.values()], axis=1)
         swap_seconds = time.process_time() - began

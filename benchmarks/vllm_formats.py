@@ -26,7 +26,7 @@ from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
-from mlflow_compress.engines.vllm.vllm_process import started
+from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.light_model import open_light
@@ -71,7 +71,7 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
         return {"not_run": str(error)}
     reference, store, found = with_transformers(variant.folder, work / "transformers" / variant.name)
     path = str(variant.folder)
-    with started(settings) as vllm:
+    with started_engine(settings) as vllm:
         try:
             model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
             found |= distances("vllm", reference, *score(model, baseline=store))
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--methods", help="of these methods alone, comma-separated")
     options = parser.parse_args()
     settings = EngineConfig(vllm_python=options.vllm_python)
-    with started(settings) as vllm:
+    with started_engine(settings) as vllm:
         versions = {name: v for name, v in vllm.described.items() if name != "arguments"}
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
     lines = [line for line in lines if line["versions"] == versions]

@@ -18,7 +18,7 @@ from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import load_calibration
-from mlflow_compress.models.source_model import local_folder
+from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
@@ -31,7 +31,7 @@ NUMBERS = ("calibration_samples", "calibration_length", "group_size", "seed")
 
 def read_base(model: str, group_size: int) -> Path:
     """Return the base's folder, or refuse what an old transformers would read wrongly."""
-    folder = local_folder(model_path(model))
+    folder = local_model_folder(model_path(model))
     if "auto_map" in json.loads((folder / "config.json").read_text()):
         raise UnsupportedError("The model brings code of its own, which this toolchain would run unasked", got=model)
     config = AutoConfig.from_pretrained(folder)
@@ -56,7 +56,7 @@ def calibrate(options: argparse.Namespace, folder: Path) -> tuple[Any, calibrati
     """Return the tokenizer and the calibration tokens, those of the quantize stage with the same parameters."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens={})  # transformers 5 writes a list
     texts = load_calibration(options.calibration, model=options.model, data_dir=options.data_dir).rendered(tokenizer)
-    return tokenizer, calibration_tokens.prepare(
+    return tokenizer, calibration_tokens.prepare_calibration(
         tokenizer, texts, samples=options.calibration_samples, length=options.calibration_length, seed=options.seed
     )
 

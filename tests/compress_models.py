@@ -24,7 +24,7 @@ from transformers import (
 
 from mlflow_compress.compression.pipeline import quiet
 from mlflow_compress.compression.probe import ReloadReport
-from mlflow_compress.compression.reload_check import check
+from mlflow_compress.compression.reload_check import check_reload
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import bnb_4bit
 from mlflow_compress.models.placement import Offload
@@ -132,7 +132,7 @@ def check_here(
 ) -> ReloadReport:
     """Reload in this process, to save the four seconds that a fresh one takes to start."""
     with quiet():
-        report = check(folder, device=device, offload=offload, trust_remote_code=trust_remote_code)
+        report = check_reload(folder, device=device, offload=offload, trust_remote_code=trust_remote_code)
     report.require_agreement()
     return report
 

@@ -291,7 +291,7 @@ def readers() -> dict[str, Reader]:
             lambda path: stored_weights.read_headers(path.parent),
             structured=False,
         ),
-        "GGUF": Reader("model.gguf", _gguf(), gguf_file.read_headers, structured=False),
+        "GGUF": Reader("model.gguf", _gguf(), gguf_file.read_gguf_headers, structured=False),
         "run.json": Reader(f"r/{RUN_FILE}", _stored_run(), lambda path: FolderStore(path.parents[1]).find("main")),
         "encoder's modules": Reader(
             "modules.json", (embedded_folder() / "modules.json").read_bytes(), _encoder, slow=True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.compression.method_table import as_markdown, vllm_as_markdown
+from mlflow_compress.compression.method_table import methods_markdown, vllm_as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods.md"
@@ -20,7 +20,7 @@ VLLM_BEGIN, VLLM_END = "<!-- vllm: written by tools/write_methods_table.py -->\n
 
 def with_table(text: str) -> str:
     """Return the text of docs/methods.md with the present table between its two marks."""
-    return _between(text, BEGIN, as_markdown(), END)
+    return _between(text, BEGIN, methods_markdown(), END)
 
 
 def with_vllm_table(text: str) -> str:

@@ -53,7 +53,7 @@ class Calibration:
                 hook.remove()
 
 
-def prepare(tokenizer: Any, texts: Sequence[str], *, samples: int, length: int, seed: int) -> Calibration:
+def prepare_calibration(tokenizer: Any, texts: Sequence[str], *, samples: int, length: int, seed: int) -> Calibration:
     """Return `samples` sequences of `length` tokens from the texts.
 
     Each text is tokenized with the tokenizer's special tokens, unless it already begins with BOS. The tokens are joined

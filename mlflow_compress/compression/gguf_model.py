@@ -129,7 +129,7 @@ class BaseGgufConfig(MethodConfig):
     """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
 
 
-def require_known(source: SourceModel, block: int) -> None:
+def require_known_architecture(source: SourceModel, block: int) -> None:
     """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows that are not complete blocks."""
     if source.architecture not in ARCHITECTURES:
         raise UnsupportedError(
@@ -157,7 +157,7 @@ def require_known(source: SourceModel, block: int) -> None:
         )
 
 
-def load(job: CompressionJob) -> Any:
+def load_llama_like(job: CompressionJob) -> Any:
     """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
     model = job.source.load(job.device)
     return as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
@@ -203,7 +203,7 @@ def interleaved_heads(name: str, config: Any) -> int | None:
 
 
 def gguf_name(name: str, config: Any) -> str:
-    """Return GGUF's name of a parameter of a model with this configuration (see `load`)."""
+    """Return GGUF's name of a parameter of a model with this configuration (see `load_llama_like`)."""
     return gguf_file.to_gguf_name(name, architecture=config.model_type, n_layers=config.num_hidden_layers)
 
 
@@ -266,11 +266,11 @@ def file_logits(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
     logits = job.probe.logits(model)
     if not job.config.native:
         return logits
-    from mlflow_compress.compression.probe import compare
+    from mlflow_compress.compression.probe import compare_logits
     from mlflow_compress.models.architectures.native_gguf import open_native
 
     native = job.probe.logits(open_native(job.folder))
-    kl = compare(logits, native).kl_mean
+    kl = compare_logits(logits, native).kl_mean
     if kl > MAX_NATIVE_KL:
         raise ReloadMismatchError(
             "llama.cpp's logits differ too much from those of the dequantized file",
@@ -294,12 +294,12 @@ def save_configuration(job: CompressionJob, model: Any) -> Any:
 def save(job: CompressionJob, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
     """Write the GGUF file, the configuration and the tokenizer."""
     tokenizer = save_configuration(job, model)
-    gguf_file.write(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
+    gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
 def adopt(job: CompressionJob, file: Path) -> torch.Tensor:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
-    model, path = load(job), job.folder / gguf_file.FILE
+    model, path = load_llama_like(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)
     save_configuration(job, model)
     return file_logits(job, model, path)
@@ -309,7 +309,7 @@ def require_version(source: SourceModel, file: Path) -> None:
     """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
     from transformers import AutoConfig
 
-    require_known(source, block=1)
+    require_known_architecture(source, block=1)
     kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
     if kind != wanted:
         raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
@@ -340,10 +340,10 @@ def write_plain(source: SourceModel, path: Path) -> None:
     """
     import gguf
 
-    require_known(source, block=1)
+    require_known_architecture(source, block=1)
     model, name = source.load("cpu"), ARCHITECTURES[source.architecture]
     model = as_llama(model) if name == "llama" else model
     plain = plain_kind(source.dtype)
     tensors = tensors_of(model, lambda _, parameter: plain(parameter))
     kind = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}[source.dtype]
-    gguf_file.write(path, model.config, name, gguf.LlamaFileType[kind], tensors, source.tokenizer())
+    gguf_file.write_gguf(path, model.config, name, gguf.LlamaFileType[kind], tensors, source.tokenizer())

@@ -87,7 +87,7 @@ def _table(lines: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
 
 
-def as_markdown() -> str:
+def methods_markdown() -> str:
     """Return the table for the documentation, which `tools/write_methods_table.py` writes."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *((f"`{name}`", *rest) for name, *rest in rows())]
     return _table(lines)

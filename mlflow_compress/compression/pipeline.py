@@ -379,7 +379,7 @@ def _calibration(method: Method, settings: Any, source: SourceModel, texts: Sequ
             allowed=f"at most {source.max_length}",
             got=settings.calibration_length,
         )
-    return calibration_module.prepare(
+    return calibration_module.prepare_calibration(
         source.tokenizer(),
         texts,
         samples=settings.calibration_samples,

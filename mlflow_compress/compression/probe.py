@@ -137,7 +137,7 @@ class ReloadReport:
         return asdict(self)
 
 
-def compare(saved: torch.Tensor, reloaded: torch.Tensor, *, rounded: bool = False) -> ReloadReport:
+def compare_logits(saved: torch.Tensor, reloaded: torch.Tensor, *, rounded: bool = False) -> ReloadReport:
     """Return the differences between two sets of logits of shape (n_positions, vocabulary).
 
     Different shapes raise `ReloadMismatchError`. Values that are not finite do not agree.

@@ -22,11 +22,13 @@ from mlflow_compress.models import architectures
 from mlflow_compress.models.placement import BALANCED, Offload
 
 
-def check(folder: Path, *, device: str, trust_remote_code: bool, offload: Offload | None = None) -> probe.ReloadReport:
+def check_reload(
+    folder: Path, *, device: str, trust_remote_code: bool, offload: Offload | None = None
+) -> probe.ReloadReport:
     """Load a checkpoint in float32, and compare its logits with the stored ones."""
     stored, logits, rounded = probe.read_probe(folder)
     if offload is None:
-        model = load(folder, device=device, trust_remote_code=trust_remote_code)
+        model = load_checkpoint(folder, device=device, trust_remote_code=trust_remote_code)
     else:
         from mlflow_compress.models.loading import LoadConfig, load_model  # imports torch
 
@@ -39,10 +41,10 @@ def check(folder: Path, *, device: str, trust_remote_code: bool, offload: Offloa
                 trust_remote_code=trust_remote_code,
             )
         ).model
-    return probe.compare(logits, stored.logits(model), rounded=rounded)
+    return probe.compare_logits(logits, stored.logits(model), rounded=rounded)
 
 
-def load(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
+def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
     """Load a checkpoint of any format in float32 with plain transformers, for evaluation.
 
     Raises
@@ -135,7 +137,7 @@ def _check_and_report(folder: Path, options: argparse.Namespace) -> int:
     from safetensors import SafetensorError
 
     try:
-        report = check(
+        report = check_reload(
             folder, device=options.device, trust_remote_code=options.trust_remote_code, offload=options.offload
         )
     except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:

@@ -38,7 +38,7 @@ class GateReading:
         return ends[self.end]
 
 
-def read(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
+def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
     """Return those of the wanted numbers that an evaluation has, by name."""
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     found: dict[str, float] = {}

@@ -47,7 +47,7 @@ def rows() -> list[tuple[str, ...]]:
     return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
 
 
-def as_markdown() -> str:
+def tasks_markdown() -> str:
     """Return the table as Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for name, *middle, digest in rows():

@@ -95,7 +95,7 @@ _GAPS = {
     source="Time to first token and inter-token latency as serving benchmarks define them (vLLM's `bench latency` and "
     "`bench serve`); ratios are paired by round",
 )
-def speed(inputs: MetricInputs) -> list[MetricResult]:
+def serving_speed(inputs: MetricInputs) -> list[MetricResult]:
     """Speed of the variant and its baseline, which were timed in turn.
 
     With B prompts of P tokens, N new tokens, and t_s the time at which step s was done: prefill = B P / t_0, and

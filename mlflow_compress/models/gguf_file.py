@@ -161,7 +161,7 @@ def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
     return found
 
 
-def write(
+def write_gguf(
     path: Path, config: Any, architecture: str, file_type: int, tensors: Mapping[str, tuple[Any, Any]], tokenizer: Any
 ) -> None:
     """Write a GGUF file.
@@ -278,7 +278,7 @@ def architecture(path: Path) -> str:
     return _open(path)[1]
 
 
-def read_headers(path: Path) -> dict[str, StoredTensor]:
+def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`.
 
     A tensor without a parameter in transformers keeps GGUF's name.

@@ -160,7 +160,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
 
     from mlflow_compress.models.architectures.linear_experts import stored_experts  # imports torch
 
-    folder = local_folder(model)
+    folder = local_model_folder(model)
     if stored_weights.weight_files(folder)[0].suffix != ".safetensors":
         raise UnsupportedError(
             "The model is a GGUF file", got=model, fix="Give the full-precision safetensors checkpoint"
@@ -195,7 +195,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
     )
 
 
-def local_folder(model: str) -> Path:
+def local_model_folder(model: str) -> Path:
     """Return the folder of a model; a hub id is downloaded, anything else is a `CheckpointError`."""
     folder = Path(model).expanduser()
     if folder.is_dir():

@@ -34,7 +34,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         if path.suffix == ".gguf":
-            tensors |= gguf_file.read_headers(path)
+            tensors |= gguf_file.read_gguf_headers(path)
             continue
         for name, entry in _header(path).items():
             start, end = entry.data_offsets

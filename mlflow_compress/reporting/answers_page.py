@@ -32,7 +32,7 @@ class MarkedText:
     ends: bool = False  # Whether this text ends where the other one goes on
 
 
-def first_difference(one: str, other: str) -> int | None:
+def first_differing_place(one: str, other: str) -> int | None:
     """Return the index of the first character that differs; None if the texts are the same.
 
     Examples
@@ -54,7 +54,7 @@ def marked(one: str, other: str) -> tuple[MarkedText, MarkedText]:
     >>> [text.mark for text in marked("It is a good dog.", "It is a goat.")]
     ['good', 'goat.']
     """
-    at = first_difference(one, other)
+    at = first_differing_place(one, other)
     if at is None:
         same = MarkedText("", one[:_REST_SHOWN], "", "", one[_REST_SHOWN:])
         return same, same
@@ -167,8 +167,8 @@ def mean_grades(judgments: Judgments | None) -> dict[AnswerKey, dict[str, float]
 
 
 def as_jsonl(pairs: Sequence[ComparedAnswer]) -> str:
-    """Return one JSON object per pair and line: its fields, and where the answers part (`first_difference`)."""
-    rows = ({**asdict(pair), "first_difference": first_difference(pair.baseline, pair.variant)} for pair in pairs)
+    """Return one JSON object per pair and line: its fields, and where the answers part (`first_differing_place`)."""
+    rows = ({**asdict(pair), "first_difference": first_differing_place(pair.baseline, pair.variant)} for pair in pairs)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

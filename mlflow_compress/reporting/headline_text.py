@@ -16,7 +16,7 @@ from mlflow_compress.reporting.rows import (
     headline_rows,
     interval_percent,
     kl_not_trusted,
-    noise_floor,
+    noise_floor_text,
     only_generated,
 )
 
@@ -38,7 +38,7 @@ def _unscored(pooled: Pooled) -> list[str]:
 def _sampled(pooled: Pooled, name: str, things: str) -> str | None:
     """Return the size of the noise floor's sample, and that of the distance; None without a floor."""
     distance: MetricResult | None = pooled.get(name)
-    floor = noise_floor(pooled, name)
+    floor = noise_floor_text(pooled, name)
     if distance is None or floor is None:
         return None
     if floor.n < distance.n:

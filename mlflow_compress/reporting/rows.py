@@ -61,7 +61,7 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
     return "yes" if exceeds else "no: overlaps the noise floor"
 
 
-def noise_floor(pooled: Mapping[str, MetricResult], name: str) -> MetricResult | None:
+def noise_floor_text(pooled: Mapping[str, MetricResult], name: str) -> MetricResult | None:
     """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`; None if it was not measured."""
     return pooled.get("noise/" + name.partition("/")[2])
 

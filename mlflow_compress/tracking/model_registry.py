@@ -107,7 +107,7 @@ def versions_by_run(tracker: Tracker, name: str) -> dict[str, ModelVersion]:
             return found
 
 
-def register(tracker: Tracker, name: str, run: Run) -> str:
+def register_version(tracker: Tracker, name: str, run: Run) -> str:
     """Return the new version of a variant's main run in a registered model.
 
     The version and the run's logged model, which has metrics, parameters and data sets, refer to each other.

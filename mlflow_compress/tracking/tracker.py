@@ -34,7 +34,7 @@ from mlflow_compress.tracking.new_runs import create_run
 from mlflow_compress.tracking.run_ending import close_dead_runs, until_ended
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.waiting import PatientClient, shown
+from mlflow_compress.tracking.waiting import PatientClient, shown_store
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
@@ -88,7 +88,7 @@ class Tracker:
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-                got=shown(self.uri),
+                got=shown_store(self.uri),
                 fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
             ) from error
 
@@ -184,7 +184,7 @@ class Tracker:
                 tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
-                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown(self.uri)
+                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown_store(self.uri)
             ) from error
         with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
             yield tracked
@@ -245,7 +245,7 @@ class Tracker:
         try:
             return _stored(self.client.get_run(run_id))
         except MlflowException as error:
-            raise TrackingError(f"The store {shown(self.uri)} has no such run", got=run_id) from error
+            raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
 
     def child_ids(self, run_id: str) -> dict[str, str]:
         """Return the run id of the newest child of a run, by stage."""
@@ -262,7 +262,7 @@ class Tracker:
         try:
             experiment = self.client.get_run(run_id).info.experiment_id
         except MlflowException as error:
-            raise TrackingError(f"The store {shown(self.uri)} has no such run", got=run_id) from error
+            raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
         runs = self.client.search_runs(
             [experiment],
             filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",

@@ -100,7 +100,9 @@ def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] |
                 _given_up.add(uri)
                 raise away(uri, reason) from None
             if pause == _FIRST_PAUSE_S:
-                logger.warning("Waiting for the tracking server %s (%s), at most %.0f s", shown(uri), reason, left)
+                logger.warning(
+                    "Waiting for the tracking server %s (%s), at most %.0f s", shown_store(uri), reason, left
+                )
             try:
                 time.sleep(min(pause, left))
             except BaseException:  # the user does not want to wait: the closing of runs must not wait again
@@ -118,7 +120,7 @@ def away(uri: str, reason: str) -> StoreAwayError:
     """Return the error of a store that was waited for in vain."""
     return StoreAwayError(
         f"The tracking server does not answer ({reason}), and was waited for {longest_wait():.0f} s",
-        got=shown(uri),
+        got=shown_store(uri),
         fix="What was computed is kept on this machine. When the server is back, `mlflow-compress resume` does the "
         f"rest, and so does the same command again. {WAIT_VARIABLE} sets for how many seconds it is waited for",
     )
@@ -127,12 +129,12 @@ def away(uri: str, reason: str) -> StoreAwayError:
 def _unusable(error: Exception, uri: str) -> TrackingError:
     return TrackingError(
         f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-        got=shown(uri),
+        got=shown_store(uri),
         fix="See to it that this user may write there, and that the disk has room; then start the same command again",
     )
 
 
-def shown(uri: str) -> str:
+def shown_store(uri: str) -> str:
     """Return a store's address without user and password."""
     scheme, separator, rest = uri.partition("://")
     place, slash, path = rest.partition("/")

@@ -24,7 +24,7 @@ from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_environment import VARIABLE
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
-from mlflow_compress.engines.vllm.vllm_process import started
+from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
@@ -52,7 +52,7 @@ def say(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[VllmModel]:
-    with started(SETTINGS) as vllm:
+    with started_engine(SETTINGS) as vllm:
         yield VllmModel.of(open_light(DEMO), vllm)
     assert n_workers() == 0
 

@@ -28,7 +28,7 @@ def compressed(tmp_path: Path, method: str, **settings: object) -> tuple[Path, P
     base, out = make_llama(tmp_path / "base", dtype=torch.float32), tmp_path / "out"
     compress_model(str(base), method, method_config(method, **SETTINGS, **settings), TEXT, out)
     tokenizer = resolve(str(base)).tokenizer()
-    return base, out, calibration_tokens.prepare(tokenizer, TEXT, samples=4, length=64, seed=0)
+    return base, out, calibration_tokens.prepare_calibration(tokenizer, TEXT, samples=4, length=64, seed=0)
 
 
 def test_wanda_zeroes_the_smallest_weights_times_input_norms_of_each_row(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelRef, ShardTask
 from mlflow_compress.engines.ray.connection import HeadWatch, connected
 from mlflow_compress.engines.ray.remote_model import RemoteModel
-from mlflow_compress.engines.ray.started_workers import started
+from mlflow_compress.engines.ray.started_workers import started_workers
 from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models.light_model import open_light
@@ -123,7 +123,7 @@ def errors(folder: Path, workers: Workers) -> dict[str, str]:
         except MlflowCompressError as error:
             found[name] = f"{type(error).__name__}: {error}"
     try:
-        with started(EngineConfig(workers=1000), on_gpu=False):
+        with started_workers(EngineConfig(workers=1000), on_gpu=False):
             pass
     except MlflowCompressError as error:
         found["workers"] = f"{type(error).__name__}: {error}"
@@ -163,7 +163,7 @@ def main(mode: str, folder: Path) -> int:
         prepare(folder)
         evaluate(here, folder, out)
     elif mode == "two":
-        with started(EngineConfig(workers=2), on_gpu=None) as workers:
+        with started_workers(EngineConfig(workers=2), on_gpu=None) as workers:
             evaluate(on(workers), folder, out, resume=folder / "unfinished-two")
             found = errors(folder, workers)
         (folder / "errors.json").write_text(json.dumps(found))

@@ -17,7 +17,7 @@ from mlflow_compress.reporting.answers_page import (
     MarkedText,
     as_jsonl,
     compared_answers,
-    first_difference,
+    first_differing_place,
     from_jsonl,
     marked,
     render_answers,
@@ -56,7 +56,7 @@ def test_the_parts_are_the_text_and_both_begin_alike(start: str, one: str, other
     left, right = marked(one, other)
     assert (whole(left), whole(right)) == (one, other)
     assert left.folded_start + left.shared == right.folded_start + right.shared or one == other
-    at = first_difference(one, other)
+    at = first_differing_place(one, other)
     assert (at is None) == (one == other)
     if at is not None:
         assert one[:at] == other[:at] and one[at : at + 1] != other[at : at + 1]
@@ -148,7 +148,7 @@ def test_the_rows_are_read_back_as_they_were(texts: list[tuple[str, str, str]]) 
     written = as_jsonl(pairs)
     assert from_jsonl(written, "here") == pairs
     for line, made in zip(written.split("\n"), pairs, strict=False):
-        assert json.loads(line)["first_difference"] == first_difference(made.baseline, made.variant)
+        assert json.loads(line)["first_difference"] == first_differing_place(made.baseline, made.variant)
 
 
 def test_broken_rows_are_named() -> None:

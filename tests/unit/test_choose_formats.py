@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.commands.search.choice import Choice, choose
+from mlflow_compress.commands.search.choice import Choice, choose_formats
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
 
@@ -67,7 +67,7 @@ class Models:
         return self.kl((SIZES.formats.index(name),) * 3) * SPREAD
 
     def choose(self, limit: Limit, rounds: int = 2) -> Choice:
-        return choose(
+        return choose_formats(
             limit,
             in_baseline(self.kl),
             rounds=rounds,
@@ -133,7 +133,7 @@ def test_where_nothing_was_found_inside_the_closest_is_returned_and_says_so() ->
     models = Models(lambda choice: additive(choice) + (0.3 if sum(choice) < 3 else 0.25))
     models_table = in_baseline(additive)
     limit = Limit(kind="max_kl", value=0.2)
-    found = choose(
+    found = choose_formats(
         limit,
         models_table,
         rounds=2,
@@ -157,9 +157,9 @@ def test_a_mix_that_is_not_surely_closer_than_one_format_for_all_is_not_chosen()
         return plain(folder) + (0.01 * (-1.0) ** np.arange(40) if "1" in folder else 0.0)
 
     asked = {"rounds": 0, "tolerance": 0.25, "make": models.make, "refit": models.refit, "uniform": models.uniform}
-    found = choose(limit, table, measure=measure, **asked)  # type: ignore[arg-type]
+    found = choose_formats(limit, table, measure=measure, **asked)  # type: ignore[arg-type]
     assert found.allocation.choice == (0, 0, 0) and found.allocation.gap is None
     assert len(models.made) == 2 and sum(models.made[0]) == 1
     assert found.predicted == pytest.approx(0.9) and found.measured == pytest.approx(1.0)
-    sure = choose(limit, table, measure=plain, **asked)  # type: ignore[arg-type]
+    sure = choose_formats(limit, table, measure=plain, **asked)  # type: ignore[arg-type]
     assert sum(sure.allocation.choice) == 1

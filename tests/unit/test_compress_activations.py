@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from mlflow_compress import demo
 from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline, probe
 from mlflow_compress.compression.methods import smoothquant
-from mlflow_compress.compression.reload_check import load
+from mlflow_compress.compression.reload_check import load_checkpoint
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
@@ -80,10 +80,10 @@ def test_weights_and_activations_both_lie_on_the_grid(base: Path, tmp_path: Path
 def test_what_moves_a_sum_in_its_last_place_moves_rounded_activations_by_steps(method: str, tmp_path: Path) -> None:
     compress_model(str(demo.MODEL_DIR), method, None, [], tmp_path / "out")
     stored, before, rounded = probe.read_probe(tmp_path / "out")
-    model = load(tmp_path / "out", device="cpu", trust_remote_code=False)
+    model = load_checkpoint(tmp_path / "out", device="cpu", trust_remote_code=False)
     embeddings = model.get_input_embeddings().weight.data
     embeddings *= 1 + 1e-7 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))
-    report = probe.compare(before, stored.logits(model), rounded=rounded)
+    report = probe.compare_logits(before, stored.logits(model), rounded=rounded)
     assert report.kl_max > probe.MAX_KL  # beyond the tolerance of every other method
     assert rounded and report.agrees
 
@@ -93,7 +93,7 @@ def test_smoothquant_divides_the_norms_by_its_factor(base: Path, tmp_path: Path)
     compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "out")
     stored = load_file(tmp_path / "out" / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    ids = calibration_tokens.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0).ids
+    ids = calibration_tokens.prepare_calibration(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0).ids
     seen = {}
     layer = model.model.layers[0]
     layer.mlp.register_forward_pre_hook(lambda _, args: seen.update(x=args[0].reshape(-1, 64)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.quantize.run import checkpoint_folder, method_settings
+from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
 from mlflow_compress.compression import CheckpointManifest, compress_model, method_config, pipeline
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
@@ -61,7 +61,7 @@ def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp
     source = resolve(str(base))
 
     def folder() -> Path:
-        return checkpoint_folder(config, method_settings(config), source, [])
+        return new_checkpoint_folder(config, method_settings(config), source, [])
 
     first = folder()
     assert folder() == first

@@ -13,7 +13,7 @@ from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.architectures.noisy_logits import add_noise
-from mlflow_compress.models.architectures.quantized_cache import quantize_cache, rounded
+from mlflow_compress.models.architectures.quantized_cache import quantize_cache, rounded_cache
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows
@@ -99,9 +99,9 @@ def test_the_engine_scores_what_the_model_gives(method: str, base: Path, tmp_pat
 def test_a_vector_is_rounded_to_the_grid_between_its_extremes() -> None:
     vector = torch.tensor([[[[0.0, 1.2, 2.2, 3.0, -1.0, -1.0, -1.0, -1.0]]]])
     # Group 1: steps of (3 - 0) / 3; group 2 is constant and comes back.
-    assert rounded(vector, 2, 4).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0]
+    assert rounded_cache(vector, 2, 4).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0]
     # One group: from -1 to 3 in steps of 4 / 3.
-    assert rounded(vector, 2, 8).flatten()[:4].tolist() == pytest.approx([1 / 3, 5 / 3, 5 / 3, 3.0])
+    assert rounded_cache(vector, 2, 8).flatten()[:4].tolist() == pytest.approx([1 / 3, 5 / 3, 5 / 3, 3.0])
 
 
 def test_fewer_bits_in_the_cache_lie_farther(base: Path) -> None:

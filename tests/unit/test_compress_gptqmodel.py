@@ -215,7 +215,7 @@ def test_distances_on_the_demo_follow_the_bits(
     for number, chosen in enumerate(settings):
         config = method_config(name, backend="gptqmodel", calibration_samples=32, **chosen)
         compress_model(str(demo.MODEL_DIR), name, config, calibration, tmp_path / str(number))
-        model = reload_check.load(tmp_path / str(number), device="cpu", trust_remote_code=False)
+        model = reload_check.load_checkpoint(tmp_path / str(number), device="cpu", trust_remote_code=False)
         with torch.inference_mode():
             found.append(mean_kl(baseline, model(input_ids=ids).logits))
     assert found == sorted(found) and all(kl < most for kl, most in zip(found, largest, strict=True)), found

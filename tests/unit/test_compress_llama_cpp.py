@@ -96,7 +96,7 @@ def test_llama_cpp_cuts_text_into_the_same_tokens(tmp_path: Path) -> None:
 def test_importances_lower_the_error_that_they_weigh(tmp_path: Path) -> None:
     source = resolve(str(demo.MODEL_DIR))
     base = source.load("cpu")
-    tokens = calibration_tokens.prepare(source.tokenizer(), CALIBRATION, samples=32, length=256, seed=0)
+    tokens = calibration_tokens.prepare_calibration(source.tokenizer(), CALIBRATION, samples=32, length=256, seed=0)
     squares, errors = mean_squares(base, list(source.linear), tokens), {}
     for method, settings in (("gguf-k", {}), ("gguf-imatrix", {"calibration_samples": 32})):
         compress_model(

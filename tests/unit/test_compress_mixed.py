@@ -17,7 +17,7 @@ from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.compression.gguf_model import MAX_NATIVE_KL
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE, MixedConfig
 from mlflow_compress.compression.mixed_recipe import MixedRecipe, format_parts
-from mlflow_compress.compression.probe import compare
+from mlflow_compress.compression.probe import compare_logits
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.architectures.native_gguf import open_native
@@ -122,7 +122,7 @@ def test_tensors_of_one_gguf_file_are_those_of_the_uniform_files(tmp_path: Path,
     with torch.inference_mode():
         native = open_native(out)(input_ids=ids).logits
         plain = load_model(LoadConfig(path=str(out), device="cpu")).model(input_ids=ids).logits
-    assert compare(plain.flatten(0, 1), native.flatten(0, 1)).kl_mean < MAX_NATIVE_KL
+    assert compare_logits(plain.flatten(0, 1), native.flatten(0, 1)).kl_mean < MAX_NATIVE_KL
 
 
 @needs_llama_cpp

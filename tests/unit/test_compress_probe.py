@@ -18,44 +18,44 @@ def logits() -> torch.Tensor:
 
 
 def test_equal_logits_have_distance_zero(logits: torch.Tensor) -> None:
-    report = probe.compare(logits, logits.clone())
+    report = probe.compare_logits(logits, logits.clone())
     assert (report.max_abs_diff, report.kl_mean, report.kl_max, report.positions) == (0.0, 0.0, 0.0, 6)
     assert report.agrees
 
 
 def test_the_report_is_what_it_says() -> None:
     # Two tokens: p = (1/2, 1/2), q = (2/3, 1/3): KL = 1/2 ln(3/4) + 1/2 ln(3/2) = 1/2 ln(9/8) = 0.0588915.
-    report = probe.compare(torch.zeros(1, 2), torch.tensor([[np.log(2.0), 0.0]], dtype=torch.float32))
+    report = probe.compare_logits(torch.zeros(1, 2), torch.tensor([[np.log(2.0), 0.0]], dtype=torch.float32))
     assert report.kl_max == pytest.approx(0.0588915, abs=1e-6)
     assert report.max_abs_diff == pytest.approx(np.log(2.0), abs=1e-6)
 
 
 def test_rounding_noise_passes_and_one_wrong_logit_does_not(logits: torch.Tensor) -> None:
-    assert probe.compare(logits, logits + 1e-5 * torch.randn_like(logits)).agrees
+    assert probe.compare_logits(logits, logits + 1e-5 * torch.randn_like(logits)).agrees
     wrong = logits.clone()
     wrong[3, 7] += 0.01
-    assert not probe.compare(logits, wrong).agrees
+    assert not probe.compare_logits(logits, wrong).agrees
 
 
 def test_models_that_round_activations_may_differ_by_a_step_and_no_further(logits: torch.Tensor) -> None:
     near, far = logits + 0.1 * torch.randn_like(logits), logits + torch.randn_like(logits)
-    report = probe.compare(logits, near, rounded=True)
-    assert 1e-4 < report.kl_mean < 0.01 and report.agrees and not probe.compare(logits, near).agrees
+    report = probe.compare_logits(logits, near, rounded=True)
+    assert 1e-4 < report.kl_mean < 0.01 and report.agrees and not probe.compare_logits(logits, near).agrees
     with pytest.raises(ReloadMismatchError, match=r"a mean KL up to 0\.01 nats"):
-        probe.compare(logits, far, rounded=True).require_agreement()
+        probe.compare_logits(logits, far, rounded=True).require_agreement()
     nan = torch.full_like(logits, torch.nan)
-    assert not probe.compare(logits, nan, rounded=True).agrees
+    assert not probe.compare_logits(logits, nan, rounded=True).agrees
 
 
 def test_logits_that_are_not_numbers_do_not_agree(logits: torch.Tensor) -> None:
     wrong = logits.clone()
     wrong[0, 0] = torch.nan
-    assert not probe.compare(logits, wrong).agrees
+    assert not probe.compare_logits(logits, wrong).agrees
 
 
 def test_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
     with pytest.raises(ReloadMismatchError, match="other logits"):
-        probe.compare(logits, logits[:, :-1])
+        probe.compare_logits(logits, logits[:, :-1])
 
 
 def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:

@@ -32,7 +32,9 @@ def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calibration_ids(base: Path) -> torch.Tensor:
-    prepared = calibration_tokens.prepare(resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0)
+    prepared = calibration_tokens.prepare_calibration(
+        resolve(str(base)).tokenizer(), TEXT, samples=4, length=64, seed=0
+    )
     return torch.from_numpy(prepared.ids)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.compression.gguf_model import as_llama
-from mlflow_compress.compression.methods.slicegpt import principal_components, sliced
+from mlflow_compress.compression.methods.slicegpt import principal_directions, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import (
@@ -105,7 +105,7 @@ def test_what_carries_nothing_is_cut_without_loss(base: Path) -> None:
 
 def test_components_are_sorted_and_orthonormal() -> None:
     states = torch.randn(2, 100, 8, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 9)
-    basis = principal_components([states[:1], states[1:]])
+    basis = principal_directions([states[:1], states[1:]])
     torch.testing.assert_close(basis.T @ basis, torch.eye(8, dtype=torch.float64))
     energy = (states.double() @ basis).square().sum((0, 1))
     assert energy.tolist() == sorted(energy.tolist(), reverse=True)

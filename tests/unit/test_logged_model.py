@@ -20,7 +20,7 @@ from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.logged_model import PACKAGE, DataSet, VariantEntry, log_data_sets, log_model_values
-from mlflow_compress.tracking.model_registry import move_alias, register
+from mlflow_compress.tracking.model_registry import move_alias, register_version
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 
@@ -88,7 +88,7 @@ def promoted(tracker: Tracker, run_id: str) -> str:
     """Register a run's model as champion and return the version's description."""
     tracker.client.create_registered_model("compressed-llama")
     run = tracker.client.get_run(run_id)
-    version = register(tracker, "compressed-llama", run)
+    version = register_version(tracker, "compressed-llama", run)
     move_alias(tracker, "compressed-llama", "champion", version)
     return str(tracker.client.get_model_version("compressed-llama", version).description)
 

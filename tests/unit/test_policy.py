@@ -14,7 +14,7 @@ from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
 from mlflow_compress.decide.gates import standard_gates
-from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read
+from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read_gates
 from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
@@ -150,7 +150,7 @@ def test_a_gate_reads_the_bad_end_of_a_task_or_category() -> None:
         MetricResult("distance/flips_pct", 1.0, 0.5, 2.0, n=60, task="mmlu"),
         MetricResult("quality/accuracy_delta", 0.03, 0.01, 0.05, n=60),
     ]
-    found = read(results, gates_of(FULL).readings)
+    found = read_gates(results, gates_of(FULL).readings)
     assert found == {
         "distance/all_flips_pct of mmlu/law (upper end)": 8.0,
         "judge/similarity (lower end)": 0.91,
@@ -165,7 +165,7 @@ def test_a_gate_reads_the_bad_end_of_a_task_or_category() -> None:
     assert passed, said
     assert "distance/all_flips_pct of mmlu/law (upper end): 8 <= 9; judge/similarity (lower end): 0.91 >= 0.9" in said
     # Without an interval there is no end: missing, and failed.
-    assert read([MetricResult("judge/similarity", 0.95)], gates_of(FULL).readings) == {}
+    assert read_gates([MetricResult("judge/similarity", 0.95)], gates_of(FULL).readings) == {}
     assert "judge/similarity (lower end) is missing" in reasons(FULL, candidate())[1]
 
 
@@ -246,7 +246,7 @@ def served(speedup: float, low: float, memory: float) -> Candidate:
         MetricResult(MEMORY, memory, n=1),
     ]
     policy = Policy().overridden(min_decode_speedup=1.0, max_memory_ratio=1.0)
-    return candidate(**read(results, gates_of(policy).readings))
+    return candidate(**read_gates(results, gates_of(policy).readings))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.commands.search.measured_costs import SearchText, SwapCosts, format_groups, search_text
+from mlflow_compress.commands.search.measured_costs import SearchText, SwapCosts, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.models.source_model import resolve
@@ -50,7 +50,7 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     [owner] = [group for group in groups if "model.layers.0.input_layernorm" in group.modules]
     assert {f"model.layers.0.self_attn.{part}_proj" for part in "qkv"} <= set(owner.modules)
 
-    text: SearchText = search_text(config, source, used=0)
+    text: SearchText = read_search_text(config, source, used=0)
     costs = SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups)
     three, eight = costs.alone(folders[0]), costs.alone(folders[1])
     assert three.shape == eight.shape == (len(groups), 4)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.commands.search.measured_costs import joined, search_text
+from mlflow_compress.commands.search.measured_costs import joined_distances, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import SearchedVariant
 from mlflow_compress.commands.search.run import UnitKl, _windows
@@ -81,10 +81,10 @@ def test_wrong_formats_are_refused(formats: str, error: type[Exception], message
 
 def test_groups_that_share_a_module_become_one() -> None:
     groups = [WeightGroup("layers.0.qkv", "qkv", 0, ("n", "q")), WeightGroup("layers.0.o", "o", 0, ("o",))]
-    assert joined(groups, WeightGroup("layers.0.down", "down", 0, ("d",)))[2].modules == ("d",)
-    both = joined(groups, WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("q", "o")))
+    assert joined_distances(groups, WeightGroup("layers.0.down", "down", 0, ("d",)))[2].modules == ("d",)
+    both = joined_distances(groups, WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("q", "o")))
     assert both == [WeightGroup("layers.0.qkv+o", "qkv+o", 0, ("n", "q", "o"))]
-    assert joined(both, WeightGroup("layers.0.qkv", "qkv", 0, ("q",))) == both
+    assert joined_distances(both, WeightGroup("layers.0.qkv", "qkv", 0, ("q",))) == both
 
 
 def test_limits() -> None:
@@ -136,23 +136,25 @@ def test_a_recipe_is_a_variant_that_its_content_names(tmp_path: Path) -> None:
 
 def test_the_search_text_follows_what_calibrates() -> None:
     config = SearchConfig(search_windows=6, calibration_length=32)
-    found = search_text(config, SOURCE, used=10)
+    found = read_search_text(config, SOURCE, used=10)
     tokenizer = SOURCE.tokenizer()
     text = (demo.DATA_DIR / "calibration.txt").read_text().split("\n\n")
-    used = calibration_tokens.prepare(tokenizer, [t for t in text if t.strip()], samples=10, length=32, seed=42).ids
+    used = calibration_tokens.prepare_calibration(
+        tokenizer, [t for t in text if t.strip()], samples=10, length=32, seed=42
+    ).ids
     mine = {tuple(row.tolist()) for row in found.windows.ids}
     assert len(mine) == 6 and not mine & {tuple(row) for row in used.tolist()}
     assert all(positions.tolist() == list(range(17, 32)) for positions in found.windows.scored)
-    again = search_text(config, SOURCE, used=10)
-    assert again.sha256 == found.sha256 != search_text(config, SOURCE, used=11).sha256
+    again = read_search_text(config, SOURCE, used=10)
+    assert again.sha256 == found.sha256 != read_search_text(config, SOURCE, used=11).sha256
 
 
 def test_a_text_of_its_own_is_used_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text((demo.DATA_DIR / "corpus.txt").read_text()[:4000])
     config = SearchConfig(search_windows=4, calibration_length=32, search_text=str(tmp_path / "own.txt"))
-    assert search_text(config, SOURCE, used=3).sha256 == search_text(config, SOURCE, used=100).sha256
+    assert read_search_text(config, SOURCE, used=3).sha256 == read_search_text(config, SOURCE, used=100).sha256
     with pytest.raises(ConfigError, match="too short"):
-        search_text(config.with_values(search_windows=400), SOURCE, used=0)
+        read_search_text(config.with_values(search_windows=400), SOURCE, used=0)
 
 
 def test_units_are_windows_of_all_corpora() -> None:

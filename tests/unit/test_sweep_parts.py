@@ -14,7 +14,8 @@ from mlflow_compress import cli_live
 from mlflow_compress.commands.report.scores import score_runs
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
-from mlflow_compress.compression import compress_model, reload_helper_module
+from mlflow_compress.compression import compress_model
+from mlflow_compress.compression import reload_helper as reload_helper_module
 from mlflow_compress.compression.pipeline import reload_in_fresh_process
 from mlflow_compress.compression.reload_helper import reload_helper
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError

@@ -19,7 +19,7 @@ import torch
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, SourceConfig
 from mlflow_compress.engines.vllm import vllm_environment, vllm_process
-from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started
+from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
@@ -126,7 +126,7 @@ def test_the_stages_say_so_before_they_make_a_run(monkeypatch: pytest.MonkeyPatc
 
 def test_an_environment_without_vllm_is_named() -> None:
     with pytest.raises(MissingDependencyError, match="not installed in this environment"):
-        vllm_environment.described(sys.executable)
+        vllm_environment.described_environment(sys.executable)
 
 
 def test_the_environment_variable_names_the_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_environment_variable_names_the_python(monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_of_vllm_are_numbers_and_texts_and_ours_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described", lambda python: {"vllm": "1"})
+    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: {"vllm": "1"})
     found = VllmEngine(sys.executable, {"tensor_parallel_size": "2", "kv_cache_dtype": "auto", "swap": "false"})
     assert json.loads(found.described["arguments"]) == {
         "tensor_parallel_size": 2,
@@ -153,12 +153,12 @@ def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
-    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described", lambda python: {"vllm": "1"})
+    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: {"vllm": "1"})
     how = {"dtype": "float32", "max_length": 8, "trust_remote_code": False}
-    with started(EngineConfig(vllm_python=sys.executable)) as outer:
+    with started_engine(EngineConfig(vllm_python=sys.executable)) as outer:
         first, is_new = outer.process("a", **how)
         assert is_new and outer.process("a", **how) == (first, False)
-        with started(EngineConfig()) as inner:
+        with started_engine(EngineConfig()) as inner:
             assert inner is outer
             second, is_new = inner.process("b", **how)
             assert is_new

@@ -13,7 +13,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST, T
 
 from mlflow_compress.errors import ConfigError, StoreAwayError
 from mlflow_compress.tracking import waiting
-from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, patiently, shown
+from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, patiently, shown_store
 
 SERVER = "http://someone:secret@127.0.0.1:1"
 
@@ -149,8 +149,8 @@ def test_the_wait_is_a_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_addresses_are_shown_without_passwords() -> None:
-    assert shown("postgresql://mlflow:p@ss@db/x?y=1") == "postgresql://db/x?y=1"
-    assert shown("sqlite:////data/a@b.db") == "sqlite:////data/a@b.db"
+    assert shown_store("postgresql://mlflow:p@ss@db/x?y=1") == "postgresql://db/x?y=1"
+    assert shown_store("sqlite:////data/a@b.db") == "sqlite:////data/a@b.db"
 
 
 def test_a_patient_client_keeps_what_the_client_returns() -> None:

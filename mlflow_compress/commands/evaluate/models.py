@@ -20,7 +20,7 @@ from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import SAME, open_served_model
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker
 from mlflow_compress.engines.ray.remote_model import RemoteModel
-from mlflow_compress.engines.ray.started_workers import current, started
+from mlflow_compress.engines.ray.started_workers import current_workers, started_workers
 from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.engines.vllm import vllm_process as engines
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
@@ -137,9 +137,9 @@ def engine_started(
     with ExitStack() as stack:
         workers = None
         if running.engine == "ray":
-            workers = stack.enter_context(started(running, on_gpu=on_gpu, kind=kind))
+            workers = stack.enter_context(started_workers(running, on_gpu=on_gpu, kind=kind))
         elif running.engine == "vllm":
-            stack.enter_context(engines.started(running))
+            stack.enter_context(engines.started_engine(running))
         yield workers
 
 
@@ -161,8 +161,8 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig, running: 
         )
     )
     if running.engine == "ray":
-        return RemoteModel.of(model, current())
-    return VllmModel.of(model, engines.current()) if running.engine == "vllm" else model
+        return RemoteModel.of(model, current_workers())
+    return VllmModel.of(model, engines.current_engine()) if running.engine == "vllm" else model
 
 
 def open_baseline(config: EvaluateConfig | JudgeConfig) -> OpenModel:

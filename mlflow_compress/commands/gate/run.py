@@ -35,7 +35,7 @@ from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
 from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy
-from mlflow_compress.decide.policy_gates import gates_of, read
+from mlflow_compress.decide.policy_gates import gates_of, read_gates
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
@@ -186,7 +186,7 @@ def _fixed_n(
     values = {
         **{name: result.value for name, result in pooled.items()},
         **gate_values(pooled),
-        **read(results, gates_of(policy).readings),
+        **read_gates(results, gates_of(policy).readings),
     }
     rows = []
     for number in open_gates:
@@ -212,7 +212,7 @@ def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> TimedFo
         return TimedForGate()
     measured = run_speed(config, store)
     return TimedForGate(
-        values=read(measured.results, gates.readings),
+        values=read_gates(measured.results, gates.readings),
         reason="; ".join(dict.fromkeys(measured.not_computed.values())),
         remark=f"{measured.summary}.",
     )

@@ -15,7 +15,7 @@ from mlflow_compress.commands.main.run import ServedFacts
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD
-from mlflow_compress.commands.shared.speed_runs import described
+from mlflow_compress.commands.shared.speed_runs import described_runtime
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
@@ -264,7 +264,7 @@ def _values(outputs: StageOutputs) -> dict[str, float]:
 def _setup(outputs: StageOutputs, tracker: Tracker, baseline_run: str, run: TrackedRun) -> dict[str, Any]:
     """Return the settings and versions with which the numbers can be reproduced."""
     speed = outputs.children.get("speed")
-    runtime = {} if speed is None else described(tracker.client.get_run(speed))
+    runtime = {} if speed is None else described_runtime(tracker.client.get_run(speed))
     fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
     if outputs.manifest is not None:
         manifest = asdict(outputs.manifest)

@@ -33,7 +33,7 @@ from mlflow_compress.tracking.model_registry import (
     move_alias,
     note_decision,
     planned_model,
-    register,
+    register_version,
     versions_by_run,
 )
 from mlflow_compress.tracking.tracked_run import TrackedRun
@@ -91,7 +91,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     return [evaluation for evaluation in every if weights in (None, evaluation.base_weights)]
 
 
-def choose(tracker: Tracker, config: PromoteConfig) -> Competition:
+def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
     """Return the variants that compete: those of the requested evaluation, or of the one with the most items.
 
     Raises
@@ -297,7 +297,7 @@ def _promote(
 ) -> Promotion:
     score, ranked_by = ranking
     tracker = Tracker(config.experiment)
-    competition = choose(tracker, config)
+    competition = choose_competition(tracker, config)
     evaluation = competition.evaluation
     name, naming = planned_model(tracker, competition.label, evaluation.base_weights)
     incumbent = holder(tracker, name, config.alias)
@@ -373,7 +373,7 @@ def _apply(
         return winner.version
     variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
     create_model(tracker, name, competition.evaluation.base_weights)
-    version = versions.get(winner.run_id) or register(tracker, name, variant.run)
+    version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
     # The tags come first: a history that lacks a move is worse than one with a move that did not end.
     run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
     note_decision(tracker, name, version, run.run_id)

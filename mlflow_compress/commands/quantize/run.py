@@ -67,7 +67,9 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
     }
 
 
-def checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]) -> Path:
+def new_checkpoint_folder(
+    config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]
+) -> Path:
     """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
     method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
     fingerprinted = [
@@ -114,7 +116,7 @@ def quantize(
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
-    folder = checkpoint_folder(config, settings, source, texts)
+    folder = new_checkpoint_folder(config, settings, source, texts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
         if folder.exists():

@@ -29,7 +29,7 @@ from mlflow_compress.commands.shared.candidate_values import absent_values
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import read_policy
-from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read
+from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read_gates
 from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
@@ -201,7 +201,7 @@ def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gate
         run_id=variant.run_id,
         version=None,
         method=method,
-        metrics={**metrics, **read(variant.results, gates.readings)},
+        metrics={**metrics, **read_gates(variant.results, gates.readings)},
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
         compresses=compresses(method),
         served=method == SERVED_METHOD,

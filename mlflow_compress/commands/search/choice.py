@@ -71,7 +71,7 @@ def measured(
     measure: Callable[[str], Float],
     number: int = 0,
 ) -> Choice:
-    """Return a choice of formats after making and measuring it; arguments as `choose`."""
+    """Return a choice of formats after making and measuring it; arguments as `choose_formats`."""
     variant, folder = make(allocation, limit)
     return Choice(
         allocation=allocation,
@@ -83,7 +83,7 @@ def measured(
     )
 
 
-def choose(
+def choose_formats(
     limit: Limit,
     table: CostTable,
     *,

@@ -53,7 +53,7 @@ class SearchText:
     windows: Windows  # Equal windows, of which the second half is scored
 
 
-def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
+def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
     """Return the search's text, cut into windows.
 
     Parameters
@@ -73,7 +73,7 @@ def search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchT
     tokenizer = source.tokenizer()
     length = space.calibration_length
     try:
-        tokens = calibration_tokens.prepare(
+        tokens = calibration_tokens.prepare_calibration(
             tokenizer,
             found.rendered(tokenizer),
             samples=skipped + space.search_windows,
@@ -175,7 +175,7 @@ def format_groups(
         for folder in folders:
             variant = load_model(light(folder, config.source, config.inference).config).model
             for group in find_differences(baseline, variant).groups:
-                found = joined(found, group)
+                found = joined_distances(found, group)
     else:
         bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
         found = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
@@ -185,7 +185,7 @@ def format_groups(
     return tuple(found)
 
 
-def joined(groups: Sequence[WeightGroup], other: WeightGroup) -> list[WeightGroup]:
+def joined_distances(groups: Sequence[WeightGroup], other: WeightGroup) -> list[WeightGroup]:
     """Return the groups with one more; those that share a module with it become one group with it."""
     same = [group for group in groups if set(group.modules) & set(other.modules)]
     if not same:

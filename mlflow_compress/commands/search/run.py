@@ -14,7 +14,7 @@ from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
     Choice,
     autoscheme_choices,
-    choose,
+    choose_formats,
     first_table,
     integer_formats,
     measured,
@@ -23,7 +23,7 @@ from mlflow_compress.commands.search.measured_costs import (
     SwapCosts,
     first_estimated_table,
     format_groups,
-    search_text,
+    read_search_text,
 )
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
@@ -40,7 +40,7 @@ from mlflow_compress.commands.shared.model_names import folder_or_hub, model_lab
 from mlflow_compress.commands.shared.task_inputs import suite_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
-from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare
+from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.reload_helper import reload_helper
@@ -324,8 +324,8 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
     found, may_keep = candidates(config)
     with unfinished_until_ended(given), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
-        prepared = prepare(config.sweep_config, [one.uniform for one in found], tracker)
-        text = search_text(config, source, max(one.calibration_samples for one in found))
+        prepared = prepare_sweep(config.sweep_config, [one.uniform for one in found], tracker)
+        text = read_search_text(config, source, max(one.calibration_samples for one in found))
         suite = suite_of(found[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
         label = model_label(config.source.model)
@@ -404,7 +404,7 @@ class _Search:
         chosen = {limit: self._chosen(limit, table) for limit in limits}
         beside, left_out = self._autoscheme(chosen, table)
         variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
-        prepared = prepare(self._config.sweep_config, list(variants.values()), self._tracker)
+        prepared = prepare_sweep(self._config.sweep_config, list(variants.values()), self._tracker)
         mixed = _made(self._tracker, self._run, prepared, self._say)
         return publish_search(
             self._tracker,
@@ -478,7 +478,7 @@ class _Search:
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
         space = self._config.space
-        found = choose(
+        found = choose_formats(
             limit,
             table,
             rounds=space.search_rounds,

@@ -9,7 +9,7 @@ from mlflow_compress.commands.evaluate.stored import results_from_json
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
 from mlflow_compress.commands.shared.speed_runs import timed_in
 from mlflow_compress.decide.gates import without_speed
-from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read
+from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.promotion import Candidate
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
@@ -75,7 +75,7 @@ def _read(tracker: Tracker, runs: Iterable[Any], readings: Collection[GateReadin
     results: list[MetricResult] = []
     for run in runs:
         results += results_from_json(tracker.json_of(run, "metrics.json"))
-    return read(results, readings)
+    return read_gates(results, readings)
 
 
 def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:

@@ -32,7 +32,7 @@ def description(found: Mapping[str, str]) -> dict[str, str]:
     return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS}
 
 
-def described(run: Any) -> dict[str, str]:
+def described_runtime(run: Any) -> dict[str, str]:
     """Return what describes the runtime of a stage's run; nothing where nothing was timed."""
     params = run.data.params
     return {name: params[f"{_DESCRIBED}{name}"] for name in _PARTS if f"{_DESCRIBED}{name}" in params}
@@ -46,4 +46,4 @@ def timed_in(run: Any | None) -> TimedIn:
         return TimedIn(reason=f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}")
     if run_names.SKIPPED in run.data.tags:
         return TimedIn(reason=run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED))
-    return TimedIn(runtime=described(run)["runtime"])
+    return TimedIn(runtime=described_runtime(run)["runtime"])

@@ -15,7 +15,7 @@ from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.checked_parameters import check_served, name_of, resolved_parameters
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import variant_key
-from mlflow_compress.commands.quantize.run import checkpoint_folder, method_settings
+from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
 from mlflow_compress.commands.report.scores import stage_seconds
 from mlflow_compress.commands.shared.model_names import SERVED_METHOD, folder_or_hub, model_label, model_path
 from mlflow_compress.commands.shared.progress import duration
@@ -261,7 +261,7 @@ class Prepared:
     variants: tuple[PreparedVariant, ...]
 
 
-def prepare(config: SweepConfig, chosen: list[Combination], store: Store) -> Prepared:
+def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) -> Prepared:
     """Read tasks, instructions and calibration text, check them, and return the variants with their keys.
 
     The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
@@ -297,7 +297,7 @@ def prepare(config: SweepConfig, chosen: list[Combination], store: Store) -> Pre
             variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
             continue
         texts = calibration.rendered(source.tokenizer()) if calibration else []
-        folder = checkpoint_folder(one.config.quantize_config, one.settings, source, texts)
+        folder = new_checkpoint_folder(one.config.quantize_config, one.settings, source, texts)
         key = variant_key(one.config, folder.name, evaluation)
         variants.append(PreparedVariant(asked=one, known=known, key=key))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))

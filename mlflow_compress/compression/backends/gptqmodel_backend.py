@@ -60,14 +60,14 @@ class TwoBackendMethod(Method):
         """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         source.require_group_size(config.group_size)
         if config.backend == NAME:
-            check(source, self.name, self.quantize_config(config))
+            check_supported(source, self.name, self.quantize_config(config))
         else:
             self.check_llmcompressor(source)
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Quantize layer by layer on the calibration set, with the chosen backend."""
         if job.config.backend == NAME:
-            return quantize(job, self.quantize_config(job.config))
+            return quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return self.run_llmcompressor(job)
 
     def quantize_config(self, config: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class TwoBackendMethod(Method):
         """Compress with llm-compressor; contract as `compress`."""
 
 
-def load() -> None:
+def load_for_gptqmodel() -> None:
     """Import gptqmodel with at least two workers: its default on two cores is one.
 
     It reads the number from the environment. A value that is already set is not changed.
@@ -92,9 +92,9 @@ def load() -> None:
     import gptqmodel  # noqa: F401
 
 
-def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
+def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
     """Raise `UnsupportedError` for architectures, group sizes and layers that gptqmodel does not support."""
-    load()
+    load_for_gptqmodel()
     from gptqmodel.models.auto import SUPPORTED_MODELS
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
@@ -133,7 +133,7 @@ def check(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
             )
 
 
-def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
+def quantize_by_gptqmodel(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
     """Quantize on the calibration set, save, and return the logits of the packed weights.
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.
@@ -155,7 +155,7 @@ def quantize(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
     UnsupportedError
         A layer could not be solved with the given damping, or gptqmodel failed.
     """
-    load()
+    load_for_gptqmodel()
     import torch
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 

@@ -74,7 +74,7 @@ class KQuantMethod(ForTensors, Method):
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise an error as `gguf` does, and for rows that are not complete blocks: llama.cpp would use other types."""
-        gguf_model.require_known(source, BLOCK)
+        gguf_model.require_known_architecture(source, BLOCK)
 
     def tensor_type(self, config: Any) -> str:
         """Return the K-quant of these bits."""
@@ -88,7 +88,7 @@ class KQuantMethod(ForTensors, Method):
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         """Write the base as GGUF, let llama.cpp quantize the file, and return the new file's logits."""
-        model = gguf_model.load(job)
+        model = gguf_model.load_llama_like(job)
         importance = self.importance(job, model)
         return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
 

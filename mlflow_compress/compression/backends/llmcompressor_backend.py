@@ -152,7 +152,7 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
     UnsupportedError
         llm-compressor does not support the model, or moved scales between channels that do not belong together.
     """
-    load()
+    load_for_llmcompressor()
     _require_device(job.device)
     with contextlib.ExitStack() as until_saved:
         return _run(job, recipe, until_saved, rescales=rescales)
@@ -214,7 +214,7 @@ def _run(
 
 def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor, step: str) -> None:
     """Raise `UnsupportedError` where the model, which rounds nothing now, computes other logits than before a step."""
-    report = probe.compare(before, job.probe.logits(model))
+    report = probe.compare_logits(before, job.probe.logits(model))
     if not report.agrees:
         raise UnsupportedError(
             f"llm-compressor's {step} changes what this model computes",
@@ -362,7 +362,7 @@ def unpinned_cache() -> Iterator[None]:
         IntermediatesCache.pin_memory = original
 
 
-def load() -> None:
+def load_for_llmcompressor() -> None:
     """Import llm-compressor, and disable its log, which the import enables."""
     import llmcompressor  # noqa: F401
     from loguru import logger

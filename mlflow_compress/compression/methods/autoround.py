@@ -106,7 +106,7 @@ def _in_float32(seed: int) -> Iterator[None]:
     """
     import torch
 
-    backend.load()
+    backend.load_for_llmcompressor()
     from llmcompressor.modifiers.autoround import base
 
     original, numbers, states = base.AutoRound, random.getstate(), np.random.get_state()

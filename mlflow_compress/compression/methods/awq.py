@@ -96,7 +96,7 @@ class Awq(ForLayers, gptqmodel_backend.TwoBackendMethod):
 
     def check_llmcompressor(self, source: SourceModel) -> None:
         """Raise `UnsupportedError` for an architecture without known scaling pairs."""
-        backend.load()
+        backend.load_for_llmcompressor()
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
 
@@ -119,7 +119,7 @@ class Awq(ForLayers, gptqmodel_backend.TwoBackendMethod):
 
     def guarded(self) -> AbstractContextManager[object]:
         """Keep cached activations out of page-locked memory."""
-        backend.load()
+        backend.load_for_llmcompressor()
         return backend.unpinned_cache()
 
     def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:

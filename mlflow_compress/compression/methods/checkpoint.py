@@ -44,7 +44,7 @@ class CheckpointConfig(MethodConfig):
             if not file.is_file():
                 raise CheckpointError("The GGUF file does not exist", got=self.checkpoint)
             return file.resolve()
-        return source_module.local_folder(self.checkpoint)
+        return source_module.local_model_folder(self.checkpoint)
 
 
 @register
@@ -124,7 +124,9 @@ class Checkpoint(Method):
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)
         try:
-            model = reload_check.load(folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
+            model = reload_check.load_checkpoint(
+                folder, device=job.device, trust_remote_code=job.source.trust_remote_code
+            )
         except ImportError as error:
             raise MissingDependencyError(
                 f"The checkpoint's format needs a package: {error}", got=str(folder)

@@ -63,7 +63,7 @@ class Gguf(ForTensors, Method):
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
-        gguf_model.require_known(source, BLOCK)
+        gguf_model.require_known_architecture(source, BLOCK)
 
     def tensor_type(self, config: Any) -> str:
         """Return the block type of these bits."""
@@ -77,7 +77,7 @@ class Gguf(ForTensors, Method):
         """Quantize, write the file, and return its logits."""
         import gguf
 
-        model, path = gguf_model.load(job), job.folder / gguf_file.FILE
+        model, path = gguf_model.load_llama_like(job), job.folder / gguf_file.FILE
         blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
         quantized, plain = (
             gguf.GGMLQuantizationType[self.tensor_type(job.config)],

@@ -119,7 +119,7 @@ class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
 @contextlib.contextmanager
 def _refuse_fallback() -> Iterator[None]:
     """Within this block, llm-compressor's silent fallback to round-to-nearest is an error."""
-    backend.load()
+    backend.load_for_llmcompressor()
     from llmcompressor.modifiers.gptq import GPTQModifier
 
     original = GPTQModifier._log_rtn_fallback_summary

@@ -176,7 +176,7 @@ def _as_gguf(job: CompressionJob, content: MixedRecipe, formats: dict[str, Layer
 
     first: Any = next(iter(formats.values())).config
     job = replace(job, config=first)
-    model = gguf_model.load(job)
+    model = gguf_model.load_llama_like(job)
     plain = gguf_model.plain_kind(job.source.dtype)
     types: dict[str, str] = {}  # by parameter
     importance: dict[str, Any] = {}  # by GGUF's name

@@ -121,7 +121,7 @@ def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
     with torch.no_grad():
         states = [body.embed_tokens(ids) for ids in batches]
         contexts = [_context(model, hidden) for hidden in states]
-        basis = principal_components(states)
+        basis = principal_directions(states)
         result.model.embed_tokens.weight.data = rotated(body.embed_tokens.weight, into=basis[:, :width])
         states = [_project(hidden, basis[:, :width]) for hidden in states]
         basis = basis[:, :width]
@@ -151,7 +151,7 @@ def _slice_layer(
         attention(hidden_states=new.input_layernorm(x), **context)[0] + _project(x, basis.T)
         for x, context in zip(states, contexts, strict=True)
     ]
-    between = principal_components(middle)[:, :width]
+    between = principal_directions(middle)[:, :width]
     _rotate_output_layer(attention.o_proj, between)
     new.attn_shortcut.weight.data = (between.T @ basis).to(states[0].dtype)
 
@@ -160,13 +160,13 @@ def _slice_layer(
     mlp.down_proj = old.mlp.down_proj
     cut = [_project(x, between) for x in middle]
     outputs = [mlp(new.post_attention_layernorm(x)) + _project(x, between.T) for x in cut]
-    after = principal_components(outputs)[:, :width_out]
+    after = principal_directions(outputs)[:, :width_out]
     _rotate_output_layer(mlp.down_proj, after)
     new.mlp_shortcut.weight.data = (after.T @ between).to(states[0].dtype)
     return [_project(x, after) for x in outputs], after
 
 
-def principal_components(batches: Sequence[torch.Tensor]) -> torch.Tensor:
+def principal_directions(batches: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the eigenvectors of ``sum x x^T`` as columns, largest eigenvalue first; float64, shape (n, n)."""
     import torch
 

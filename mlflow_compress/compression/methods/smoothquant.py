@@ -66,7 +66,7 @@ class SmoothQuant(Method):
 
     def check(self, config: Any, source: SourceModel) -> None:
         """Raise `UnsupportedError` for an architecture without mappings: smoothing would silently do nothing."""
-        backend.load()
+        backend.load_for_llmcompressor()
         from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY
 

@@ -72,7 +72,7 @@ class SparseGpt(PruningMethod):
 @contextlib.contextmanager
 def _refuse_fallback() -> Iterator[None]:
     """Within this block, a Hessian that cannot be inverted is an error; by default it becomes the identity."""
-    backend.load()
+    backend.load_for_llmcompressor()
     from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
     original = sgpt_sparsify.logger

@@ -15,7 +15,7 @@ _open: Workers | None = None
 
 
 @contextmanager
-def started(
+def started_workers(
     settings: EngineConfig, *, on_gpu: bool | None, kind: type[ClusterWorker] = ClusterWorker
 ) -> Iterator[Workers]:
     """Yield workers, which end with the block. Within a block of an outer call, yield those of that block.
@@ -77,7 +77,7 @@ def started(
             _open = None
 
 
-def current() -> Workers:
-    """Return the workers of the innermost block of `started`."""
-    assert _open is not None, "engine=ray is used outside of `started`"
+def current_workers() -> Workers:
+    """Return the workers of the innermost block of `started_workers`."""
+    assert _open is not None, "engine=ray is used outside of `started_workers`"
     return _open

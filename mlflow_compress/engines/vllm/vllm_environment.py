@@ -59,7 +59,7 @@ def find_python(given: str | None) -> str:
 
 
 @cache
-def described(python: str) -> dict[str, str]:
+def described_environment(python: str) -> dict[str, str]:
     """Return what decides numbers in that environment: the device, and the versions of vLLM and what it computes with.
 
     Raises

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.vllm.vllm_environment import described, find_python, for_worker
+from mlflow_compress.engines.vllm.vllm_environment import described_environment, find_python, for_worker
 from mlflow_compress.errors import ConfigError, UnsupportedError, WorkerError
 from mlflow_compress.scoring.baseline_store.state_store import from_bytes
 from mlflow_compress.scoring.child_process import exit_reason
@@ -188,7 +188,7 @@ class VllmEngine:
         self._settings = {name: _typed(value) for name, value in settings.items()}
         self._process: VllmProcess | None = None
         self._arguments: dict[str, Any] = {}
-        self.described = {**described(python), "arguments": json.dumps(self._settings, sort_keys=True)}
+        self.described = {**described_environment(python), "arguments": json.dumps(self._settings, sort_keys=True)}
 
     def process(self, model: str, *, dtype: str, max_length: int, trust_remote_code: bool) -> tuple[VllmProcess, bool]:
         """Return the process that holds a model, and whether it was started now."""
@@ -215,7 +215,7 @@ class VllmEngine:
 
 
 @contextmanager
-def started(settings: EngineConfig) -> Iterator[VllmEngine]:
+def started_engine(settings: EngineConfig) -> Iterator[VllmEngine]:
     """Yield the vLLM of a command. Within a block of an outer call, yield that of the outer one.
 
     Whichever block ends, no process of vLLM is left: compression may need the memory.
@@ -238,9 +238,9 @@ def started(settings: EngineConfig) -> Iterator[VllmEngine]:
         _open = outer
 
 
-def current() -> VllmEngine:
-    """Return the vLLM of the innermost block of `started`."""
-    assert _open is not None, "engine=vllm is used outside of `started`"
+def current_engine() -> VllmEngine:
+    """Return the vLLM of the innermost block of `started_engine`."""
+    assert _open is not None, "engine=vllm is used outside of `started_engine`"
     return _open
 
 

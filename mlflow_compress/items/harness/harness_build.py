@@ -13,7 +13,7 @@ import numpy as np
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
-from mlflow_compress.items.harness.harness_tasks import load
+from mlflow_compress.items.harness.harness_tasks import load_harness_tasks
 from mlflow_compress.items.task import Answering, GroupAverages, HarnessMetric, Parts, Task, TaskSettings, limited
 from mlflow_compress.records import Items, Request, RunRecords
 
@@ -145,7 +145,7 @@ def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[Ha
     return found
 
 
-def judge(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
+def judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
     """Return which answers are correct by the task's first filter and exact-match metric; None if it has neither."""
     scored = [document for document in leaf.documents if document.item_id in answers]
     responses = {item_id: [text] for item_id, text in answers.items()}
@@ -266,7 +266,7 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     Raises `ConfigError` or `DataError`: a name is unknown, a data set is missing, or the harness cannot build a prompt.
     Raises `UnsupportedError`: the task samples its answers, needs images or sound, or runs generated code.
     """
-    loaded = load(name, shots=shots, data_dir=settings.data_dir, folders=folders)
+    loaded = load_harness_tasks(name, shots=shots, data_dir=settings.data_dir, folders=folders)
     is_one_task = name in loaded.groups and _averages_items(loaded.groups[name])
     found = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
     shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
@@ -445,7 +445,7 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
 def _answering(leaf: Leaf) -> Answering:
     """Return how a task's answers are generated and graded."""
     until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
-    return Answering(until=until, max_new_tokens=length, judge=partial(judge, leaf))
+    return Answering(until=until, max_new_tokens=length, judge=partial(judge_answers, leaf))
 
 
 def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.items.named_tasks import TASKS
-from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing, quiet_bars, reason
+from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing_data, quiet_bars, reason
 
 _DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["']?([\w\-.+]+)""")
 
@@ -99,7 +99,7 @@ def manager(folders: tuple[str, ...] = ()) -> Any:
     return lm_eval.tasks.TaskManager(include_path=[collection() / f for f in folders], include_defaults=False)
 
 
-def load(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
+def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
     """Return a task, group or tag, loaded by the harness.
 
     `shots` None takes the task's own number of examples. `folders` of the harness's collection contain the task;
@@ -183,7 +183,7 @@ def _local_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iter
         if not where:
             raise DataError(f"lm-evaluation-harness cannot load task {name!r}: {error!r}") from error
         task, dataset, local = where[-1]
-        raise missing(dataset, data_dir, why=reason(error, local), task=task) from error
+        raise missing_data(dataset, data_dir, why=reason(error, local), task=task) from error
     except Exception as error:  # a task definition is code of its own and may raise anything
         task = where[-1][0] if where else name
         raise DataError(f"lm-evaluation-harness cannot load task {task!r}: {error!r}") from error

@@ -7,7 +7,7 @@ windows have 512 tokens, as in llama.cpp, so the perplexity differs. `pile_slice
 
 from __future__ import annotations
 
-from mlflow_compress.items.sources.data_dir import load_file, load_split, register_corpus
+from mlflow_compress.items.sources.data_dir import load_split, read_data_file, register_corpus
 
 C4, C4_FILE = "allenai/c4", "en/c4-validation.00000-of-00008.json.gz"
 PILE = "mit-han-lab/pile-val-backup"  # AutoAWQ's calibration set
@@ -17,7 +17,7 @@ TOKENS = 256 * 2_048
 
 def c4_slice(data_dir: str) -> str:
     """Return the documents, joined with spaces."""
-    return " ".join(load_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
+    return " ".join(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
 
 
 def pile_slice(data_dir: str) -> str:

@@ -58,7 +58,7 @@ SUMMARIZATION = Part(
 )
 
 
-def records_of(part: Part, task: str, data_dir: str) -> Sequence[Record]:
+def halueval_records(part: Part, task: str, data_dir: str) -> Sequence[Record]:
     """Return the rows of the data set, or of the original repository's file if that is in its folder."""
     original = Path(data_dir) / DATASET / "data" / f"{part.config}_data.json"
     if data_dir and original.is_file():
@@ -88,7 +88,7 @@ def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[s
 
 def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
     """Return examples and questions as rows of a question file."""
-    records = records_of(part, task, data_dir)
+    records = halueval_records(part, task, data_dir)
     if len({record[part.right] for record in records}) < EXAMPLES:
         raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")
 

@@ -218,7 +218,7 @@ def _from_splits(kind: str, task: str, data_dir: str) -> list[Question]:
 
 def _from_halueval(kind: str, task: str, data_dir: str) -> list[Question]:
     part = HALUEVAL[kind]
-    records: Sequence[Any] = halueval_lettered.records_of(part, task, data_dir)
+    records: Sequence[Any] = halueval_lettered.halueval_records(part, task, data_dir)
     return [halueval_lettered.question(part, records, i) for i in _drawn(kind, len(records), DRAWN)]
 
 

@@ -12,7 +12,7 @@ from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.items.named import wikitext2
-from mlflow_compress.items.sources.data_dir import check_data_dir, load_file, load_split
+from mlflow_compress.items.sources.data_dir import check_data_dir, load_split, read_data_file
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
@@ -66,7 +66,7 @@ def _wikitext2(data_dir: str) -> CalibrationSet:
 
 def _c4(data_dir: str) -> CalibrationSet:
     """Return the first documents of the training file that GPTQ, SparseGPT and Wanda use."""
-    found = load_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
+    found = read_data_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
     return CalibrationSet(name="c4", texts=tuple(found[:_DOCUMENTS]["text"]))
 
 

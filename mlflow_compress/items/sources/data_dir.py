@@ -45,7 +45,7 @@ def cache_of(local: Path) -> str:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / "mlflow_compress" / digest)
 
 
-def missing(
+def missing_data(
     dataset: str, data_dir: str, *, why: str, task: str, file: str = "", revision: str | None = None
 ) -> DataError:
     """Return the error for a data set that cannot be loaded, with the command that fetches it (or one file of it)."""
@@ -68,7 +68,7 @@ def load_split(
     return _load(dataset, data_dir, task, revision=revision, name=config, split=split)
 
 
-def load_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
+def read_data_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
     """Return one file of a data set as a `datasets.Dataset`, for data sets that are too large to fetch completely.
 
     Raises `DataError`: the file is neither in `data_dir` nor on the hub.
@@ -88,13 +88,13 @@ def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
     if local is not None:
         found = next((place for place in (local / file, local / "data" / file) if place.is_file()), None)
         if found is None:
-            raise missing(dataset, data_dir, why=f"{local} has no {file}", task=task, file=file)
+            raise missing_data(dataset, data_dir, why=f"{local} has no {file}", task=task, file=file)
         return found
     try:
         with quiet_bars():
             return Path(hf_hub_download(dataset, file, repo_type="dataset"))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        raise missing(dataset, data_dir, why=reason(error, None), task=task, file=file) from error
+        raise missing_data(dataset, data_dir, why=reason(error, None), task=task, file=file) from error
 
 
 def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: str | None = None, **what: Any) -> Any:
@@ -111,7 +111,9 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
             return load_dataset(str(local), cache_dir=cache_of(local), **what)
     except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:
         # What a missing network, data set, configuration or split raises, and a broken file.
-        raise missing(dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision) from error
+        raise missing_data(
+            dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision
+        ) from error
 
 
 def _check_json(local: Path) -> None:

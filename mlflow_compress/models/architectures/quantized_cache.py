@@ -16,7 +16,7 @@ from mlflow_compress.models.architectures.own_format import OwnFormat
 QUANT_METHOD = "quantized_cache"
 
 
-def rounded(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def rounded_cache(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     """Return the vectors with every group of neighbours in a head rounded to ``2^bits`` evenly spaced values.
 
     The values range from the smallest to the largest number of the group.
@@ -47,7 +47,7 @@ def quantize_cache(model: Any, bits: int, group: int) -> None:
     name = f"sdpa_cache_{bits}bit_g{group}"
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        key, value = rounded(key, bits, group), rounded(value, bits, group)
+        key, value = rounded_cache(key, bits, group), rounded_cache(value, bits, group)
         return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
     before = model.config.get_text_config()._attn_implementation
