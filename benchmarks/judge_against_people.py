@@ -173,7 +173,7 @@ def asked_votes(
     JudgeError
         There is no key, or more judgments are without a verdict than `judge_max_unscored` allows.
     """
-    session = Session.open(settings, kept)
+    session = Session.open(settings.judging, kept)
     if isinstance(session, str):
         raise JudgeError(session)
     prompts = settings.judging.judge_prompts
@@ -194,7 +194,7 @@ def asked_votes(
         instructions=(),
         graded={},
         samples={},
-        spending=spending_of(settings),
+        spending=spending_of(settings.judging),
         say=lambda line: print(line, file=sys.stderr),
     )
     found = session.ask(asked, read_verdict, inputs)

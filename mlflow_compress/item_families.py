@@ -21,5 +21,5 @@ class ItemFamily:
 
 
 ITEM_FAMILIES: Registry[ItemFamily] = Registry(
-    "item family", "mlflow_compress.items.families", group="mlflow_compress.tasks"
+    "item family", "mlflow_compress.items.families", group="mlflow_compress.tasks", of=ItemFamily
 )

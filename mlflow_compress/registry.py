@@ -74,12 +74,13 @@ class Registry(Generic[T]):
         Dotted name of the package whose modules register themselves.
     group : str, optional
         Group of entry points that are imported too. Without it there are no plug-ins of this kind.
+    of : type, optional
+        Class of the objects; another one is refused when it registers.
     """
 
-    def __init__(self, kind: str, package: str, *, group: str | None = None) -> None:
+    def __init__(self, kind: str, package: str, *, group: str | None = None, of: type[T] | None = None) -> None:
         self.kind = kind
-        self._package = package
-        self._group = group
+        self._package, self._group, self._of = package, group, of
         self._objects: dict[str, T] = {}
         self._modules: dict[str, str] = {}  # name -> module that registered it
         self._loaded = False
@@ -94,8 +95,14 @@ class Registry(Generic[T]):
             module = _importing_module()
             if name in self._objects:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: by {self._modules[name]} and by {module}")
-            self._objects[name] = obj
             self._modules[name] = module
+            if self._of is not None and not isinstance(obj, self._of):
+                raise ConfigError(
+                    f"The {self.origin(name)} is of the wrong class",
+                    allowed=self._of.__name__,
+                    got=type(obj).__name__,
+                )
+            self._objects[name] = obj
             return obj
 
         return decorate

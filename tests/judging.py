@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.judges import JUDGES, Judged, JudgeInputs
+from mlflow_compress.judges import Judged, JudgeInputs
+from mlflow_compress.judges import open_judge as opened
 from mlflow_compress.judges.session import spending_of
 from mlflow_compress.records import Generations
 
@@ -47,7 +48,7 @@ def open_judge(base_url: str, folder: Path, name: str = "mt_bench", **settings: 
     """Open a judge that asks an endpoint, with the key of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
-        return JUDGES.get(name).open(JudgeConfig(judge_base_url=base_url, **settings), folder)
+        return opened(name, JudgeConfig(judge_base_url=base_url, **settings), folder)
 
 
 def grade(
@@ -65,7 +66,7 @@ def grade(
         instructions=items,
         graded=given or {"variant": answers(*items)},
         samples={},
-        spending=spending_of(JudgeConfig(**settings)),
+        spending=spending_of(JudgeConfig(**settings).judging),
         say=said.append,
     )
     found: Judged = judge(inputs)

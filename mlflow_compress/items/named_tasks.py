@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.task import Parts, TaskSettings
 from mlflow_compress.registry import Registry
 
@@ -27,6 +28,10 @@ class NamedTask:
     # Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
     members: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if (self.build is None) != bool(self.members) or (self.build is None) != (self.definition is None):
+            raise ConfigError("A named task has a definition and `build`, or the members of a group")
+
     def definition_hash(self) -> str:
         """Return the SHA-256 of the definition."""
         if self.definition is not None:
@@ -35,7 +40,9 @@ class NamedTask:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-TASKS: Registry[NamedTask] = Registry("task", "mlflow_compress.items.named", group="mlflow_compress.tasks")
+TASKS: Registry[NamedTask] = Registry(
+    "task", "mlflow_compress.items.named", group="mlflow_compress.tasks", of=NamedTask
+)
 
 
 COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "definition")

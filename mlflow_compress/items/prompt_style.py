@@ -28,7 +28,7 @@ class PromptStyle:
     n_options: int | None = None  # The number of options that the wording states; None if it states none
 
 
-PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items.prompts")
+PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items.prompts", of=PromptStyle)
 
 
 def styles_of(asked: str) -> dict[str, PromptStyle]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +16,16 @@ from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
 from mlflow_compress.items.sources.question_files import load_file
-from mlflow_compress.items.task import Corpus, GroupAverages, HarnessMetric, Parts, Task, TaskSettings, TraceCorpus
+from mlflow_compress.items.task import (
+    Corpus,
+    GroupAverages,
+    HarnessMetric,
+    Parts,
+    Task,
+    TaskSettings,
+    TraceCorpus,
+    check_tasks,
+)
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 
 
@@ -101,10 +112,28 @@ def _named(part: str, settings: TaskSettings) -> Parts:
         return build(name, shots=shots, settings=settings)
     known = TASKS.get(name)
     if known.build is not None:
-        return known.build(settings, shots)
+        with TASKS.blaming(name):
+            parts = known.build(settings, shots)
+        check_tasks(parts.tasks if isinstance(parts, Parts) else parts, TASKS.origin(name))
+        return replace(parts, tasks=tuple(_with_named_grader(name, task) for task in parts.tasks))
     if shots is not None:
         raise ConfigError("A group's members have their own few-shot examples", got=part)
     return Parts.join(_members(known.members, settings))
+
+
+def _with_named_grader(name: str, task: Task) -> Task:
+    """Return a task the errors of whose grading name the plug-in."""
+    if task.answering is None or task.answering.judge is None:
+        return task
+    return replace(task, answering=replace(task.answering, judge=partial(_grade, name, task.answering.judge)))
+
+
+def _grade(name: str, judge: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> Mapping[str, Any]:
+    with TASKS.blaming(name):
+        correct = judge(answers)
+    if not isinstance(correct, Mapping):
+        raise ConfigError(f"The {TASKS.origin(name)} grades with a {type(correct).__name__}", allowed="a mapping")
+    return correct
 
 
 def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:

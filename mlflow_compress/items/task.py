@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 from mlflow_compress.registry import Registry
@@ -169,7 +170,9 @@ class Family:
     optional: Mapping[str, type] = field(default_factory=dict)  # Fields that a row may have
 
 
-FAMILIES: Registry[Family] = Registry("task family", "mlflow_compress.items.families", group="mlflow_compress.tasks")
+FAMILIES: Registry[Family] = Registry(
+    "task family", "mlflow_compress.items.families", group="mlflow_compress.tasks", of=Family
+)
 
 
 def register_family(name: str, family: Family) -> None:
@@ -177,6 +180,29 @@ def register_family(name: str, family: Family) -> None:
     for kind, properties in family.items.items():
         ITEM_FAMILIES.register(kind)(properties)
     FAMILIES.register(name)(family)
+
+
+def check_tasks(tasks: object, origin: str) -> None:
+    """Refuse tasks that no evaluation could score; `origin` says whose they are (see `Registry.origin`)."""
+
+    def fault(task: object) -> str | None:
+        if not isinstance(task, Task):
+            return f"{type(task).__name__} instead of a Task"
+        if not isinstance(task.items, Items) or not all(isinstance(request, Request) for request in task.requests):
+            return f"task {task.name!r}, whose items are no Items or whose requests are no Requests"
+        keys = task.items.key_rows()
+        if len(set(keys)) < len(keys):
+            return f"task {task.name!r}, which has two items of one id"
+        families = set(task.items.table.column("family").to_pylist()) - set(ITEM_FAMILIES.names())
+        if families:
+            return f"task {task.name!r} with items of unknown families: {', '.join(map(repr, sorted(families)))}"
+        if unknown := {(request.task, request.item_id) for request in task.requests} - set(keys):
+            return f"task {task.name!r} with a request of an unknown item: {min(unknown)}"
+        return None
+
+    several = list(tasks) if isinstance(tasks, list | tuple) else [tasks]
+    for wrong in filter(None, map(fault, several)):
+        raise ConfigError(f"The {origin} returned {wrong}", fix="Repair or uninstall that package")
 
 
 def seeded(settings: TaskSettings, *parts: object) -> random.Random:

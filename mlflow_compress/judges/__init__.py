@@ -2,9 +2,9 @@
 `divergent_tokens` (where greedy answers part).
 
 The package `encoders` has what embeds answers for `similarity`. The judges that ask a model share `session`, `asking`,
-`estimate`, `parsing` and `prompts`; `grading` is a part of `mt_bench`.
+`prompts` and `grading`.
 """
 
-from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs, chosen_judges
+from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs, chosen_judges, open_judge
 
-__all__ = ["JUDGES", "Judge", "JudgeInputs", "Judged", "chosen_judges"]
+__all__ = ["JUDGES", "Judge", "JudgeInputs", "Judged", "chosen_judges", "open_judge"]

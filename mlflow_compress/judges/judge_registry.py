@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from mlflow_compress.config import JudgeSettings
 from mlflow_compress.records import Generations, Judgments, RunRecords
@@ -85,13 +86,18 @@ class Judged:
     failed: str | None = None  # Why the stage fails after everything else has been logged, as sentences
 
 
+class NoSettings(BaseModel):
+    """The settings of a judge that declares none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """A way to compare or grade generated answers."""
 
-    # Called before any answer is generated. It loads what the judge needs, and raises an error if that is missing. The
-    # returned function judges the answers. The judge may store paid results in `folder`.
-    open: Callable[[JudgeSettings, Path], Callable[[JudgeInputs], Judged]]
+    # Called with the settings before any answer is generated. It loads what the judge needs, and raises an error if
+    # that is missing. The returned function judges the answers. The judge may store paid results in the folder.
+    open: Callable[[Any, Path], Callable[[JudgeInputs], Judged]]
+    settings: type[BaseModel] = NoSettings  # What `open` gets: its fields are parameters of the judge command
     requires: str  # What the judge needs to run, in one sentence
     source: str  # The paper or program that defines it, and any deviation from it
     on_request: bool = False  # Whether it judges only if it is named: "all" leaves it out
@@ -101,13 +107,59 @@ class Judge:
 JUDGES: Registry[Judge] = Registry("judge", "mlflow_compress.judges", group="mlflow_compress.judges")
 
 
-def chosen_judges(asked: str) -> list[str]:
-    """Return the names of the requested judges. An unknown name is a `ConfigError`.
+S = TypeVar("S", bound=BaseModel)
+
+
+def declared_settings(kind: type[S], config: JudgeSettings) -> S:
+    """Return the settings that a judge declares, from the parameters of the command."""
+    values = config.values()
+    if unknown := kind.model_fields.keys() - values.keys():
+        raise TypeError(f"its settings declare {min(unknown)!r}, which is no parameter of the judge command")
+    return kind(**{name: values[name] for name in kind.model_fields})
+
+
+def open_judge(name: str, config: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
+    """Return the function that judges answers. What a plug-in raises, or returns wrongly, names the plug-in.
 
     Parameters
     ----------
-    asked : str
-        Names separated by commas; "all" is every installed judge that is not `Judge.on_request`.
+    folder : Path
+        Where the judge may store paid results.
+    """
+    judge = JUDGES.get(name)
+    with JUDGES.blaming(name):
+        judging = judge.open(declared_settings(judge.settings, config), folder)
+        if not callable(judging):
+            raise TypeError(f"`open` returned {type(judging).__name__}, not a function")
+
+    def judged(inputs: JudgeInputs) -> Judged:
+        with JUDGES.blaming(name):
+            found = judging(inputs)
+            _check(found)
+            return found
+
+    return judged
+
+
+def _check(judged: Judged) -> None:
+    if not isinstance(judged, Judged):
+        raise TypeError(f"it returned {type(judged).__name__}, not Judged")
+    kinds = (("judgments", judged.judgments, Judgments), ("records", judged.records, RunRecords))
+    for field_name, by_model, kind in kinds:
+        for who, value in by_model.items():
+            if who not in ("baseline", "variant") or not isinstance(value, kind):
+                raise TypeError(
+                    f"Judged.{field_name} holds {type(value).__name__} of {who!r}, not {kind.__name__} of 'baseline' "
+                    "and 'variant'"
+                )
+    if judged.vectors is not None and not {"baseline", "again", "variant"} <= judged.vectors.vectors.keys():
+        raise TypeError("Judged.vectors needs vectors of 'baseline', 'again' and 'variant'")
+
+
+def chosen_judges(asked: str) -> list[str]:
+    """Return the names of the requested judges, which are separated by commas. An unknown name is a `ConfigError`.
+
+    "all" is every installed judge that is not `Judge.on_request`.
     """
     names: list[str] = []
     for name in (part.strip() for part in asked.split(",")):

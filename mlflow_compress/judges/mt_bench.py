@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mlflow_compress.config import JudgeSettings
+from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.judges.asking import read_rating
 from mlflow_compress.judges.grading import gradings, records
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
@@ -28,14 +28,14 @@ OTHER_TEMPERATURE = 0.7
 TASK = "mt_bench"
 
 
-def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every judgment and gives the reason."""
     session = Session.open(settings, folder)
     if isinstance(session, str):
         return skipping(session)
 
     def judge(inputs: JudgeInputs) -> Judged:
-        repeats = settings.judging.judge_repeats
+        repeats = settings.judge_repeats
         asked = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
         found = session.ask([one.question for part in asked.values() for one in part], read_rating, inputs)
         judgments: dict[str, list[Judgments]] = {who: [] for who in asked}
@@ -52,6 +52,7 @@ def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judg
 JUDGES.register(TASK)(
     Judge(
         open=_open,
+        settings=JudgeModelConfig,
         requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
         source=(
             "FastChat llm_judge, single-answer grading with its prompts; ratings are read more strictly, an unreadable "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_compress.config import JudgeSettings
+from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.judges.asking import Judgment, Question, read_verdict
 from mlflow_compress.judges.grading import Asked, answers_to, first_samples, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
@@ -39,9 +39,9 @@ def _for_the_variant(judgment: Judgment, order: int) -> Judgment:
     return Judgment(1 - judgment.value, None, judgment.text, judgment.judge, judgment.sent)
 
 
-def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every comparison and gives the reason."""
-    prompts = settings.judging.judge_prompts
+    prompts = settings.judge_prompts
     if prompts is not None:
         read_pair_prompts(Path(prompts))  # a broken file is refused before any answer is generated
     session = Session.open(settings, folder)
@@ -65,6 +65,7 @@ def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judg
 JUDGES.register(TASK)(
     Judge(
         open=_open,
+        settings=JudgeModelConfig,
         requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
         source=(
             "FastChat llm_judge, pairwise comparison in both orders; its prompts where judge_prompts names them, our "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.config import JudgeSettings
+from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, Read, estimate, unscored_by_reason
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
@@ -25,7 +25,7 @@ JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
-def judge_models(settings: JudgeSettings) -> list[str]:
+def judge_models(settings: JudgeModelConfig) -> list[str]:
     """Return the judge models that are asked for.
 
     Raises
@@ -33,16 +33,16 @@ def judge_models(settings: JudgeSettings) -> list[str]:
     ConfigError
         A name is there twice; or one of several, which become part of metric names, has other characters than those.
     """
-    names = [name.strip() for name in settings.judging.judge_model.split(",")]
+    names = [name.strip() for name in settings.judge_model.split(",")]
     if len(set(names)) != len(names):
-        raise ConfigError("A judge model is named twice", got=settings.judging.judge_model)
+        raise ConfigError("A judge model is named twice", got=settings.judge_model)
     if odd := [name for name in names if len(names) > 1 and not _METRIC_NAME.fullmatch(name)]:
         allowed = "letters, digits, and - . _ / : in the name of one of several judge models"
         raise ConfigError("A judge model's name cannot be part of a metric's name", allowed=allowed, got=odd[0])
     return names
 
 
-def prices_of(settings: JudgeSettings) -> dict[str, Price]:
+def prices_of(settings: JudgeModelConfig) -> dict[str, Price]:
     """Return the prices of the judge models; empty if none are given.
 
     Raises
@@ -50,51 +50,47 @@ def prices_of(settings: JudgeSettings) -> dict[str, Price]:
     ConfigError
         The file of prices is broken or lacks a judge model, or there is a limit without prices.
     """
-    given = settings.judging
-    if given.judge_prices is None:
-        if given.judge_max_cost:
+    if settings.judge_prices is None:
+        if settings.judge_max_cost:
             fix = "Give judge_prices=FILE with a line 'model: {prompt: 2.5, completion: 10}', per million tokens"
-            raise ConfigError("judge_max_cost needs prices", got=given.judge_max_cost, fix=fix)
+            raise ConfigError("judge_max_cost needs prices", got=settings.judge_max_cost, fix=fix)
         return {}
-    prices = read_prices(Path(given.judge_prices))
+    prices = read_prices(Path(settings.judge_prices))
     if missing := [model for model in judge_models(settings) if model not in prices]:
-        raise ConfigError(f"{given.judge_prices} has no price of a judge model", allowed=sorted(prices), got=missing[0])
+        raise ConfigError(
+            f"{settings.judge_prices} has no price of a judge model", allowed=sorted(prices), got=missing[0]
+        )
     return prices
 
 
-def spending_of(settings: JudgeSettings) -> Spending:
+def spending_of(settings: JudgeModelConfig) -> Spending:
     """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`.
 
     The runs of a sweep share one budget.
     """
-    most = settings.judging.judge_max_cost
+    most = settings.judge_max_cost
     return Spending(prices_of(settings), kept(("judge budget", most), lambda: Budget(most)))
 
 
-def endpoint_from(environment: Mapping[str, str], settings: JudgeSettings) -> EndpointConfig | str:
+def endpoint_from(environment: Mapping[str, str], settings: JudgeModelConfig) -> EndpointConfig | str:
     """Return address and key of the judge, or the reason why judging is skipped, as a sentence.
 
-    Parameters
-    ----------
-    environment : mapping
-        Usually ``os.environ``. The key is read from OPENAI_API_KEY only. OPENAI_BASE_URL is the address where
-        `judge_base_url` is "auto"; and where it is the same address, OPENAI_BASE_URL may add a user and a password.
-    settings : JudgeSettings
-        The parameters.
+    The key is read from OPENAI_API_KEY only. OPENAI_BASE_URL is the address where `judge_base_url` is "auto"; and where
+    it is the same address, OPENAI_BASE_URL may add a user and a password.
     """
     key = environment.get(KEY_VARIABLE, "").strip()
     if not key:
         return f"No grades by a judge model: {KEY_VARIABLE} is not set"
-    given, there = settings.judging, environment.get(URL_VARIABLE, "").strip()
-    same = given.judge_base_url == "auto" or (there and given.judge_base_url == shown_url(there))
+    there = environment.get(URL_VARIABLE, "").strip()
+    same = settings.judge_base_url == "auto" or (there and settings.judge_base_url == shown_url(there))
     return EndpointConfig(
-        base_url=(there or OPENAI_URL) if same else given.judge_base_url,
+        base_url=(there or OPENAI_URL) if same else settings.judge_base_url,
         key=key,
-        timeout=given.judge_timeout,
-        max_retries=given.judge_max_retries,
-        concurrency=given.judge_concurrency,
-        requests_per_minute=given.judge_requests_per_minute,
-        tokens_per_minute=given.judge_tokens_per_minute,
+        timeout=settings.judge_timeout,
+        max_retries=settings.judge_max_retries,
+        concurrency=settings.judge_concurrency,
+        requests_per_minute=settings.judge_requests_per_minute,
+        tokens_per_minute=settings.judge_tokens_per_minute,
     )
 
 
@@ -113,17 +109,16 @@ class Session:
     _judgments: list[Judgment] = field(default_factory=list)
 
     @classmethod
-    def open(cls, settings: JudgeSettings, folder: Path) -> Session | str:
+    def open(cls, settings: JudgeModelConfig, folder: Path) -> Session | str:
         """Return the session, or the reason why judging is skipped. A broken setting is a `ConfigError`."""
         endpoint = endpoint_from(os.environ, settings)
         if isinstance(endpoint, str):
             return endpoint
-        given = settings.judging
         prices_of(settings)
         cache = ReplyCache(folder / JUDGMENTS)
-        asking = AskingConfig(endpoint=endpoint, attempts=given.judge_attempts)
+        asking = AskingConfig(endpoint=endpoint, attempts=settings.judge_attempts)
         askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
-        return cls(askers, given.judge_max_unscored)
+        return cls(askers, settings.judge_max_unscored)
 
     def ask(self, questions: Sequence[Question], read: Read, inputs: JudgeInputs) -> dict[str, list[Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
 from mlflow_compress.judges.encoders import AnswerEncoder
-from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
+from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
 from mlflow_compress.judges.encoders.sentence_encoder import load_encoder
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.kept import kept
@@ -69,12 +68,12 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
     return found
 
 
-def _open(settings: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, with its encoder opened."""
-    if settings.answers.encoder_base_url is not None:
+    if settings.encoder_base_url is not None:
         remote = open_endpoint_encoder(settings, folder)
         return lambda inputs: _by_endpoint(inputs, remote)
-    name, device = settings.answers.encoder, settings.source.device
+    name, device = settings.encoder, settings.device
     device = "auto" if device == "balanced" else device  # an encoder is small
     encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
     return lambda inputs: _judged(inputs, encoder)
@@ -101,6 +100,7 @@ def _by_endpoint(inputs: JudgeInputs, encoder: EndpointEncoder) -> Judged:
 JUDGES.register("similarity")(
     Judge(
         open=_open,
+        settings=EncoderSettings,
         requires="A sentence encoder: the embedded one, one in a folder or on the hub, or an endpoint's.",
         source=(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "

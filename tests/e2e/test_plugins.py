@@ -61,7 +61,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.judges import JUDGES, JudgeInputs
+from mlflow_compress.judges import JudgeInputs, open_judge
 from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.records import Generations, RunRecords
 
@@ -71,7 +71,7 @@ def answers(words):
     return Generations.from_rows(rows)
 
 graded = {"baseline": answers([5, 5]), "variant": answers([25, 5])}
-judge = JUDGES.get("brevity").open(JudgeConfig(), Path())
+judge = open_judge("brevity", JudgeConfig(), Path())
 found = judge(JudgeInputs(instructions=[], graded=graded, samples={})).judgments
 runs = [RunRecords(generations=graded[who], judgments=found[who]) for who in ("baseline", "variant")]
 pooled = headline(compute_all(MetricInputs(*runs)))

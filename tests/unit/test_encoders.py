@@ -14,9 +14,10 @@ import pytest
 
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
-from mlflow_compress.judges import JUDGES, JudgeInputs
-from mlflow_compress.judges.encoders.endpoint_encoder import EndpointEncoder, open_endpoint_encoder
+from mlflow_compress.judges import JudgeInputs, open_judge
+from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
 from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, embedded_folder, load_encoder
+from mlflow_compress.judges.judge_registry import declared_settings
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.records import Generations
 from mlflow_compress.transport.replies import Embedded, NoReply, read_embeddings
@@ -60,7 +61,7 @@ def served(script: Callable[[int, dict[str, Any]], Answer], folder: Path) -> Ite
 
         def opened(**more: Any) -> EndpointEncoder:
             given = {"encoder": MODEL, "encoder_base_url": server.base_url, "judge_concurrency": 4, **more}
-            return open_endpoint_encoder(JudgeConfig(**given), folder)
+            return open_endpoint_encoder(declared_settings(EncoderSettings, JudgeConfig(**given)), folder)
 
         yield server, opened
 
@@ -81,11 +82,11 @@ SAMPLES = {
 @pytest.mark.usefixtures("keyed")
 def test_an_endpoint_with_the_same_model_gives_the_same_similarity(tmp_path: Path, encoder: SentenceEncoder) -> None:
     inputs = JudgeInputs(instructions=(), graded={}, samples=SAMPLES)
-    local = JUDGES.get("similarity").open(JudgeConfig(device="cpu"), tmp_path)(inputs)
+    local = open_judge("similarity", JudgeConfig(device="cpu"), tmp_path)(inputs)
     with judge_server(minilm(encoder)) as server:
         config = JudgeConfig(encoder=MODEL, encoder_base_url=server.base_url)
-        remote = JUDGES.get("similarity").open(config, tmp_path)(inputs)
-        again = JUDGES.get("similarity").open(config, tmp_path)(inputs)
+        remote = open_judge("similarity", config, tmp_path)(inputs)
+        again = open_judge("similarity", config, tmp_path)(inputs)
     assert local.vectors is not None and remote.vectors is not None and again.vectors is not None
     for who in ("variant", "again"):
         for weighting in ("equation4", "reference", "unweighted"):
@@ -130,9 +131,7 @@ def test_failed_calls_are_retried_and_what_came_is_kept(tmp_path: Path) -> None:
 def test_a_failed_encoder_costs_the_run_nothing_that_other_judges_said(tmp_path: Path) -> None:
     with judge_server(lambda *_: (400, {"error": {"message": "too long"}})) as server:
         config = JudgeConfig(encoder=MODEL, encoder_base_url=server.base_url)
-        judged = JUDGES.get("similarity").open(config, tmp_path)(
-            JudgeInputs(instructions=(), graded={}, samples=SAMPLES)
-        )
+        judged = open_judge("similarity", config, tmp_path)(JudgeInputs(instructions=(), graded={}, samples=SAMPLES))
     assert judged.vectors is None and judged.failed == judged.skipped and "too long" in str(judged.failed)
 
 
@@ -189,15 +188,16 @@ def test_vectors_are_in_the_order_of_their_index() -> None:
 @pytest.mark.usefixtures("keyed")
 def test_settings_that_name_no_endpoint_are_refused(given: dict[str, Any], wanted: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=wanted) as refused:
-        open_endpoint_encoder(JudgeConfig(**given), tmp_path)
+        open_endpoint_encoder(declared_settings(EncoderSettings, JudgeConfig(**given)), tmp_path)
     assert "secret" not in str(refused.value)
 
 
 def test_no_other_endpoints_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
     monkeypatch.delenv("ENCODER_API_KEY", raising=False)
+    config = JudgeConfig(encoder=MODEL, encoder_base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="Set ENCODER_API_KEY"):
-        open_endpoint_encoder(JudgeConfig(encoder=MODEL, encoder_base_url="http://127.0.0.1:1/v1"), tmp_path)
+        open_endpoint_encoder(declared_settings(EncoderSettings, config), tmp_path)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_the_report_and_the_terminal_show_it() -> None:
 
 def test_the_runs_of_a_sweep_share_one_budget_and_other_runs_do_not(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("gpt-4: {prompt: 1000, completion: 1000}")
-    config = JudgeConfig(judge_prices=str(tmp_path / "prices.yaml"), judge_max_cost=1.0)
+    config = JudgeConfig(judge_prices=str(tmp_path / "prices.yaml"), judge_max_cost=1.0).judging
     with keeping():
         first, second = spending_of(config), spending_of(config)
         assert first.begin(0.7) and not second.is_decided(0.7)

@@ -297,7 +297,7 @@ def test_the_estimate_says_what_is_kept_and_learns_from_it(tmp_path: Path) -> No
                 instructions=items,
                 graded={"variant": answers(*items)},
                 samples={},
-                spending=spending_of(JudgeConfig(**settings)),
+                spending=spending_of(JudgeConfig(**settings).judging),
                 say=said.append,
             )
             open_judge(server.base_url, tmp_path, **settings)(inputs)

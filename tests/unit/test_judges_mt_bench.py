@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
-from mlflow_compress.judges import JUDGES, chosen_judges
+from mlflow_compress.judges import JUDGES, Judge, Judged, JudgeInputs, chosen_judges
+from mlflow_compress.judges import open_judge as opened
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.session import endpoint_from
 from mlflow_compress.transport.addresses import check_address, without_password
@@ -267,9 +270,9 @@ def test_judgments_of_an_earlier_release_are_read_and_not_paid_again(tmp_path: P
 
 def test_no_key_is_a_reason_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for environment in ({}, {"OPENAI_API_KEY": "  "}):
-        assert "OPENAI_API_KEY" in str(endpoint_from(environment, JudgeConfig()))
+        assert "OPENAI_API_KEY" in str(endpoint_from(environment, JudgeConfig().judging))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    judged = JUDGES.get("mt_bench").open(JudgeConfig(), tmp_path)(None)  # type: ignore[arg-type]
+    judged = opened("mt_bench", JudgeConfig(), tmp_path)(None)  # type: ignore[arg-type]
     assert judged.skipped is not None and not judged.judgments
 
 
@@ -277,7 +280,7 @@ def test_the_environment_gives_key_and_address() -> None:
     environment = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": "http://a:b@localhost:8000/v1"}
 
     def url(given: str, environment: dict[str, str] = environment) -> str:
-        found = endpoint_from(environment, JudgeConfig(judge_base_url=given))
+        found = endpoint_from(environment, JudgeConfig(judge_base_url=given).judging)
         assert isinstance(found, EndpointConfig)
         return found.base_url
 
@@ -298,7 +301,7 @@ def test_a_password_in_the_address_is_passed_on_in_the_environment_alone(
     with without_password(asked) as kept:
         assert kept.judging.judge_base_url == "https://judge.example/v1"
         assert os.environ["OPENAI_BASE_URL"] == asked.judging.judge_base_url
-        endpoint = endpoint_from({**os.environ, "OPENAI_API_KEY": KEY}, kept)
+        endpoint = endpoint_from({**os.environ, "OPENAI_API_KEY": KEY}, kept.judging)
     assert os.environ.get("OPENAI_BASE_URL") == before
     assert isinstance(endpoint, EndpointConfig)
     assert endpoint.called_url == "https://judge.example/v1?version=1"
@@ -372,6 +375,56 @@ def test_every_judge_says_what_it_needs_and_where_it_comes_from() -> None:
     for _, judge in JUDGES.items():
         assert judge.requires.endswith(".")
         assert judge.source
+
+
+def _raises(settings: Any, folder: Path) -> Any:
+    raise ValueError("no such file")
+
+
+@pytest.mark.parametrize(
+    ("judge", "reason"),
+    [
+        ({"open": _raises}, "ValueError: no such file"),
+        ({"open": lambda settings, folder: None}, "TypeError: `open` returned NoneType, not a function"),
+        ({"open": lambda settings, folder: lambda inputs: 1 / 0}, "ZeroDivisionError: division by zero"),
+        ({"open": lambda settings, folder: lambda inputs: None}, "TypeError: it returned NoneType, not Judged"),
+        (
+            {"open": lambda settings, folder: lambda inputs: Judged(judgments={"variant": [1.0]})},
+            "TypeError: Judged.judgments holds list of 'variant', not Judgments of 'baseline' and 'variant'",
+        ),
+        (
+            {"open": _raises, "settings": pydantic.create_model("Settings", colour=(str, ...))},
+            "TypeError: its settings declare 'colour', which is no parameter of the judge command",
+        ),
+    ],
+)
+def test_a_judge_of_a_plugin_that_fails_is_named(
+    judge: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    JUDGES.names()
+    monkeypatch.setitem(JUDGES._objects, "odd", Judge(requires="Nothing.", source="a test", **judge))
+    monkeypatch.setitem(JUDGES._modules, "odd", "odd_plugin")
+    with pytest.raises(ConfigError, match="^" + re.escape("The judge 'odd' of ")) as error:
+        opened("odd", JudgeConfig(), tmp_path)(JudgeInputs(instructions=(), graded={}, samples={}))
+    assert "odd_plugin" in str(error.value) and f"failed with {reason}" in str(error.value)
+
+
+def test_a_judge_gets_the_settings_that_it_declares_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    got: list[Any] = []
+    kind = pydantic.create_model("Settings", seed=(int, ...), judge_model=(str, ...))
+    declared = Judge(
+        open=lambda settings, folder: got.append(settings) or (lambda inputs: Judged()),
+        settings=kind,
+        requires="Nothing.",
+        source="a test",
+    )
+    JUDGES.names()
+    monkeypatch.setitem(JUDGES._objects, "odd", declared)
+    monkeypatch.setitem(JUDGES._modules, "odd", "odd_plugin")
+    opened("odd", JudgeConfig(seed=3), tmp_path)
+    assert got == [kind(seed=3, judge_model="gpt-4")]
 
 
 def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.instructions import find_instructions, load_instructions
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.suite import load_suite
-from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.items.task import Answering, Parts, Task, TaskSettings, item_row
+from mlflow_compress.items.task import request as task_request
+from mlflow_compress.records import Items
 from tests.shared_data import SHARED, needs_shared
 
 SETTINGS = TaskSettings(num_fewshot=1, num_shuffles=2, seed=1)
@@ -339,3 +342,57 @@ def test_the_real_mt_bench_has_eighty_questions_and_its_references() -> None:
     assert len(found) == 80 and {len(i.turns) for i in found} == {2}
     assert {i.category for i in found if i.reference} >= {"math", "reasoning", "coding"}
     assert all(len(i.reference) == 2 for i in found if i.category in ("math", "reasoning", "coding"))
+
+
+def _item(item_id: str, family: str = "exact") -> dict[str, Any]:
+    row = {"id": item_id, "category": "c"}
+    return item_row("mine", family, "exact_match", row, question="Q?", prompt="Q?", answers=["A"])
+
+
+def _plugin_task(*rows: dict[str, Any], **fields: Any) -> Parts:
+    return Parts(tasks=(Task(name="mine", family="exact", items=Items.from_rows(rows), **fields),))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda settings, shots: 1 / 0, "failed with ZeroDivisionError: division by zero"),
+        (lambda settings, shots: None, "returned NoneType instead of a Task"),
+        (lambda settings, shots: Parts(tasks=("mine",)), "returned str instead of a Task"),
+        (lambda settings, shots: _plugin_task(_item("a"), _item("a")), "two items of one id"),
+        (lambda settings, shots: _plugin_task(_item("a", "mystery")), "unknown families: 'mystery'"),
+        (
+            lambda settings, shots: _plugin_task(_item("a"), requests=(task_request("mine", {"id": "b"}, "Q?", "A"),)),
+            "a request of an unknown item: \\('mine', 'b'\\)",
+        ),
+    ],
+)
+def test_a_plugins_wrong_task_is_one_error_with_its_origin(monkeypatch: Any, build: Any, message: str) -> None:
+    _install(monkeypatch, build)
+    with pytest.raises(ConfigError, match=rf"task 'mine' of no installed package \(my_plugin\) .*{message}"):
+        load_suite("mine", model="m", settings=SETTINGS)
+
+
+def _install(monkeypatch: Any, build: Any) -> None:
+    TASKS.names()
+    fields = dict.fromkeys(("source", "licence", "items", "shots", "rule"), "")
+    monkeypatch.setitem(TASKS._objects, "mine", NamedTask(**fields, definition=lambda: b"", build=build))
+    monkeypatch.setitem(TASKS._modules, "mine", "my_plugin")
+
+
+def test_an_error_in_a_plugins_grading_has_its_origin(monkeypatch: Any) -> None:
+    graded = _plugin_task(_item("a"), answering=Answering(judge=lambda answers: {"a": answers["b"] == "A"}))
+    _install(monkeypatch, lambda settings, shots: graded)
+    (task,) = load_suite("mine", model="m", settings=SETTINGS).tasks
+    with pytest.raises(ConfigError, match=r"task 'mine' of .*my_plugin.* failed with KeyError"):
+        task.answering.judge({"a": "A"})
+
+
+def test_an_object_of_another_class_is_refused_when_it_registers() -> None:
+    with pytest.raises(
+        ConfigError, match=r"task 'mine' of .* is of the wrong class\. Allowed: NamedTask\. Got: 'dict'"
+    ):
+        TASKS.register("mine")({})
+    assert "mine" not in TASKS.names()
+    with pytest.raises(ConfigError, match="definition and `build`, or the members"):
+        NamedTask(source="", licence="", items="", shots="", rule="")

@@ -28,7 +28,7 @@ from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
-from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges
+from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges, open_judge
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
@@ -109,7 +109,7 @@ def _by_answer(judgments: Judgments | None) -> dict[tuple[str, int], list[Answer
 def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
     """Open every judge before any answer is generated, so that a missing requirement is reported at once."""
     with folder_or_hub("encoder", config.answers.encoder):
-        return {name: JUDGES.get(name).open(config, folder) for name in chosen_judges(config.answers.judges)}
+        return {name: open_judge(name, config, folder) for name in chosen_judges(config.answers.judges)}
 
 
 def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
@@ -207,7 +207,7 @@ def judge(
         of_variant = variant_greedy(store, run, (base, models[1]), instructions, config, load, decoded)
         greedy = {"baseline": decoded[1], "variant": of_variant}
     load.free()
-    spending = spending_of(config)
+    spending = spending_of(config.judging)
     estimates: list[str] = []
 
     def tell(line: str) -> None:
@@ -314,7 +314,7 @@ def run_judge(
         many judgments have no rating, or the money is spent, everything is logged first.
     """
     check_address(config)
-    prices_of(config)
+    prices_of(config.judging)
     manifest, instructions = described(config), instructions_of(config)
     chosen_judges(config.answers.judges)
     with store_of_command(config, store) as opened:

@@ -30,7 +30,7 @@ def check(config: MainConfig) -> dict[str, object]:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         instructions_of(config.judge_config())
-        prices_of(config.judge_config())
+        prices_of(config.judging)
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
     return resolved_parameters(config, calibration)

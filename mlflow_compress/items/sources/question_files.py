@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.files import parse_json
-from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings
+from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings, check_tasks
 
 MAX_CHARS = 500_000  # longest text of a question; longer ones come from a file without line breaks
 
@@ -49,21 +49,21 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def family_of(path: Path, row: Row) -> Family:
-    """Return the family whose fields the row has.
+def family_of(path: Path, row: Row) -> str:
+    """Return the name of the family whose fields the row has.
 
     If several fit, it is the one that has the fields of all of them. Otherwise it is a `DataError`.
     """
-    fits = [family for _, family in FAMILIES.items() if set(family.fields) <= set(row)]
-    wanted = {name for family in fits for name in family.fields}
-    fits = [family for family in fits if wanted <= {*family.fields, *family.optional}]
+    fits = {name: family for name, family in FAMILIES.items() if set(family.fields) <= set(row)}
+    wanted = {field for family in fits.values() for field in family.fields}
+    fits = {name: family for name, family in fits.items() if wanted <= {*family.fields, *family.optional}}
     if len(fits) != 1:
         raise DataError(
             f"{path}, line {row['line']}: the fields do not identify the task family",
             allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
             got=sorted(set(row) - {"line"}),
         )
-    return fits[0]
+    return next(iter(fits))
 
 
 def _check_lengths(place: str, row: Row) -> None:
@@ -113,16 +113,17 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
         raise DataError(f"{place}{error}") from error
 
 
-def read_questions(path: Path) -> tuple[Family, Sequence[Row]]:
-    """Return the family of a question file and its checked rows."""
+def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
+    """Return the name of the family of a question file, and its checked rows."""
     rows = read_jsonl(path)
-    family = family_of(path, rows[0])
+    name = family_of(path, rows[0])
     seen: set[str] = set()
-    for row in rows:
-        _check_row(path, row, family, seen)
+    with FAMILIES.blaming(name):
+        for row in rows:
+            _check_row(path, row, FAMILIES.get(name), seen)
     if all(row.get("split") == "dev" for row in rows):
         raise DataError("Every row is a few-shot example (split 'dev')", got=str(path), fix="Add rows of split 'test'")
-    return family, rows
+    return name, rows
 
 
 def _name_of(path: Path) -> str:
@@ -149,4 +150,7 @@ def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) ->
     if path.suffix == ".txt":
         return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
     family, rows = read_questions(path)
-    return Parts(tasks=tuple(family.build(name, rows, settings)))
+    with FAMILIES.blaming(family):
+        tasks = FAMILIES.get(family).build(name, rows, settings)
+    check_tasks(tasks, FAMILIES.origin(family))
+    return Parts(tasks=tuple(tasks))

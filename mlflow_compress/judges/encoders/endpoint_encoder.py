@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
-from mlflow_compress.config import JudgeSettings
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
 from mlflow_compress.transport.addresses import whole_address
@@ -108,7 +108,22 @@ class EndpointEncoder:
             )
 
 
-def open_endpoint_encoder(settings: JudgeSettings, folder: Path) -> EndpointEncoder:
+class EncoderSettings(BaseModel):
+    """Parameters of the judge command that an encoder reads; the limits of the calls are those of the judge models."""
+
+    model_config = ConfigDict(frozen=True)
+
+    encoder: str
+    encoder_base_url: str | None
+    device: str
+    judge_timeout: float
+    judge_max_retries: int
+    judge_concurrency: int
+    judge_requests_per_minute: int
+    judge_tokens_per_minute: int
+
+
+def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEncoder:
     """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`.
 
     Raises
@@ -116,30 +131,28 @@ def open_endpoint_encoder(settings: JudgeSettings, folder: Path) -> EndpointEnco
     ConfigError
         The address is none, ENCODER_API_KEY is not set, or `encoder` names no model of the endpoint.
     """
-    given = settings.answers
-    if given.encoder_base_url is None:
+    if settings.encoder_base_url is None:
         raise ConfigError("No address of an encoder given", fix="Set encoder_base_url")
-    if given.encoder == EMBEDDED or not given.encoder.strip():
+    if settings.encoder == EMBEDDED or not settings.encoder.strip():
         raise ConfigError(
-            "encoder_base_url needs the name of a model there", got=given.encoder, fix="Set encoder to its name"
+            "encoder_base_url needs the name of a model there", got=settings.encoder, fix="Set encoder to its name"
         )
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not key:
         # Not OPENAI_API_KEY: a key is sent to no other address than the one that it was given for.
         fix = f"Set {KEY_VARIABLE}; any word will do where the endpoint asks for no key"
         raise ConfigError("encoder_base_url needs a key", fix=fix)
-    calls = settings.judging
     endpoint = EndpointConfig(
-        base_url=whole_address("encoder_base_url", given.encoder_base_url),
+        base_url=whole_address("encoder_base_url", settings.encoder_base_url),
         key=key,
-        timeout=calls.judge_timeout,
-        max_retries=calls.judge_max_retries,
-        concurrency=calls.judge_concurrency,
-        requests_per_minute=calls.judge_requests_per_minute,
-        tokens_per_minute=calls.judge_tokens_per_minute,
+        timeout=settings.judge_timeout,
+        max_retries=settings.judge_max_retries,
+        concurrency=settings.judge_concurrency,
+        requests_per_minute=settings.judge_requests_per_minute,
+        tokens_per_minute=settings.judge_tokens_per_minute,
         what="encoder",
         url_parameter="encoder_base_url",
         model_parameter="encoder",
         key_variable=KEY_VARIABLE,
     )
-    return EndpointEncoder(endpoint, given.encoder, ReplyCache(folder / VECTORS))
+    return EndpointEncoder(endpoint, settings.encoder, ReplyCache(folder / VECTORS))
