@@ -62,7 +62,7 @@ def speed_text(found: SpeedMeasurement) -> str:
 
 def variant_text(found: VariantRun) -> str:
     """Return the verdict, the headline table, and where to look."""
-    from mlflow_compress.reporting.headline_text import headline_table
+    from mlflow_compress.reporting.headline import headline_table
 
     table = headline_table(
         found.pooled,
@@ -204,10 +204,12 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 def search_text(found: Search) -> str:
     """Return the finding, every variant with the linear mix of its size, and how to read that."""
-    from mlflow_compress.reporting.search_tables import search_text_table
+    from mlflow_compress.reporting.search_tables import search_table
 
     notes = [f"- {note}." for note in found.notes]
-    return "\n\n".join([f"{found.summary}.", search_text_table(found.to_rows()), "\n".join(notes), *_where(found.run)])
+    return "\n\n".join(
+        [f"{found.summary}.", "\n".join(search_table(found.to_rows()).lines()), "\n".join(notes), *_where(found.run)]
+    )
 
 
 def plan_text(found: CostPlan) -> str:

@@ -78,14 +78,16 @@ CLIPPED = MetricKey(
     low=0.0,
     high=CLIP,
     unit="nats",
-    meaning="Mean KL of the items, each clipped at 1 nat; betting interval.",
+    label="KL, clipped (gate)",
+    meaning="Mean KL of the items, each clipped at 1 nat, which the gate reads; betting interval.",
     by_category=False,
     gate=GateValue("gate/kl_clipped_upper", upper_end),
 )
 ABOVE_CLIP = MetricKey.percent(
     "distance/kl_above_clip_pct",
     "lower",
-    "Share of items with a KL above 1 nat; Wilson interval.",
+    "Share of items with a KL above 1 nat, which the gate reads; Wilson interval.",
+    label="KL above clip (gate)",
     by_category=False,
     gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),
 )

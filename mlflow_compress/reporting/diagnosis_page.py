@@ -9,7 +9,7 @@ from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.html import embedded, setting_pairs
 from mlflow_compress.reporting.numbers import NATS, PLAIN, interval_text
-from mlflow_compress.reporting.templates import TEMPLATES
+from mlflow_compress.reporting.table import TEMPLATES, Column, Table
 
 if TYPE_CHECKING:
     from mlflow_compress.reporting.figures import Figure
@@ -44,6 +44,25 @@ def group_row(group: GroupMove) -> dict[str, Any]:
 def _bounds(name: str, result: MetricResult | None) -> Mapping[str, float | None]:
     values = (None, None, None) if result is None else (result.value, result.low, result.high)
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+def groups_table(found: GroupsFound) -> Table:
+    """Return every group of weights, the one that moves most first."""
+    heads = (Column("share of the sum"), Column("top token changed"), Column("KL of noise"), Column("against noise"))
+    return Table(
+        columns=[Column("group", left=True), Column("KL", left=True), *heads],
+        rows=[
+            (
+                group.name,
+                kl_text(group.kl),
+                None if group.share is None else f"{100 * group.share:.1f} %",
+                f"{100 * group.top_changed:.2f} %",
+                kl_text(group.noise_kl),
+                ratio_of(group.against_noise),
+            )
+            for group in sorted(found.groups, key=lambda group: -group.kl.value)
+        ],
+    )
 
 
 def diagnosis_sentence(name: str, found: GroupsFound) -> str:
@@ -85,38 +104,19 @@ def render_diagnosis(
 ) -> str:
     """Return a diagnosis as one HTML page, with embedded images and without scripts or external files.
 
-    Parameters
-    ----------
-    title, sentence : str
-        Of the page; the sentence is shown first.
-    found : GroupsFound
-    figures : sequence of Figure
-        `reporting.figures.draw_diagnosis(...)`.
-    categories : sequence of MetricResult
-        KL by task and category; empty where there are no items.
-    texts : sequence of ShownText
-        The texts that moved most, most first.
-    setup : mapping
-        Names and values, possibly nested.
+    The sentence is shown first. `categories` has the KL by task and category, `texts` those that moved most;
+    `setup` may be nested.
     """
-    groups = [
-        {
-            "name": group.name,
-            "kl": kl_text(group.kl),
-            "share": None if group.share is None else f"{100 * group.share:.1f} %",
-            "top": f"{100 * group.top_changed:.2f} %",
-            "noise": kl_text(group.noise_kl),
-            "against": ratio_of(group.against_noise),
-        }
-        for group in sorted(found.groups, key=lambda group: -group.kl.value)
-    ]
     return TEMPLATES.get_template("diagnosis.html.j2").render(
         title=title,
         sentence=sentence,
-        groups=groups,
+        groups=groups_table(found),
         controls=control_rows(found),
         figures=[embedded(figure) for figure in figures],
-        categories=[(r.task, r.category, f"{r.n:,}", kl_text(r)) for r in categories],
+        categories=Table(
+            columns=[Column("task", left=True), Column("category", left=True), Column("items"), Column("KL")],
+            rows=[(r.task, r.category, r.n, kl_text(r)) for r in categories],
+        ),
         texts=[_text_row(text) for text in texts],
         setup=setting_pairs(setup),
     )

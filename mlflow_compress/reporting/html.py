@@ -4,18 +4,113 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.core.metric_inputs import headline
+from mlflow_compress.metrics.core.metric_registry import MetricKey, Pooled, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers_page import REPORT_SHOWS, ComparedAnswer, account_rows, answer_cards
-from mlflow_compress.reporting.headline_text import failures, footnotes
-from mlflow_compress.reporting.page_tables import flip_rows, parts_table, value_rows
-from mlflow_compress.reporting.rows import Sizes, headline_rows, interval_percent
-from mlflow_compress.reporting.templates import TEMPLATES
+from mlflow_compress.reporting.headline import (
+    Sizes,
+    failures,
+    footnotes,
+    headline_rows,
+    headline_rows_table,
+    interval_percent,
+)
+from mlflow_compress.reporting.numbers import scale_of, value_text
+from mlflow_compress.reporting.table import TEMPLATES, Cell, Column, Named, Table, result_text
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.reporting.figures import Figure
+
+FLIPS_SHOWN = 50
+_LONG = 280  # longest question that is not folded, in characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipRow:
+    """One changed answer."""
+
+    question: str  # The complete question
+    summary: str | None  # Beginning of a long question, which is folded under it; None for a short question
+    where: str  # Task, category and item id
+    gold: str | None  # The correct answer and the answers of both models; None if there is none
+    baseline: str | None
+    variant: str | None
+    kind: str  # "c2w", "w2c" or "w2w"
+
+
+def flip_rows(flips: Sequence[Mapping[str, Any]]) -> list[FlipRow]:
+    """Return the first `FLIPS_SHOWN` changed answers."""
+    return [
+        FlipRow(
+            question=question,
+            summary=f"{question[:_LONG]}…" if len(question) > _LONG else None,
+            where=" · ".join(str(row[name]) for name in ("task", "category", "item_id") if row[name] is not None),
+            **{name: row[name] for name in ("gold", "baseline", "variant", "kind")},
+        )
+        for row in flips[:FLIPS_SHOWN]
+        for question in [str(row["question"])]
+    ]
+
+
+def _part_columns() -> list[tuple[Column, MetricKey]]:
+    """Return the columns of tasks: what is measured by item and shown by task, both models' and the difference."""
+    keys, found = all_keys(), []
+    for key in headline_keys():
+        if key.by_task and key.counted == "items":
+            parts = [(f"{key.label}, baseline", f"{key.name}_baseline"), (key.label, key.name)]
+            parts += [(keys[key.difference].label, key.difference)] if key.difference else []
+            found += [(Column(label), keys[name]) for label, name in parts if name in keys]
+    return found
+
+
+def parts_table(results: Sequence[MetricResult]) -> Table:
+    """Return one row per task, each followed by its categories. A column without any value is left out."""
+    every = _part_columns()
+    names = {key.name for _, key in every}
+    parts: dict[tuple[str, str], dict[str, MetricResult]] = {}
+    for result in results:
+        if result.task is not None and result.name in names:
+            parts.setdefault((result.task, result.category or ""), {})[result.name] = result
+    columns = [(column, key) for column, key in every if any(key.name in values for values in parts.values())]
+    rows: list[list[Cell]] = []
+    for (task, category), values in sorted(parts.items()):
+        most = max(values.values(), key=lambda result: result.n)
+        unscored = f" ({most.n_unscored:,} unscored)" if most.n_unscored else ""
+        cells = [_part_cell(values.get(key.name), key) for _, key in columns]
+        rows.append([category or task, f"{most.n:,}{unscored}", *cells])
+    return Table(
+        columns=[Column("task and category", left=True), Column("items"), *(column for column, _ in columns)],
+        rows=rows,
+        whole=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
+    )
+
+
+def _part_cell(result: MetricResult | None, key: MetricKey) -> Cell:
+    """Return a value; one that each model has without interval, because that of the difference is more useful."""
+    each = f"{key.name}_baseline" in all_keys() or key.name.endswith("_baseline")
+    return value_text(result, scale_of(key.unit)) if result is not None and each else result
+
+
+def value_table(pooled: Pooled) -> Table:
+    """Return every pooled value, sorted by key."""
+    keys = all_keys()
+    interval = f"value [{interval_percent(pooled)} interval]"
+    return Table(
+        columns=[Column("key", left=True), Column(interval, left=True), Column("items or tokens"), Column("unscored")],
+        rows=[
+            (
+                Named(name, keys[name].meaning if name in keys else "", code=True),
+                result_text(result),
+                result.n,
+                result.n_unscored,
+            )
+            for name, result in sorted(pooled.items())
+        ],
+    )
 
 
 def embedded(figure: Figure) -> dict[str, str]:
@@ -71,34 +166,8 @@ def render_report(
 ) -> str:
     """Return the report as one HTML page, with embedded images and without scripts or external files.
 
-    Parameters
-    ----------
-    title : str
-        Title of the page, such as "awq-4bit-g128 against demo".
-    verdict : str
-        `reporting.verdict.verdict(...)`, which is shown first.
-    results : sequence of MetricResult
-        `compute_all(inputs)`: pooled, per task and per category. Those named `noise/...` are the noise floor.
-    figures : sequence of Figure
-        `reporting.figures.draw_all(...)`. Their files are embedded.
-    flips : sequence of mapping
-        `record_tables.flips_table(inputs)`. The first 50 are shown, the others are counted.
-    setup : mapping, optional
-        Names and values, possibly nested: method, settings, hashes, calibration, versions, run ids.
-    not_computed : mapping of str to str, optional
-        Reason by name of the metric that was not computed.
-    manifest : Sizes, optional
-        The checkpoint's manifest, for the rows about size.
-    gates : mapping of str to float, optional
-        Values that promotion gates read, by key ("gate/kl_upper").
-    n_truncated : int
-        Prompts that were too long for the model and lost their beginning.
-    failed_stages : mapping of str to str, optional
-        Error message by name of the failed stage; shown under the verdict.
-    judge_values : mapping of str to float, optional
-        Metrics of the judge's run: judgments, those without a rating, calls, tokens, cost.
-    answers : sequence of ComparedAnswer, optional
-        Answers to the same instructions, largest drop first. The first ten are shown, the others are counted.
+    Figures' files are embedded. Of `flips` (`details.flips_table`) and of `answers` the first are shown and the others
+    are counted. `setup` may be nested; `judge_values` are the metrics of the judge's run.
 
     Raises
     ------
@@ -110,8 +179,7 @@ def render_report(
         title=title,
         verdict=verdict,
         failures=failures(failed_stages),
-        headline=headline_rows(pooled, manifest, gates),
-        interval=interval_percent(pooled),
+        headline=headline_rows_table(pooled, headline_rows(pooled, manifest, gates)),
         notes=footnotes(pooled, gates=gates, n_truncated=n_truncated),
         figures=[embedded(figure) for figure in figures],
         flips=flip_rows(flips),
@@ -120,7 +188,7 @@ def render_report(
         parts=parts_table(results),
         setup=setting_pairs(setup or {}),
         not_computed=list((not_computed or {}).items()),
-        values=value_rows(pooled),
+        values=value_table(pooled),
         account=account_rows(judge_values or {}),
         answer_cards=answer_cards(answers[:REPORT_SHOWS]),
         n_answers=len(answers),

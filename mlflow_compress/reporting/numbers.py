@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow_compress.records import MetricResult
 
@@ -24,7 +24,14 @@ PLAIN = Scale()
 NATS = Scale(decimals=0)
 TIMES = Scale(suffix="x", difference_suffix="x")
 
-COUNT = Scale(decimals=0)
+_SCALES = {
+    "share": SHARE,
+    "percent": PERCENT,
+    "nats": NATS,
+    "tokens": Scale(decimals=0),
+    "times": TIMES,
+    "seconds": Scale(suffix=" s", decimals=1),
+}
 
 _MOST_DECIMALS = 6
 _SIGNIFICANT = 3
@@ -36,7 +43,18 @@ _SPARSE = (
 
 def scale_of(unit: str) -> Scale:
     """Return the scale of a unit of `MetricKey`."""
-    return {"share": SHARE, "percent": PERCENT, "nats": NATS, "tokens": COUNT, "times": TIMES}.get(unit, PLAIN)
+    return _SCALES.get(unit, PLAIN)
+
+
+def number_text(result: MetricResult, unit: str, *, difference: bool = False, interval: bool = True) -> str:
+    """Return a number in its unit, with its interval if wanted and there is one."""
+    if unit == "bytes":
+        return bytes_text(round(result.value))
+    scale = scale_of(unit)
+    bare = not interval or (unit in ("times", "bits", "seconds") and result.low is None)
+    if bare and unit != "nats":
+        return plain(scale.factor * result.value, max(scale.decimals, 1)) + scale.suffix
+    return interval_text(result if interval else replace(result, low=None, high=None), scale, difference=difference)
 
 
 def _decimals_of(value: float, half_width: float | None) -> int:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from mlflow_compress.reporting.templates import TEMPLATES
+from mlflow_compress.reporting.table import TEMPLATES, csv_text
 
 CHOICES = ("A", "tie", "B", "both bad")
 """What a rater may choose."""
 COLUMNS = ("id", "category", "question", "answer_a", "answer_b", "choice")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins like this
 _SCRIPT = Path(__file__).parent / "templates" / "rating_page.js"
 
 
@@ -52,13 +49,11 @@ def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
 
 def rating_csv(pairs: Sequence[RatingPair]) -> str:
     """Return the sheet as CSV, with an empty column `choice` to fill in."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\r\n")
-    rows.writerow(COLUMNS)
-    for pair in pairs:
-        cells = (pair.category, _conversation(pair.questions), _conversation(pair.a), _conversation(pair.b))
-        rows.writerow([pair.id, *map(_no_formula, cells), ""])
-    return text.getvalue()
+    rows = (
+        (pair.id, pair.category, _conversation(pair.questions), _conversation(pair.a), _conversation(pair.b), "")
+        for pair in pairs
+    )
+    return csv_text(COLUMNS, rows, end="\r\n")
 
 
 def _conversation(texts: Sequence[str]) -> str:
@@ -66,8 +61,3 @@ def _conversation(texts: Sequence[str]) -> str:
     if len(texts) == 1:
         return texts[0]
     return "\n\n".join(f"[turn {turn}]\n{text}" for turn, text in enumerate(texts, start=1))
-
-
-def _no_formula(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula: an apostrophe goes before it."""
-    return f"'{cell}" if cell.startswith(_FORMULA) else cell

@@ -2,82 +2,52 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import textwrap
-from collections.abc import Sequence
-
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO
-from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, ScoreRow, VariantCorrelation
+from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, VariantCorrelation
 from mlflow_compress.decide.scoreboard.scored_variant import DELTA, JUDGE, NO_SPEED_STAGE, SIMILARITY
 from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.headline_text import escape_markdown
-from mlflow_compress.reporting.numbers import bytes_text, interval_text, plain, scale_of
+from mlflow_compress.reporting.numbers import number_text
+from mlflow_compress.reporting.table import MISSING, Column, Table, csv_text, escape_markdown
 
-MISSING = "-"
-_NARROWEST = 9  # characters of a column's label on one line
 _WITH_INTERVAL = (DELTA, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
-_FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet computes a text that begins with one of these
 
 
-def cell_text(cell: Cell | None, column: ScoreColumn, *, interval: bool) -> str:
+def score_text(cell: Cell | None, column: ScoreColumn, *, interval: bool) -> str:
     """Return one value as text, with its interval if wanted; "-" where there is none."""
     if cell is None:
         return MISSING
-    own = {
-        "bytes": lambda: bytes_text(int(cell.value)),
-        "bits": lambda: f"{cell.value:.2f}",
-        "seconds": lambda: f"{cell.value:.1f} s",
-    }
-    if column.unit == "times" and cell.low is None:
-        return f"{cell.value:.2f}x"
-    if column.unit in own:
-        return own[column.unit]()
-    low, high = (cell.low, cell.high) if interval else (None, None)
-    shown = MetricResult(column.key, cell.value, low, high)
-    if interval or column.unit == "nats":
-        return interval_text(shown, scale_of(column.unit), difference=column.key == DELTA)
-    scale = scale_of(column.unit)
-    return plain(scale.factor * cell.value, max(scale.decimals, 1)) + scale.suffix
+    result = MetricResult(column.key, cell.value, cell.low, cell.high)
+    return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
 
 
-def _cells(board: Scoreboard, row: ScoreRow) -> list[str]:
-    """Return a row of the narrow table. The Pareto front is marked with a star, a significant accuracy change too."""
-    found = [f"{row.name}{' *' if row.on_front else ''}"]
-    for column in _narrow(board):
-        text = cell_text(row.cells.get(column.key), column, interval=column.key in _WITH_INTERVAL)
-        found.append(text + (" !" if column.key == DELTA and row.accuracy_moved else ""))
-    timed = [row.runtime or MISSING] if _is_timed(board) else []
-    return [*found, *timed, "" if row.status == "finished" else row.status]
+def scoreboard_table(board: Scoreboard) -> Table:
+    """Return the main columns of the variants that were made, and the status only where one has no results.
 
-
-def _narrow(board: Scoreboard) -> list[ScoreColumn]:
-    return [column for column in board.columns if column.main]
-
-
-def _header(board: Scoreboard) -> list[str]:
-    labels = [
-        f"{column.label} [{100 * board.level:g}\u00a0%]" if column.key in _WITH_INTERVAL else column.label
-        for column in _narrow(board)
-    ]
-    return ["variant", *labels, *(["timed in"] if _is_timed(board) else []), "status"]
+    The Pareto front is marked with a star, and a significant change of accuracy. What was not started is among the
+    warnings.
+    """
+    main = [column for column in board.columns if column.main]
+    made = [row for row in board.rows if row.status != "unsupported"]
+    told = len(board.finished) < len(made)
+    level = f" [{100 * board.level:g}\u00a0%]"
+    labels = [column.label + (level if column.key in _WITH_INTERVAL else "") for column in main]
+    labels += [*(["timed in"] if _is_timed(board) else []), *(["status"] if told else [])]
+    rows = []
+    for row in made:
+        cells = [f"{row.name}{' *' if row.on_front else ''}"]
+        for column in main:
+            text = score_text(row.cells.get(column.key), column, interval=column.key in _WITH_INTERVAL)
+            cells.append(text + (" !" if column.key == DELTA and row.accuracy_moved else ""))
+        cells += [row.runtime or MISSING] if _is_timed(board) else []
+        rows.append([*cells, *(["" if row.status == "finished" else row.status] if told else [])])
+    return Table(columns=[Column("variant", left=True), *map(Column, labels)], rows=rows)
 
 
 def _is_timed(board: Scoreboard) -> bool:
     """Return whether any variant has a speed."""
     return any(row.runtime for row in board.rows)
-
-
-def _table(board: Scoreboard) -> list[list[str]]:
-    """Return header and rows of the variants that were made; the status only where one has no results.
-
-    What was not started is among the warnings.
-    """
-    made = [row for row in board.rows if row.status != "unsupported"]
-    table = [_header(board), *(_cells(board, row) for row in made)]
-    return table if len(board.finished) < len(made) else [line[:-1] for line in table]
 
 
 def finding(board: Scoreboard) -> str:
@@ -89,7 +59,7 @@ def finding(board: Scoreboard) -> str:
     parts = [f"{counted} against {board.baseline}" + (f" on {board.n_items:,} items" if board.n_items else "")]
     column = next((found for found in board.columns if found.key == KL), None)
     if column is not None and KL in done[0].cells:
-        closest = cell_text(done[0].cells[KL], column, interval=True)
+        closest = score_text(done[0].cells[KL], column, interval=True)
         parts.append(f"closest is {done[0].name} with a KL of {closest}")
     if board.pareto:
         parts.append(f"on the Pareto front of size and KL: {', '.join(board.pareto)}")
@@ -153,20 +123,7 @@ def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
 
 def scoreboard_text(board: Scoreboard) -> str:
     """Return the narrow table with aligned columns, its legend, the correlations and the warnings."""
-    table = _table(board)
-    head, *rows = table
-    wrapped = [_wrapped(label, [row[i] for row in rows]) for i, label in enumerate(head)]
-    height = max(map(len, wrapped))
-    top = [[""] * (height - len(parts)) + parts for parts in wrapped]
-    table = [*map(list, zip(*top, strict=True)), *rows]
-    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-    lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]
-    return "\n".join([*lines[:height], "-" * max(map(len, lines)), *lines[height:], *_below(board)])
-
-
-def _wrapped(label: str, cells: Sequence[str]) -> list[str]:
-    """Return a column's label in lines that are as narrow as its cells, as far as its words allow."""
-    return textwrap.wrap(label, max([_NARROWEST, *map(len, cells)]), break_long_words=False)
+    return "\n".join([*scoreboard_table(board).lines(wrapped=True), *_below(board)])
 
 
 def _below(board: Scoreboard) -> list[str]:
@@ -176,54 +133,37 @@ def _below(board: Scoreboard) -> list[str]:
 
 def scoreboard_markdown(board: Scoreboard) -> str:
     """Return the finding, the narrow table, its legend, the correlations and the warnings, as Markdown."""
-    head, *rows = _table(board)
-    star = chr(92) + "*"
-    lines = [escape_markdown(f"{finding(board)}."), "", _markdown_row(head), f"|---{'|--:' * (len(head) - 1)}|"]
-    lines += [_markdown_row(row) for row in rows]
-    below = [f"- {escape_markdown(line).replace('*', star)}" if line else "" for line in _below(board)]
-    return "\n".join([*lines, *below, ""])
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(escape_markdown(cell).replace('*', chr(92) + '*') for cell in cells)} |"
+    below = [f"- {escape_markdown(line)}" if line else "" for line in _below(board)]
+    return "\n".join([escape_markdown(f"{finding(board)}."), "", scoreboard_table(board).markdown(), *below, ""])
 
 
 def scoreboard_csv(board: Scoreboard) -> str:
     """Return every value as CSV, one line per variant: each with the ends of its interval and its number of items."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    parts = ("", ":low", ":high", ":n")
-    texts = ("variant", "method", "bits", "status", "reason", "run_id", "timed_in", "not_timed")
+    texts = ("name", "method", "bits", "status", "reason", "run_id", "runtime", "not_timed")
     own = (*texts, "on_front", "accuracy_p", "accuracy_p_holm")
-    writer.writerow([*own, *(f"{column.key}{part}" for column in board.columns for part in parts)])
+    renamed = {"name": "variant", "runtime": "timed_in"}
+    parts = [f"{column.key}{part}" for column in board.columns for part in ("", ":low", ":high", ":n")]
+    rows: list[list[object]] = []
     for row in board.rows:
-        told = [row.name, row.method, row.bits, row.status, row.reason, row.run_id, row.runtime, row.not_timed]
-        values = [*map(_not_a_formula, told), row.on_front, row.accuracy_p, row.accuracy_p_holm]
+        rows.append([getattr(row, name) for name in own])
         for column in board.columns:
             cell = row.cells.get(column.key)
-            values += [None] * 4 if cell is None else [cell.value, cell.low, cell.high, cell.n]
-        writer.writerow(values)
-    return out.getvalue()
+            rows[-1] += [None] * 4 if cell is None else [cell.value, cell.low, cell.high, cell.n]
+    return csv_text([*(renamed.get(name, name) for name in own), *parts], rows)
 
 
 def similarity_csv(found: ModelSimilarity) -> str:
     """Return the similarity of every pair of models as CSV, and each model's place on the principal components."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["model", *map(_not_a_formula, found.names), "component_1", "component_2"])
-    for name, row, place in zip(found.names, found.values.tolist(), found.coordinates.tolist(), strict=True):
-        writer.writerow([_not_a_formula(name), *row, *place])
-    return out.getvalue()
-
-
-def _not_a_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    rows = zip(found.names, found.values.tolist(), found.coordinates.tolist(), strict=True)
+    return csv_text(
+        ["model", *found.names, "component_1", "component_2"], ([name, *row, *place] for name, row, place in rows)
+    )
 
 
 def scoreboard_columns(board: Scoreboard) -> dict[str, list[object]]:
     """Return the main columns with plain numbers, as MLflow shows a table."""
     found: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
-    for column in _narrow(board):
+    for column in (column for column in board.columns if column.main):
         cells = [row.cells.get(column.key) for row in board.rows]
         found[column.label] = [None if cell is None else cell.value for cell in cells]
         if column.key in _WITH_INTERVAL:

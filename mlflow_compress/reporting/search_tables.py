@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.reporting.numbers import NATS, bytes_text, interval_text, value_text
+from mlflow_compress.reporting.table import MISSING, Column, Table, csv_text, escape_markdown
 
 Row = Mapping[str, Any]
 
-MISSING = "-"
-HEADS = (
-    "variant",
-    "limit",
-    "bits/weight",
-    "size",
-    "KL [95 %]",
-    "linear mix",
-    "difference [95 %]",
-    "predicted",
-    "measured",
-)
 _MISS = 0.25
 
 
@@ -72,42 +58,37 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
     return notes
 
 
-def search_text_table(rows: Sequence[Row]) -> str:
-    """Return the table with aligned columns."""
-    table = [list(HEADS), *map(_cells, rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(HEADS))]
-    lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+def search_table(rows: Sequence[Row]) -> Table:
+    """Return every variant with the linear mix of its size."""
+    heads = ("bits/weight", "size", "KL [95 %]", "linear mix", "difference [95 %]", "predicted", "measured")
+    return Table(
+        columns=[Column("variant", left=True), Column("limit"), *map(Column, heads)],
+        rows=[
+            (
+                row["name"],
+                row["limit"] or None,
+                f"{row['bits_per_weight']:.3f}",
+                bytes_text(row["size_bytes"]),
+                interval_text(MetricResult("kl", row["kl"], row["kl_low"], row["kl_high"]), NATS, difference=False),
+                _nats(row["mix_kl"]),
+                _difference(row, "difference"),
+                _nats(row["predicted_kl"]),
+                _nats(row["search_kl"]),
+            )
+            for row in rows
+        ],
+    )
 
 
 def search_markdown(rows: Sequence[Row], found: str, notes: Sequence[str]) -> str:
     """Return the finding, the table and its notes, as Markdown."""
-    lines = [escape_markdown(f"**{found}.**"), "", _markdown_row(HEADS), f"|---|---{'|--:' * (len(HEADS) - 2)}|"]
-    lines += [_markdown_row(_cells(row)) for row in rows]
-    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}." for note in notes), ""])
+    listed = (f"- {escape_markdown(note)}." for note in notes)
+    return "\n".join([f"**{escape_markdown(found)}.**", "", search_table(rows).markdown(), "", *listed, ""])
 
 
 def rows_csv(rows: Sequence[Row]) -> str:
     """Return every value of rows with the same names as CSV: of variants, or of the costs of groups."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def _cells(row: Row) -> list[str]:
-    return [
-        row["name"],
-        row["limit"] or MISSING,
-        f"{row['bits_per_weight']:.3f}",
-        bytes_text(row["size_bytes"]),
-        interval_text(MetricResult("kl", row["kl"], row["kl_low"], row["kl_high"]), NATS, difference=False),
-        _nats(row["mix_kl"]),
-        _difference(row, "difference"),
-        _nats(row["predicted_kl"]),
-        _nats(row["search_kl"]),
-    ]
+    return csv_text(rows[0], (row.values() for row in rows))
 
 
 def _difference(row: Row, name: str) -> str:
@@ -119,7 +100,3 @@ def _difference(row: Row, name: str) -> str:
 
 def _nats(value: float | None) -> str:
     return MISSING if value is None else value_text(MetricResult("kl", value, None, None), NATS)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape_markdown, cells))} |"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.decide.gates import KL
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.headline import only_generated
 from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
-from mlflow_compress.reporting.rows import KL, only_generated
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05

@@ -32,7 +32,7 @@ USED = """
 import json
 from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.records import OptionScores, RunRecords
-from mlflow_compress.reporting.rows import headline_rows
+from mlflow_compress.reporting.headline import headline_rows
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.tracking.run_names import leaderboard

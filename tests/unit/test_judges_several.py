@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.records import RunRecords
-from mlflow_compress.reporting.rows import headline_rows
+from mlflow_compress.reporting.headline import headline_rows
 from tests.judge_server import judge_server
 from tests.judging import answers, grade, instructions
 

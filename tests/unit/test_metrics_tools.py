@@ -24,7 +24,7 @@ from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearm
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate, wilson
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
-from mlflow_compress.reporting.headline_text import footnotes
+from mlflow_compress.reporting.headline import footnotes
 from tests import metric_records
 from tests.metric_records import QUICK
 

@@ -10,11 +10,16 @@ import pytest
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.records import Items
 from mlflow_compress.reporting.figures import draw_all
-from mlflow_compress.reporting.headline_text import NOTE_LIMIT, footnotes, headline_table, note_markdown
+from mlflow_compress.reporting.headline import (
+    NOTE_LIMIT,
+    footnotes,
+    headline_rows,
+    headline_table,
+    not_computed,
+    note_markdown,
+)
 from mlflow_compress.reporting.html import render_report
-from mlflow_compress.reporting.not_computed import not_computed
 from mlflow_compress.reporting.record_tables import flips_table
-from mlflow_compress.reporting.rows import headline_rows
 from tests import metric_records
 from tests.report_results import Page, by_name, result
 

@@ -37,7 +37,7 @@ from mlflow_compress.reporting.search_tables import (
     search_finding,
     search_markdown,
     search_notes,
-    search_text_table,
+    search_table,
 )
 
 SOURCE = resolve(str(demo.MODEL_DIR))
@@ -226,7 +226,7 @@ def test_autoscheme_is_compared_with_the_searched_variant() -> None:
 
 
 def test_the_tables_hold_every_value() -> None:
-    table = search_text_table(rows())
+    table = "\n".join(search_table(rows()).lines())
     assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table
     markdown = search_markdown(rows(), "it | found", ["a <b> note"])
     assert "it \\| found" in markdown and "&lt;b>" in markdown and markdown.count("\n| ") == 6

@@ -15,6 +15,7 @@ import pytest
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
+from mlflow_compress.reporting.page.page_tables import LEVELS, heat_map, shared_table
 from mlflow_compress.reporting.page.page_text import (
     choice_reason,
     choice_sentence,
@@ -22,7 +23,6 @@ from mlflow_compress.reporting.page.page_text import (
     gate_texts,
     page_markdown,
 )
-from mlflow_compress.reporting.page.shared_tables import LEVELS, heat_map, shared_table
 from mlflow_compress.reporting.page.variants_page import render_page
 from tests.page_contents import EXAMPLES, HOSTILE, page_content
 from tests.report_results import Page
@@ -92,7 +92,7 @@ def test_variants_share_changed_answers():
     assert together.tolist() == [[1, 1], [1, 4]]  # both changed c1
     assert by_count == {1: 3, 2: 1}
     table = shared_table(page_content())
-    assert (table.n_items, table.levels) == (4, [[LEVELS, LEVELS], [LEVELS // 4, LEVELS]])
+    assert (table.n_items, table.table.shades) == (4, [[LEVELS, LEVELS], [LEVELS // 4, LEVELS]])
     assert "Of 4 items, 3 changed under one variant only, 1 under all 2." in " ".join(
         Page(render_page(page_content())).text.split()
     )
@@ -100,9 +100,9 @@ def test_variants_share_changed_answers():
 
 def test_the_heat_map_has_each_category_once():
     heat = heat_map(page_content())
-    [row] = heat.rows
-    assert (heat.variants, row.task, row.category, row.n) == (["near", "far"], "choice", "animals", 3)
-    assert [(cell.result.value, cell.level) for cell in row.cells] == [(1.0, round(LEVELS / 21)), (21.0, LEVELS)]
+    assert [column.label for column in heat.columns[2:]] == ["near", "far"]
+    assert list(heat.rows) == [("choice: animals", 3, "1.0 [0.5, 2.0]", "21.0 [10.5, 42.0]")]
+    assert list(heat.shades) == [[None, round(LEVELS / 21), LEVELS]]
 
 
 def test_the_first_sentence_says_what_the_gates_choose():

@@ -44,7 +44,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import RunRecords
-from mlflow_compress.reporting.headline_text import escape_markdown
+from mlflow_compress.reporting.table import escape_markdown
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder

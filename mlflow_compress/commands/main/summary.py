@@ -25,9 +25,8 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.figures import draw_all
-from mlflow_compress.reporting.headline_text import note_markdown
+from mlflow_compress.reporting.headline import not_computed, note_markdown
 from mlflow_compress.reporting.html import render_report
-from mlflow_compress.reporting.not_computed import not_computed
 from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.tracking import run_names

@@ -74,6 +74,11 @@ class MetricKey:
     # Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     on_request: bool = False
 
+    @property
+    def is_difference(self) -> bool:
+        """Whether it is a variant's value minus its baseline's, which is shown with its sign."""
+        return self.name.endswith(("_delta", "_delta_pct"))
+
     def __post_init__(self) -> None:
         number = isinstance(self.headline, int) and not isinstance(self.headline, bool)
         wrong = {

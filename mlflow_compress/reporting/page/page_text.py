@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import CandidateOutcome
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
-from mlflow_compress.reporting.headline_text import escape_markdown
 from mlflow_compress.reporting.html import setting_pairs
 from mlflow_compress.reporting.page.page_content import PageContent
-from mlflow_compress.reporting.page.shared_tables import HeatCell, heat_map, shared_table
-from mlflow_compress.reporting.scoreboard_text import cell_text, scoreboard_markdown
+from mlflow_compress.reporting.page.page_tables import flips_by_part, heat_map, items_by_task, made_table, shared_table
+from mlflow_compress.reporting.scoreboard_text import score_text, scoreboard_markdown
+from mlflow_compress.reporting.table import Column, Table, escape_markdown
 
 _TOLD = (RATIO, KL, FLIPS, DECODE_SPEEDUP, MEMORY_RATIO)
 _FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}
@@ -52,7 +50,7 @@ def _values(board: Scoreboard, name: str) -> str:
     labels = {RATIO: "{} smaller", KL: "KL {}", FLIPS: "{} of answers flipped"}
     labels |= {DECODE_SPEEDUP: "decodes at {} the baseline's speed", MEMORY_RATIO: "{} its peak memory"}
     return ", ".join(
-        labels[key].format(cell_text(row.cells[key], columns[key], interval=True))
+        labels[key].format(score_text(row.cells[key], columns[key], interval=True))
         for key in _TOLD
         if key in row.cells and key in columns
     )
@@ -83,45 +81,6 @@ def failed_reasons(outcome: CandidateOutcome) -> list[str]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeRow:
-    """How one variant was made; a cell is empty where its method has no such setting."""
-
-    name: str
-    run_id: str
-    address: str
-    cells: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MadeTable:
-    """The settings of all variants, one column per setting."""
-
-    columns: list[str]
-    rows: list[MadeRow]
-
-
-def made_table(content: PageContent) -> MadeTable:
-    """Return the settings of every variant."""
-    names = list(dict.fromkeys(name for variant in content.variants for name in variant.settings))
-    return MadeTable(
-        columns=[name.replace("_", " ") for name in names],
-        rows=[
-            MadeRow(name=v.name, run_id=v.run_id, address=v.address, cells=[v.settings.get(name, "") for name in names])
-            for v in content.variants
-        ],
-    )
-
-
-def items_by_task(content: PageContent) -> list[dict[str, Any]]:
-    """Return the number of items of each task."""
-    if content.items is None:
-        return []
-    columns = (content.items.table.column(name).to_pylist() for name in ("task", "family"))
-    counts = Counter(zip(*columns, strict=True))
-    return [{"task": task, "family": family.replace("_", " "), "n": n} for (task, family), n in sorted(counts.items())]
-
-
 def sample_prompts(content: PageContent) -> dict[str, str]:
     """Return the prompt of the first item of each task."""
     if content.items is None:
@@ -139,49 +98,23 @@ MOST_COLUMNS = 12
 def page_markdown(content: PageContent) -> str:
     """Return the choice, the scoreboard, the groups, the flips by category and the set-up as Markdown."""
     parts = [
-        f"**{_cell(choice_sentence(content))}** {_cell(choice_reason(content))}",
+        f"**{escape_markdown(choice_sentence(content))}** {escape_markdown(choice_reason(content))}",
         scoreboard_markdown(content.board),
         _groups(content),
     ]
-    heat = heat_map(content)
-    if heat.rows and len(heat.variants) <= MOST_COLUMNS:
-        head = ["flips, %", "items", *heat.variants]
-        rows = [
-            [row.task if row.category is None else f"{row.task}: {row.category}", f"{row.n:,}", *map(_heat, row.cells)]
-            for row in heat.rows
-        ]
-        parts.append(_table(head, rows))
-    shared = shared_table(content)
-    if shared is not None and len(shared.variants) <= MOST_COLUMNS:
-        rows = [[name, *map(str, row)] for name, row in zip(shared.variants, shared.together, strict=True)]
-        parts.append(_table(["changed by both", *shared.variants], rows))
-    setup = [[name, value] for name, value in setting_pairs(content.setup)]
-    parts.append(f"<details><summary>How it was measured</summary>\n\n{_table(['', ''], setup)}\n\n</details>")
+    if len(content.variants) <= MOST_COLUMNS:
+        heat, shared = heat_map(content), shared_table(content)
+        parts += [heat.markdown()] if heat.rows else []
+        parts += [shared.table.markdown()] if shared is not None else []
+    setup = Table(columns=[Column(""), Column("")], rows=setting_pairs(content.setup))
+    parts.append(f"<details><summary>How it was measured</summary>\n\n{setup.markdown()}\n\n</details>")
     return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
-
-
-def _cell(text: object) -> str:
-    return escape_markdown(str(text)).replace("*", "\\*")
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, *rows]
-    shown = [f"| {' | '.join(map(_cell, line))} |" for line in lines]
-    return "\n".join([shown[0], f"|---{'|--:' * (len(head) - 1)}|", *shown[1:]])
-
-
-def _heat(cell: HeatCell | None) -> str:
-    if cell is None:
-        return "-"
-    found = cell.result
-    bounds = "" if found.low is None or found.high is None else f" [{found.low:.1f}, {found.high:.1f}]"
-    return f"{found.value:.1f}{bounds}"
 
 
 def _groups(content: PageContent) -> str:
     labels = {column.key: column.label for column in content.board.columns}
     lines = [
-        f"- {_cell(labels[metric])}: cannot be told apart: {_cell(', '.join(group))}"
+        f"- {escape_markdown(labels[metric])}: cannot be told apart: {escape_markdown(', '.join(group))}"
         for metric, groups in content.board.groups.items()
         for group in groups
     ]
@@ -190,7 +123,7 @@ def _groups(content: PageContent) -> str:
 
 def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
-    heat, shared, made = heat_map(content), shared_table(content), made_table(content)
+    shared, made = shared_table(content), made_table(content)
     alike = content.similarity
     return {
         "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
@@ -201,15 +134,14 @@ def content_values(content: PageContent) -> dict[str, Any]:
         "scoreboard": content.board.to_dict(),
         "flips_by_category": [
             {
-                "task": row.task,
-                "category": row.category,
+                "task": task,
+                "category": category,
                 "variants": {
-                    name: {key: getattr(cell.result, key) for key in ("value", "low", "high", "n")}
-                    for name, cell in zip(heat.variants, row.cells, strict=True)
-                    if cell is not None
+                    name: {part: getattr(result, part) for part in ("value", "low", "high", "n")}
+                    for name, result in found.items()
                 },
             }
-            for row in heat.rows
+            for (task, category), found in flips_by_part(content).items()
         ],
         "shared_changes": None
         if shared is None
@@ -229,8 +161,16 @@ def content_values(content: PageContent) -> dict[str, Any]:
             "encoder": alike.encoder,
             "left_out": alike.left_out,
         },
-        "made": [asdict(row) | {"cells": dict(zip(made.columns, row.cells, strict=True))} for row in made.rows],
-        "items_by_task": items_by_task(content),
+        "made": [
+            {
+                "name": v.name,
+                "run_id": v.run_id,
+                "address": v.address,
+                "cells": dict(zip((column.label for column in made.columns[1:]), row[1:], strict=True)),
+            }
+            for v, row in zip(content.variants, made.rows, strict=True)
+        ],
+        "items_by_task": [dict(zip(("task", "family", "n"), row, strict=True)) for row in items_by_task(content).rows],
         "setup": dict(content.setup),
         "notes": list(content.notes),
     }

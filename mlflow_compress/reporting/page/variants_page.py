@@ -8,33 +8,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mlflow_compress.decide.scoreboard.scored_variant import DELTA
-from mlflow_compress.reporting.html import setting_pairs
+from mlflow_compress.reporting.html import FlipRow, setting_pairs
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
+from mlflow_compress.reporting.page.page_tables import (
+    LEVELS,
+    alike_table,
+    flips_by_part,
+    heat_map,
+    items_by_task,
+    made_table,
+    shared_table,
+)
 from mlflow_compress.reporting.page.page_text import (
     choice_reason,
     choice_sentence,
     failed_reasons,
-    items_by_task,
-    made_table,
     sample_prompts,
 )
-from mlflow_compress.reporting.page.shared_tables import LEVELS, alike_table, heat_map, shared_table
-from mlflow_compress.reporting.page_tables import FlipRow
-from mlflow_compress.reporting.scoreboard_text import cell_text, correlation_text, finding, legend, main_correlations
+from mlflow_compress.reporting.scoreboard_text import correlation_text, finding, legend, main_correlations, score_text
+from mlflow_compress.reporting.table import TEMPLATES
 
 _HERE = Path(__file__).parent
-# The page has the style and the tables of the single report, and its own.
-_TEMPLATES = Environment(
-    loader=FileSystemLoader([_HERE / "templates", _HERE.parent / "templates"]),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 MOST_WARNINGS = 6
 _FIRST = 20  # changed answers, and answers, of the page without scripts
 _MOST_HEAT_INTERVALS = 2_000  # cells; more would be no figure
@@ -48,14 +45,12 @@ def render_page(content: PageContent) -> str:
     """
     data, values = page_data(content)
     changes, answers = values["changes"], values["answers"]
-    style = _TEMPLATES.get_template("report.css").render() + _TEMPLATES.get_template("page.css.j2").render(
-        levels=LEVELS
-    )
+    style = TEMPLATES.get_template("report.css").render() + TEMPLATES.get_template("page.css.j2").render(levels=LEVELS)
     libraries = (_HERE / "vendor" / "libraries.min.js").read_text(encoding="utf-8")
     script = "".join(path.read_text(encoding="utf-8") for path in sorted((_HERE / "scripts").glob("*.js")))
     board = content.board
-    heat = heat_map(content)
-    return _TEMPLATES.get_template("page.html.j2").render(
+    intervals = len(flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
+    return TEMPLATES.get_template("page.html.j2").render(
         title=content.title,
         security=_security_policy(style, [libraries, script]),
         style=Markup(style),
@@ -75,10 +70,11 @@ def render_page(content: PageContent) -> str:
         legend=[line.replace("*", "★", 1) for line in legend(board)],
         verdicts=_verdicts(content),
         groups=_groups(content),
-        heat=heat,
-        heat_intervals=len(heat.rows) * len(heat.variants) <= _MOST_HEAT_INTERVALS,
+        heat=heat_map(content, intervals=intervals),
+        heat_intervals=intervals,
         shared=shared_table(content),
         alike=alike_table(content),
+        similarity=content.similarity,
         correlations=[correlation_text(board, found) for found in main_correlations(board)],
         changes=changes,
         first_flips=_first_flips(changes) if changes else [],
@@ -124,7 +120,7 @@ def _score_rows(content: PageContent) -> list[dict[str, Any]]:
                 {
                     "label": column.label,
                     "value": None if cell is None else cell.value,
-                    "text": None if cell is None else cell_text(cell, column, interval=True),
+                    "text": None if cell is None else score_text(cell, column, interval=True),
                     "moved": column.key == DELTA and row.accuracy_moved,
                 }
             )

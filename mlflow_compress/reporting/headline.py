@@ -1,16 +1,17 @@
-"""Rows of the headline table, for the report, the terminal and the run's note."""
+"""The headline table of one variant and the sentences under it, for the report, the terminal and the run's note."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, headline_keys, key
+from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
-    NATS,
-    PERCENT,
     Scale,
     bytes_text,
     interval_text,
@@ -19,6 +20,7 @@ from mlflow_compress.reporting.numbers import (
     scale_of,
     value_text,
 )
+from mlflow_compress.reporting.table import Column, Named, Table, escape_markdown, result_text
 
 
 def _side(change: float, direction: str) -> str:
@@ -59,14 +61,6 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
             floor.value if floor.low is None else floor.low
         )
     return "yes" if exceeds else "no: overlaps the noise floor"
-
-
-def noise_floor_text(pooled: Mapping[str, MetricResult], name: str) -> MetricResult | None:
-    """Return the noise floor of a distance, `noise/<metric>` for `distance/<metric>`; None if it was not measured."""
-    return pooled.get("noise/" + name.partition("/")[2])
-
-
-Pooled = Mapping[str, MetricResult]
 
 
 class Sizes(Protocol):
@@ -112,27 +106,16 @@ class HeadlineRow:
     distinguishable: str | None = None  # "yes" or "no", with a reason if needed
 
 
-KL = "distance/kl_mean"
-_SHARE_OF_TOP_ITEM, _SHARE_OF_TOP_PERCENT = "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"
-_CLIPPED, _ABOVE_CLIP = "distance/kl_clipped_mean", "distance/kl_above_clip_pct"
-_GATED_INSTEAD = (
-    (_CLIPPED, "KL, clipped (gate)", NATS, "Mean of the items' KL, each cut at 1 nat: what the gate reads."),
-    (_ABOVE_CLIP, "KL above clip (gate)", PERCENT, "Share of items with a KL above 1 nat: what the gate reads."),
-)
-_KL_ITEMS = "distance/kl_items"
-_GATE_KL = "gate/kl_upper"
-
-
 def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
     """Return whether the gates read the clipped mean instead of the KL's upper end."""
-    if gates is None or _GATE_KL in gates or _CLIPPED not in pooled:
+    if gates is None or GATE_KL in gates or CLIPPED.name not in pooled:
         return False
     return KL in pooled and pooled[KL].value > 0  # equal models need no interval
 
 
 def only_generated(pooled: Pooled) -> bool:
     """Return whether all answers were generated. Such items have flips, but no options and so no KL."""
-    items = pooled.get(_KL_ITEMS)
+    items = pooled.get(KL_ITEMS.name)
     return items is not None and items.value == 0
 
 
@@ -200,20 +183,19 @@ def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Headline
             HeadlineRow(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")
         ]
     rows = []
-    item, percent = pooled.get(_SHARE_OF_TOP_ITEM), pooled.get(_SHARE_OF_TOP_PERCENT)
+    item, percent = pooled.get(TOP_ITEM.name), pooled.get(TOP_PERCENT.name)
     if item is not None and percent is not None:
-        held = f"{value_text(item, PERCENT)} / {value_text(percent, PERCENT)} of the mean"
+        held = f"{result_text(item)} / {result_text(percent)} of the mean"
         meaning = "How much of the mean KL the item with the largest KL holds, and the largest percent of the items."
         rows.append(
             HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
-    if kl_not_trusted(pooled, gates):
-        for name, label, scale, meaning in _GATED_INSTEAD:
-            result = pooled.get(name)
-            if result is not None:
-                text = interval_text(result, scale, difference=False)
-                rows.append(HeadlineRow(label=label, meaning=meaning, n=_count(result, "items"), difference=text))
-    return rows
+    gated = (CLIPPED, ABOVE_CLIP) if kl_not_trusted(pooled, gates) else ()
+    return rows + [
+        HeadlineRow(label=k.label, meaning=k.meaning, n=_count(found, k.counted), difference=result_text(found))
+        for k in gated
+        if (found := pooled.get(k.name)) is not None
+    ]
 
 
 def _size_rows(sizes: Sizes) -> list[HeadlineRow]:
@@ -244,15 +226,6 @@ def headline_rows(
     """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
 
     A metric that was not computed has no row.
-
-    Parameters
-    ----------
-    pooled : mapping of str to MetricResult
-        Pooled results by key: `metrics.headline(results)`.
-    sizes : Sizes, optional
-        The checkpoint's manifest.
-    gates : mapping of str to float, optional
-        Values that promotion gates read, by key. "gate/kl_upper" is missing if the KL's interval cannot be trusted.
     """
     keys = all_keys()
     rows: list[HeadlineRow | None] = []
@@ -268,3 +241,158 @@ def interval_percent(pooled: Pooled) -> str:
     """Return the level of the intervals, as in "95 %"."""
     levels = {result.level for result in pooled.values() if result.low is not None}
     return " / ".join(f"{100 * level:g} %" for level in sorted(levels)) or "95 %"
+
+
+_OF_ENGINE = (("kl_mean", "KL"), ("flips_pct", "flips"), ("corpus_kl_mean", "KL on corpora"))
+_OF_SERVER = (("flips_pct", "flips"), ("kl_top100", "KL at least"), ("kl_top20", "KL at least"))
+
+
+def _unscored(pooled: Pooled) -> list[str]:
+    """Return the sentences about unscored items (or answers)."""
+    found: dict[str, None] = {}
+    for shown in headline_keys():
+        result = pooled.get(shown.name)
+        if result is not None and result.n_unscored and shown.unscored:
+            why = "no answer was generated" if shown.counted == "items" and only_generated(pooled) else shown.unscored
+            found[f"{result.n_unscored:,} of {result.n + result.n_unscored:,} {shown.counted} unscored: {why}."] = None
+    return list(found)
+
+
+def _sampled(pooled: Pooled, name: str, things: str) -> str | None:
+    """Return the size of the noise floor's sample, and that of the distance; None without a floor."""
+    distance = pooled.get(name)
+    floor = pooled.get(f"noise/{name.partition('/')[2]}")
+    if distance is None or floor is None:
+        return None
+    if floor.n < distance.n:
+        return f"a sample of {floor.n:,} of {distance.n:,} {things}"
+    return f"{floor.n:,} {things}"
+
+
+def _noise(pooled: Pooled) -> list[str]:
+    items = _sampled(pooled, KL, "items") or _sampled(pooled, FLIPS, "items")
+    parts = [part for part in (items, _sampled(pooled, "distance/corpus_kl_mean", "corpus tokens")) if part]
+    return [f"Noise floor (the baseline against itself in a second run) from {' and '.join(parts)}."] if parts else []
+
+
+def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...], sentence: str) -> list[str]:
+    """Return a sentence about what an engine or a server adds to every distance; none where it was not measured."""
+    parts = [
+        f"{label} {result_text(result)}"
+        for name, label in named
+        if (result := pooled.get(f"{section}/{name}")) is not None
+    ]
+    return [f"{sentence}: {', '.join(parts)}."] if parts else []
+
+
+def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_truncated: int = 0) -> list[str]:
+    """Return the sentences under the headline table; empty if there are none."""
+    notes = []
+    if kl_not_trusted(pooled, gates):
+        notes.append(
+            "The interval of the mean KL cannot be trusted here (few items, or one item holds much of the mean): "
+            "the gate reads the clipped mean and the share of items above the clip."
+        )
+    notes += _unscored(pooled)
+    if n_truncated:
+        prompts = "1 prompt was" if n_truncated == 1 else f"{n_truncated:,} prompts were"
+        notes.append(f"{prompts} longer than the model's context and lost the beginning.")
+    own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
+    notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, own)
+    return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")
+
+
+def _measured_by(stage: str) -> str:
+    """Return the labels of the metrics that only this stage computes, and computes unasked."""
+    keys = [key for key in all_keys().values() if key.name.startswith(f"{stage}/") and not key.on_request]
+    labels = [key.label for key in keys if key.label]
+    return ", ".join(labels) or "what it measures"
+
+
+def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
+    """Return one sentence per failed stage: its error message and the missing metrics."""
+    return [
+        f"Stage {stage} failed: {message.rstrip('.')}. Missing: {_measured_by(stage)}."
+        for stage, message in (failed_stages or {}).items()
+    ]
+
+
+NOTE_LIMIT = 8000
+_PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
+_WIDTH = 100
+_IN_A_TERMINAL = ("metric", "n", "baseline", "variant")
+
+
+def headline_rows_table(pooled: Pooled, rows: Iterable[HeadlineRow]) -> Table:
+    """Return the headline table of `headline_rows`."""
+    difference = f"difference [{interval_percent(pooled)} interval]"
+    heads = [Column("metric", left=True), *map(Column, _IN_A_TERMINAL[1:]), Column(difference, left=True)]
+    return Table(
+        columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
+        rows=[
+            (Named(r.label, r.meaning), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
+            for r in rows
+        ],
+    )
+
+
+def _narrow(pooled: Pooled, manifest: Sizes | None, gates: Mapping[str, float] | None) -> Table:
+    table = headline_rows_table(pooled, headline_rows(pooled, manifest, gates))
+    return table.only(*(column.label for column in table.columns[:5]))
+
+
+def headline_table(
+    pooled: Pooled,
+    manifest: Sizes | None = None,
+    *,
+    gates: Mapping[str, float] | None = None,
+    n_truncated: int = 0,
+    failed_stages: Mapping[str, str] | None = None,
+) -> str:
+    """Return the headline table as aligned text, followed by failed stages and notes."""
+    lines = _narrow(pooled, manifest, gates).lines(widest=_WIDTH)
+    notes = failures(failed_stages) + footnotes(pooled, gates=gates, n_truncated=n_truncated)
+    wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
+    return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
+
+
+def note_markdown(
+    sentence: str,
+    pooled: Pooled,
+    manifest: Sizes | None = None,
+    *,
+    gates: Mapping[str, float] | None = None,
+    n_truncated: int = 0,
+    failed_stages: Mapping[str, str] | None = None,
+) -> str:
+    """Return a run's note as Markdown of at most 8000 characters: verdict, failed stages, headline table, notes."""
+    head = [escape_markdown(sentence)[:_PART_LIMIT], ""]
+    for failure in failures(failed_stages):
+        head += [f"**{escape_markdown(failure)[:_PART_LIMIT]}**", ""]
+    notes = footnotes(pooled, gates=gates, n_truncated=n_truncated)
+    return "\n".join([*head, _narrow(pooled, manifest, gates).markdown(), *(f"\n{escape_markdown(n)}" for n in notes)])
+
+
+def not_computed(
+    results: Iterable[MetricResult],
+    *,
+    evaluated: Mapping[str, str],
+    judged: Mapping[str, str] | str,
+    timed: Mapping[str, str] | str,
+) -> dict[str, str]:
+    """Return the reason for each metric without a result, given by the stage that computes it.
+
+    The stages read different records. So each one lists metrics that only another one computes.
+    """
+    of_stage: dict[str, Mapping[str, str] | str] = {"judge/": judged, "speed/": timed}
+    computed = {result.name for result in results}
+    found: dict[str, str] = {}
+    for name, metric in METRICS.items():
+        keys = {key.name for key in metric.keys}
+        if computed & keys:
+            continue
+        reasons = next((r for prefix, r in of_stage.items() if all(k.startswith(prefix) for k in keys)), evaluated)
+        reason = reasons if isinstance(reasons, str) else reasons.get(name)
+        if reason is not None:
+            found[name] = reason
+    return found

@@ -1,0 +1,139 @@
+"""Tables over variants: flips by category, changed answers that variants share, how alike they answer, how made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.decide.gates import FLIPS
+from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.page.page_content import PageContent, shared_changes
+from mlflow_compress.reporting.table import MISSING, Column, Named, Table
+
+LEVELS = 8
+"""Shades of a heat map."""
+
+MOST_PAIRED = 24
+"""Most variants whose pairs are shown; the table of pairs grows with the square."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedChanges:
+    """Changed answers that variants share."""
+
+    variants: Sequence[str]  # Those of the table of pairs; the closest ones where there are more than `MOST_PAIRED`
+    together: Sequence[Sequence[int]]  # Items that both variants changed; the diagonal has each variant's own
+    by_count: Mapping[int, int]  # Number of items that exactly k variants changed, by k; over all variants
+    n_variants: int  # Variants, and items whose answers are right or wrong, that these numbers are from
+    n_items: int
+
+    @property
+    def table(self) -> Table:
+        """The pairs, shaded by the share of the row's changed answers that the column's variant changed too."""
+        levels = [[_level(value, row[i]) for value in row] for i, row in enumerate(self.together)]
+        return _pairs("changed by both", self.variants, self.together, levels)
+
+
+def flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str, MetricResult]]:
+    """Return the flips of every variant by task and category, in their order; a part without any value is left out."""
+    parts: dict[tuple[str, str | None], dict[str, MetricResult]] = {}
+    for variant in content.variants:
+        for result in variant.results:
+            if result.name == FLIPS and result.task is not None:
+                parts.setdefault((result.task, result.category), {})[variant.name] = result
+    return dict(sorted(parts.items(), key=lambda part: (part[0][0], part[0][1] or "")))
+
+
+def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
+    """Return the flips by task and category in percent, shaded."""
+    parts = flips_by_part(content)
+    highest = max((r.value for found in parts.values() for r in found.values()), default=0.0)
+    names = [variant.name for variant in content.variants]
+    return Table(
+        columns=[Column("flips, %", left=True), Column("items"), *map(Column, names)],
+        rows=[
+            (
+                task if category is None else f"{task}: {category}",
+                max(result.n for result in found.values()),
+                *(_percent(found.get(name), intervals) for name in names),
+            )
+            for (task, category), found in parts.items()
+        ],
+        whole=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
+        shades=[[None, *(_level(f[n].value, highest) if n in f else None for n in names)] for f in parts.values()],
+    )
+
+
+def _percent(result: MetricResult | None, interval: bool) -> str:
+    if result is None:
+        return MISSING
+    bounds = "" if result.low is None or result.high is None else f" [{result.low:.1f}, {result.high:.1f}]"
+    return f"{result.value:.1f}{bounds if interval else ''}"
+
+
+def _level(value: float, highest: float) -> int:
+    return round(LEVELS * value / highest) if highest > 0 else 0
+
+
+def _pairs(head: str, names: Sequence[str], cells: Sequence[Sequence[Any]], levels: Sequence[Sequence[int]]) -> Table:
+    rows = [(name, *row) for name, row in zip(names, cells, strict=True)]
+    return Table(columns=[Column(head, left=True), *map(Column, names)], rows=rows, shades=levels)
+
+
+def alike_table(content: PageContent) -> Table | None:
+    """Return the similarity of the models' answers; None where no judge stage embedded them.
+
+    The weakest shade is the smallest similarity of the table, the strongest is 1.
+    """
+    found = content.similarity
+    if found is None:
+        return None
+    shown = found.values[:MOST_PAIRED, :MOST_PAIRED]
+    room = 1.0 - float(shown.min()) if found.shares is not None else 0.0
+    cells = [["1" if i == j else f"{x:.4f}" for j, x in enumerate(row)] for i, row in enumerate(shown.tolist())]
+    levels = [[_level(room - (1.0 - value), room) for value in row] for row in shown.tolist()]
+    return _pairs("similarity", found.names[:MOST_PAIRED], cells, levels)
+
+
+def shared_table(content: PageContent) -> SharedChanges | None:
+    """Return which changed answers variants share; None without two variants that have items."""
+    changes = content.changes
+    if content.items is None or len(changes) < 2:
+        return None
+    view = ItemTable(content.items)
+    together, by_count = shared_changes(changes, len(content.items))
+    n = min(len(changes), MOST_PAIRED)
+    return SharedChanges(
+        variants=list(changes)[:n],
+        together=together[:n, :n].tolist(),
+        by_count=by_count,
+        n_variants=len(changes),
+        n_items=int(np.isin(view.family, view.graded).sum()),
+    )
+
+
+def made_table(content: PageContent) -> Table:
+    """Return the settings of every variant; a cell is empty where its method has no such setting."""
+    names = list(dict.fromkeys(name for variant in content.variants for name in variant.settings))
+    return Table(
+        columns=[Column(name.replace("_", " "), left=True) for name in ("variant", *names)],
+        rows=[
+            (Named(v.name, v.run_id, v.address), *(v.settings.get(name, "") for name in names))
+            for v in content.variants
+        ],
+    )
+
+
+def items_by_task(content: PageContent) -> Table:
+    """Return the number of items of each task."""
+    columns = [] if content.items is None else [content.items.column(name).tolist() for name in ("task", "family")]
+    counts = sorted(Counter(zip(*columns, strict=True)).items())
+    return Table(
+        columns=[Column("task", left=True), Column("family", left=True), Column("items")],
+        rows=[(task, family.replace("_", " "), n) for (task, family), n in counts],
+    )
