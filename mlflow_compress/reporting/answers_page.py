@@ -37,7 +37,7 @@ def first_differing_place(one: str, other: str) -> int | None:
 
     Examples
     --------
-    >>> first_difference("a dog", "a cat")
+    >>> first_differing_place("a dog", "a cat")
     2
     """
     if one == other:
