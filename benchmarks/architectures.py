@@ -85,7 +85,7 @@ def measure(base: Path, method: str, settings: dict[str, str]) -> dict[str, Any]
     from mlflow_compress.errors import MlflowCompressError
     from mlflow_compress.models.loading import LoadConfig, load_model
 
-    known = METHODS.get(method).Config.__dataclass_fields__
+    known = METHODS.get(method).Config.model_fields
     config = method_config(method, **{**{k: v for k, v in SMALL.items() if k in known}, **settings})
     texts = [(demo.DATA_DIR / "calibration.txt").read_text()]
     ids = AutoTokenizer.from_pretrained(base)((demo.DATA_DIR / "corpus.txt").read_text())["input_ids"]

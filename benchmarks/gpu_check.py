@@ -242,7 +242,7 @@ def compress_job(
     from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.models.source_model import resolve
 
-    known = METHODS.get(method).Config.__dataclass_fields__
+    known = METHODS.get(method).Config.model_fields
     config = method_config(method, **{k: v for k, v in SHORT.items() if k in known}, **settings)
     asked = QuantizeConfig(model=options["model"], method=method, calibration=options["calibration"])
     texts = calibration_set(asked)

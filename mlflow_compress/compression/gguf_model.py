@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from mlflow_compress.compression.method import MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
 from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.models.architectures import GGUF_NATIVE
@@ -18,25 +17,6 @@ from mlflow_compress.models.source_model import SourceModel
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from mlflow_compress.compression.method import CompressionJob
-    from mlflow_compress.models.source_model import SourceModel
-
-
-class ForTensors(ABC):
-    """A method that gives all linear layers types of GGUF by itself, or some of them for `mixed`."""
-
-    @abstractmethod
-    def tensor_type(self, config: Any) -> str:
-        """Return the GGUF type of a layer with these settings: "Q4_K". Settings that mix types are a `ConfigError`."""
-
-    @abstractmethod
-    def file_type(self, config: Any) -> str:
-        """Return llama.cpp's name of a file with these settings: "MOSTLY_Q4_K_M"."""
-
-    def importance(self, job: CompressionJob, model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
-        """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
-        return None
 
 
 _SHARED = (
@@ -121,12 +101,46 @@ MAX_NATIVE_KL = 0.05
 """Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaseGgufConfig(MethodConfig):
-    """Settings of every method that writes GGUF."""
+class GgufConfig(MethodConfig):
+    """Settings of every method whose checkpoint is a GGUF file."""
 
     native: bool = False
     """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
+
+
+class QuantizingGgufConfig(GgufConfig):
+    """Settings of every method that quantizes to GGUF."""
+
+    embeddings: bool = False
+    """Quantize the embeddings and the head too, as in files made by llama.cpp."""
+
+
+G = TypeVar("G", bound=QuantizingGgufConfig)
+
+
+class ForTensors(Method[G]):
+    """A method that gives all linear layers types of GGUF by itself, or some of them for `mixed`."""
+
+    format = "gguf"
+    runs_in = ("llama.cpp",)
+    block: ClassVar[int]
+    """Neighbouring weights of a row that a block holds; llama.cpp would give other types to incomplete ones."""
+
+    @abstractmethod
+    def tensor_type(self, config: G) -> str:
+        """Return the GGUF type of a layer with these settings: "Q4_K". Settings that mix types are a `ConfigError`."""
+
+    @abstractmethod
+    def file_type(self, config: G) -> str:
+        """Return llama.cpp's name of a file with these settings: "MOSTLY_Q4_K_M"."""
+
+    def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
+        return None
+
+    def check(self, config: G, source: SourceModel) -> None:
+        """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
+        require_known_architecture(source, self.block)
 
 
 def require_known_architecture(source: SourceModel, block: int) -> None:
@@ -157,7 +171,7 @@ def require_known_architecture(source: SourceModel, block: int) -> None:
         )
 
 
-def load_llama_like(job: CompressionJob) -> Any:
+def load_llama_like(job: CompressionJob[MethodConfig]) -> Any:
     """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
     model = job.source.load(job.device)
     return as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
@@ -254,7 +268,7 @@ def load_values(model: Any, path: Path) -> None:
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def file_logits(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
+def file_logits(job: CompressionJob[GgufConfig], model: Any, path: Path) -> torch.Tensor:
     """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`.
 
     Raises
@@ -280,7 +294,7 @@ def file_logits(job: CompressionJob, model: Any, path: Path) -> torch.Tensor:
     return native
 
 
-def save_configuration(job: CompressionJob, model: Any) -> Any:
+def save_configuration(job: CompressionJob[GgufConfig], model: Any) -> Any:
     """Write the configuration, generation settings and tokenizer of a checkpoint; return the tokenizer."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
@@ -291,13 +305,15 @@ def save_configuration(job: CompressionJob, model: Any) -> Any:
     return tokenizer
 
 
-def save(job: CompressionJob, model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path) -> None:
+def save(
+    job: CompressionJob[GgufConfig], model: Any, file_type: Any, tensors: Mapping[str, tuple[Any, Any]], path: Path
+) -> None:
     """Write the GGUF file, the configuration and the tokenizer."""
     tokenizer = save_configuration(job, model)
     gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
-def adopt(job: CompressionJob, file: Path) -> torch.Tensor:
+def adopt(job: CompressionJob[GgufConfig], file: Path) -> torch.Tensor:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load_llama_like(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)

@@ -1,56 +1,41 @@
-"""Saves a model whose weights are plain floats, and computes the logits of exactly the stored weights."""
+"""Methods that work layer by layer; saves a model of plain floats, and computes the logits of what is stored."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compression.method import CompressionJob
     from mlflow_compress.models.source_model import SourceModel
 
+S = TypeVar("S", bound=MethodConfig)
 
-class ForLayers:
+
+class ForLayers(Method[S]):
     """A method that quantizes all linear layers by itself, or some of them for `mixed`."""
 
     rescales: ClassVar[bool] = False
     """Whether it moves scales between neighbouring layers. Such a method cannot share a checkpoint with another one."""
 
     def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
-        """Return llm-compressor's config group for layers; by default integer weights.
-
-        Parameters
-        ----------
-        config : MethodConfig
-            The method's settings.
-        targets : sequence of str
-            Names of modules, or "Linear" for all linear layers.
-        """
+        """Return llm-compressor's config group for layers, or for "Linear", all of them; by default integer weights."""
         return backend.weight_scheme(
             config.bits, group_size=config.group_size, symmetric=config.symmetric, targets=targets
         )
 
     def modifiers(
-        self, config: Any, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: S, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         """Return the modifiers of a recipe, by default the one that rounds to nearest; llm-compressor is imported.
 
-        Parameters
-        ----------
-        config : MethodConfig
-            The settings that all config groups share.
-        source : SourceModel
-            The model to compress.
-        schemes : mapping
-            Config groups by name.
-        ignored : sequence of str
-            Linear layers that stay as they are.
+        `config` has the settings that all config groups share; linear layers that are `ignored` stay as they are.
         """
         from llmcompressor.modifiers.quantization import QuantizationModifier
 
@@ -60,34 +45,22 @@ class ForLayers:
         """Return what must be in force while a recipe runs; by default nothing."""
         return contextlib.nullcontext()
 
-    def compress_all(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize every linear layer alike; contract as `Method.compress`."""
+    def compress(self, job: CompressionJob[S]) -> torch.Tensor:
+        """Quantize every linear layer alike."""
 
         def recipe() -> list[object]:
-            return self.modifiers(
-                job.config, job.source, {"group_0": self.scheme(job.config, ["Linear"])}, job.source.ignored
-            )
+            schemes = {"group_0": self.scheme(job.config, ["Linear"])}
+            return self.modifiers(job.config, job.source, schemes, job.source.ignored)
 
         with self.guarded():
             return backend.run_oneshot(job, recipe, rescales=self.rescales)
 
 
-def save_and_measure(job: CompressionJob, model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Cast the model to its stored dtype, save it with its tokenizer, and return its logits, computed in float32.
+def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Cast a model in place, save it with its tokenizer, and return its logits, computed in float32.
 
-    Parameters
-    ----------
-    job : CompressionJob
-        The folder to write to, and the probe.
-    model : transformers model
-        In any floating type; cast in place.
-    dtype : torch.dtype, optional
-        Dtype to store; by default the base's own.
-
-    Returns
-    -------
-    torch.Tensor
-        Logits on the probe, shape (n_positions, vocabulary).
+    `dtype` is the one to store, by default the base's own. The logits are those on the probe, shape (n_positions,
+    vocabulary).
     """
     import torch
 

@@ -1,16 +1,18 @@
-"""Base class and registry of compression methods: frozen settings, a check before any work, and `compress`."""
+"""Base class and registry of compression methods: typed settings, a check before any work, and `compress`."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
+import inspect
 import re
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.registry import Registry
@@ -23,40 +25,64 @@ if TYPE_CHECKING:
     from mlflow_compress.models.placement import Offload
     from mlflow_compress.models.source_model import SourceModel
 
+AUTO = "auto"
+"""Means "not given": use the method's default."""
 
-@dataclass(frozen=True, kw_only=True)
-class MethodConfig:
-    """Base of every method's settings; a method adds only the fields that it uses."""
+NONE = "none"
+"""Means "no further settings"."""
+
+Setting = int | float | bool | str
+"""What a setting of a method can be; text is read as the type that the method declares."""
+
+GroupSize = Annotated[int, Field(ge=1)] | Literal["channel"]
+"""Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
+
+
+class MethodConfig(BaseModel):
+    """Base of every method's settings; a method adds only the fields that it uses, each with a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_text(cls, value: object, info: ValidationInfo) -> object:
+        """Read a number or switch that is given as text; pydantic then takes the declared type only."""
+        if not isinstance(value, str) or cls.model_fields[str(info.field_name)].annotation is str:
+            return value
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        with suppress(ValueError):
+            return int(value) if len(value) < 19 else float(value)
+        with suppress(ValueError):
+            return float(value)
+        return value
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, as plain values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return self.model_dump()
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibratedConfig(MethodConfig):
     """Settings of a method that needs calibration text."""
 
-    calibration_samples: int = 128
+    calibration_samples: int = Field(128, ge=1)
     """Number of calibration sequences."""
-    calibration_length: int = 256
+    calibration_length: int = Field(256, ge=2)
     """Tokens per sequence."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of the choice and order of the sequences."""
 
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for counts that are too small."""
-        require_at_least("calibration_samples", self.calibration_samples, 1)
-        require_at_least("calibration_length", self.calibration_length, 2)
-        require_at_least("seed", self.seed, 0)
+
+S = TypeVar("S", bound=MethodConfig)
+JobSettings = TypeVar("JobSettings", bound=MethodConfig, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressionJob:
+class CompressionJob(Generic[JobSettings]):
     """Everything that `Method.compress` needs."""
 
     source: SourceModel  # The model to compress, resolved to a local folder
-    config: Any  # The method's own settings, already checked
+    config: JobSettings  # The method's own settings, already checked
     calibration: Calibration | None  # Token ids, if the method needs them
     probe: Probe  # Input on which the logits of the compressed model in memory are computed
     device: str  # "cpu" or "cuda"
@@ -66,7 +92,7 @@ class CompressionJob:
     experts_without_tokens: list[str] = field(default_factory=list)
 
 
-class Method(ABC):
+class Method(ABC, Generic[S]):
     """One compression method. A new method is a subclass with the `register` decorator."""
 
     name: ClassVar[str]
@@ -77,16 +103,18 @@ class Method(ABC):
     """Paper, or documentation of the library."""
     format: ClassVar[str]
     """Format of the checkpoint."""
-    Config: ClassVar[type[MethodConfig]]
-    """Frozen keyword-only settings."""
+    Config: type[S]
+    """The settings."""
     supported_bits: ClassVar[tuple[int, ...]] = ()
-    """Allowed bits per weight, from high to low; empty where the method has no such setting."""
+    """Allowed values of the setting `bits` (per weight), from high to low; empty where the method has none."""
     needs_calibration: ClassVar[bool] = False
     """Whether calibration text is required."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Import names of optional packages."""
     linear_only: ClassVar[bool] = True
     """Whether the method changes linear layers only; other weights stay as they are."""
+    experts: ClassVar[bool] = False
+    """Whether the method also compresses the experts of mixtures, each as linear layers of its own."""
     by_class: ClassVar[bool] = False
     """Whether the method's library finds linear layers by their exact class, and skips subclasses."""
     rounds_activations: ClassVar[bool] = False
@@ -97,12 +125,12 @@ class Method(ABC):
     """False for a control, which does not change the weights and can never be promoted."""
     extra: ClassVar[str | None] = None
     """Extra of this package that installs `requires`, where the plain installation does not."""
-    for_single_layers: ClassVar[Mapping[str, Any]] = {}
+    for_single_layers: ClassVar[Mapping[str, Setting]] = {}
     """Settings with which all layers are stored alike, where the method's own choice is several formats."""
     runs_in: ClassVar[tuple[str, ...]] = ()
     """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
 
-    def label(self, config: Any) -> str:
+    def label(self, config: S) -> str:
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""
         parts = [self.name]
         bits = getattr(config, "bits", None)
@@ -113,27 +141,37 @@ class Method(ABC):
             parts.append(group_size if isinstance(group_size, str) else f"g{group_size}")
         return "-".join(parts)
 
-    def fingerprint(self, config: Any) -> str:
+    def stored_bits(self, config: S) -> float | None:
+        """Return the bits that a linear layer's weight will take, for the plan of a sweep; None: not known before.
+
+        By default `bits` and, for every group, a scale of 16 bits and a zero point of `bits`.
+        """
+        bits, group_size = getattr(config, "bits", None), getattr(config, "group_size", None)
+        if bits is None or not isinstance(group_size, int):
+            return bits
+        return float(bits + (16 + bits) / group_size)
+
+    def fingerprint(self, config: S) -> str:
         """Return what else decides the checkpoint, besides settings, base and calibration text; "" by default."""
         return ""
 
-    def takes_experts(self, config: Any) -> bool:
-        """Return whether the method also compresses the experts of mixtures, each as linear layers of its own."""
-        return False
+    def takes_experts(self, config: S) -> bool:
+        """Return whether experts are compressed with these settings; by default `experts`."""
+        return self.experts
 
-    def format_of(self, config: Any) -> str:
+    def format_of(self, config: S) -> str:
         """Return the checkpoint format for these settings; by default `format`."""
         return self.format
 
-    def rounds(self, config: Any) -> bool:
+    def rounds(self, config: S) -> bool:
         """Return whether these settings round activations; by default `rounds_activations`."""
         return self.rounds_activations
 
-    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: S) -> tuple[tuple[str, ...], str | None]:
         """Return the import names of the packages for these settings, and the extra that installs them."""
         return self.requires, self.extra
 
-    def require_backend(self, config: Any) -> None:
+    def require_backend(self, config: S) -> None:
         """Raise `MissingDependencyError` naming the packages that are not installed."""
         packages, extra = self.packages(config)
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
@@ -145,11 +183,16 @@ class Method(ABC):
                 fix=f"Run: pip install {what}",
             )
 
-    def check(self, config: Any, source: SourceModel) -> None:  # noqa: B027 - a hook, not every method has limits
-        """Raise an error, before any work, if the method does not support the model; the default accepts all."""
+    def check(self, config: S, source: SourceModel) -> None:
+        """Raise an error, before any work, if the method does not support the model.
+
+        By default that is a `group_size` that does not divide a layer.
+        """
+        if (group_size := getattr(config, "group_size", None)) is not None:
+            source.require_group_size(group_size)
 
     @abstractmethod
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[S]) -> torch.Tensor:
         """Write the compressed checkpoint to `job.folder`.
 
         Returns
@@ -160,60 +203,65 @@ class Method(ABC):
         """
 
 
-METHODS: Registry[Method] = Registry(
+METHODS: Registry[Method[Any]] = Registry(
     "compression method", "mlflow_compress.compression.methods", group="mlflow_compress.methods"
 )
 
-M = TypeVar("M", bound=type[Method])
+M = TypeVar("M", bound=type[Method[Any]])
 
 
 def register(cls: M) -> M:
-    """Class decorator: register one instance of a `Method` subclass under its name."""
+    """Class decorator: register one instance of a `Method` subclass under its name; refuse a wrong declaration."""
+    _require_declared(cls)
     METHODS.register(cls.name)(cls())
     return cls
 
 
-def require_bits(method: str, bits: int, supported: Iterable[int]) -> None:
-    """Raise `UnsupportedError` listing the allowed bits unless `bits` is one of them."""
-    if bits not in tuple(supported):
-        raise UnsupportedError(f"Method {method!r} does not support these bits", allowed=map(str, supported), got=bits)
+def _require_declared(cls: type[Method[Any]]) -> None:
+    """Raise `ConfigError` for what a class declares wrongly: it would show much later, or never."""
+    method = f"The compression method {cls.__name__}"
+    for name, hint in get_type_hints(Method).items():
+        if name == "Config":
+            continue
+        (kind,), value = get_args(hint), getattr(cls, name, None)
+        try:
+            TypeAdapter(kind).validate_python(value, strict=True)
+        except ValidationError:
+            words = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise ConfigError(f"{method} declares a wrong {name}", allowed=words, got=repr(value)) from None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", cls.name):
+        raise ConfigError(f"{method} has a wrong name", allowed="letters, digits, '.', '_' and '-'", got=cls.name)
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{method} has no function `compress`")
+    kind = getattr(cls, "Config", None)
+    if not (isinstance(kind, type) and issubclass(kind, MethodConfig)):
+        raise ConfigError(f"{method} declares a wrong Config", allowed="a subclass of MethodConfig", got=repr(kind))
+    if needed := [name for name, one in kind.model_fields.items() if one.is_required()]:
+        raise ConfigError(f"{method} has a setting without a default", got=needed[0])
+    bits = getattr(kind(), "bits", None)
+    if (bits is not None or cls.supported_bits) and bits not in cls.supported_bits:
+        raise ConfigError(
+            f"{method} declares supported_bits without the default of its setting bits",
+            allowed=map(str, cls.supported_bits),
+            got=f"bits={bits}",
+        )
+    if cls.needs_calibration != issubclass(kind, CalibratedConfig):
+        raise ConfigError(
+            f"{method} declares needs_calibration={cls.needs_calibration}",
+            allowed="true with settings that are a CalibratedConfig, and only then",
+            got=kind.__name__,
+        )
 
 
-def require_at_least(name: str, value: int, least: int) -> None:
-    """Raise `ConfigError` unless `value` is at least `least`."""
-    if value < least:
-        raise ConfigError(f"{name} is too small", allowed=f"at least {least}", got=value)
-
-
-def require_between(name: str, value: float, low: float, high: float) -> None:
-    """Raise `ConfigError` unless `low` < `value` < `high`."""
-    if not low < value < high:
-        raise ConfigError(f"{name} is out of range", allowed=f"between {low} and {high}, exclusive", got=value)
-
-
-AUTO = "auto"
-"""Means "not given": use the method's default."""
-
-NONE = "none"
-"""Means "no further settings"."""
-
-
-def method_config(name: str, *, bits: int | str = AUTO, group_size: int | str = AUTO, **overrides: Any) -> MethodConfig:
-    """Return the settings of method `name`.
+def method_config(name: str, /, **settings: Setting) -> MethodConfig:
+    """Return the checked settings of a method.
 
     Parameters
     ----------
     name : str
         Registered method.
-    bits, group_size : int or str
-        Values that replace the method's default; "auto" keeps it.
-    **overrides
-        Other settings of the method, as values or as text ("true", "0.01", "64").
-
-    Returns
-    -------
-    MethodConfig
-        Validated settings.
+    **settings
+        Settings of the method, as values or as text ("true", "0.01", "64"); "auto" keeps the method's default.
 
     Raises
     ------
@@ -221,54 +269,62 @@ def method_config(name: str, *, bits: int | str = AUTO, group_size: int | str = 
         Unknown method, a parameter that the method does not have, or a value of the wrong type or range.
     """
     method = METHODS.get(name)
-    hints = get_type_hints(method.Config)
-    given = {
-        key: value for key, value in {"bits": bits, "group_size": group_size, **overrides}.items() if value != AUTO
-    }
-    unknown = [key for key in given if key not in hints]
-    if unknown:
-        raise ConfigError(
-            f"Method {name!r} has no parameter {unknown[0]!r}",
-            allowed=sorted(hints) or "no parameters",
-            got=f"{unknown[0]}={given[unknown[0]]}",
+    given = {key: value for key, value in settings.items() if value != AUTO}
+    try:
+        with METHODS.blaming(name):
+            config: MethodConfig = method.Config(**given)
+    except ValidationError as error:
+        raise _refusal(method, given, error) from None
+    bits = getattr(config, "bits", None)
+    if bits is not None and bits not in method.supported_bits:
+        raise UnsupportedError(
+            f"Method {name!r} does not support these bits", allowed=map(str, method.supported_bits), got=bits
         )
-    return method.Config(**{key: _parse(key, value, hints[key]) for key, value in given.items()})
+    return config
 
 
-def _parse(name: str, value: Any, kind: Any) -> Any:
-    for choice in _choices(kind):
-        parsed = _parse_one(value, choice)
-        if parsed is not None:
-            return parsed
-    raise ConfigError(f"Parameter {name!r} has the wrong type", allowed=_describe(kind), got=value)
+_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+def _refusal(method: Method[Any], given: Mapping[str, Setting], error: ValidationError) -> ConfigError:
+    """Return what is wrong with the first wrong setting."""
+    details = error.errors(include_url=False)
+    name = str(details[0]["loc"][0]) if details[0]["loc"] else ""
+    kinds = {detail["type"] for detail in details if detail["loc"][:1] == (name,)}
+    if "extra_forbidden" in kinds:
+        return ConfigError(
+            f"Method {method.name!r} has no parameter {name!r}",
+            allowed=sorted(method.Config.model_fields) or "no parameters",
+            got=f"{name}={given[name]}",
+        )
+    if not name or "value_error" in kinds:  # of a plug-in's own check
+        return ConfigError(f"Method {method.name!r} refuses its settings: {details[0]['msg']}", got=given.get(name))
+    schema = method.Config.model_json_schema()["properties"][name]
+    parts = schema.get("anyOf", [schema])
+    if not any(kind.startswith(("greater_than", "less_than")) for kind in kinds):
+        allowed = " or ".join(map(_kind, parts))
+        return ConfigError(f"Parameter {name!r} has the wrong type", allowed=allowed, got=given[name])
+    bounds = {key: part[key] for part in parts for key in _BOUNDS if key in part}
+    if bounds.keys() == {"minimum", "maximum"}:
+        allowed = f"{bounds['minimum']:g} to {bounds['maximum']:g}"
+    else:
+        allowed = " and ".join(f"{_BOUNDS[key]} {bound:g}" for key, bound in bounds.items())
+    what = "too small" if bounds.keys() == {"minimum"} else "out of range"
+    return ConfigError(f"{name} is {what}", allowed=allowed, got=given[name])
 
 
-def _parse_one(value: Any, kind: Any) -> Any:
-    """Return `value` converted to `kind`, or None where that is not possible."""
-    if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else None
-    if kind is bool:
-        return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
-    if isinstance(value, bool):
-        return None
-    if kind is int:
-        return int(value) if re.fullmatch(r"[+-]?\d{1,18}", str(value)) else None
-    if kind is float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            return None
-        return number if math.isfinite(number) else None
-    return value if kind is str and isinstance(value, str) else None
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return in words what type a JSON schema allows."""
+    if "enum" in schema or "const" in schema:
+        return ", ".join(map(repr, schema.get("enum", [schema.get("const")])))
+    return _WORDS.get(schema.get("type", ""), "another type")
 
 
-def _describe(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return " or ".join(
-        ", ".join(map(repr, get_args(choice))) if get_origin(choice) is Literal else names[choice]
-        for choice in _choices(kind)
-    )
+def variant_label(name: str, config: MethodConfig) -> str:
+    """Return a method's short name of a variant; a plug-in's wrong answer is its error."""
+    with METHODS.blaming(name):
+        label = METHODS.get(name).label(config)
+        if not isinstance(label, str) or not re.fullmatch(r"[^\s/]+", label):
+            raise TypeError(f"label() gave {label!r}, and not a short name without spaces and slashes")
+        return label

@@ -19,7 +19,7 @@ def rows() -> list[tuple[str, ...]]:
     return [_row(method) for _, method in METHODS.items()]
 
 
-def _row(method: Method) -> tuple[str, ...]:
+def _row(method: Method[Any]) -> tuple[str, ...]:
     return (
         method.name,
         ", ".join(map(str, method.supported_bits)),
@@ -37,7 +37,7 @@ def measured_in_vllm() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _engines(method: Method) -> list[str]:
+def _engines(method: Method[Any]) -> list[str]:
     """Return the engines that run the checkpoints: vLLM where it was seen to, others by their documentation."""
     lines = [line for line in measured_in_vllm() if line["method"] == method.name and "not_run" not in line]
     taken = [line["bits"] for line in lines if "vllm_kl" in line]

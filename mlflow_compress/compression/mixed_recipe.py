@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import files as atomic
-from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig, method_config
+from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig, Setting, method_config
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_typed
 
@@ -54,16 +54,18 @@ class MixedRecipe:
         content = {"formats": self.formats, "layers": self.layers}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
-    def parsed(self, shared: Mapping[str, Any]) -> dict[str, LayerFormat]:
-        """Return every format that a layer has, with checked settings.
-
-        Parameters
-        ----------
-        shared : mapping
-            Settings of the calibration, which all methods with calibration share.
-        """
-        used = {name: self.formats[name] for name in sorted(set(self.layers.values()) - {KEPT})}
-        return {name: _parsed(name, asked, shared) for name, asked in used.items()}
+    def parsed(self, shared: Mapping[str, Setting]) -> dict[str, LayerFormat]:
+        """Return every format that a layer has, with checked settings; methods with calibration take the `shared`."""
+        found = {}
+        for name in sorted(set(self.layers.values()) - {KEPT}):
+            settings = dict(self.formats[name])
+            method = settings.pop("method", None)
+            if not isinstance(method, str):
+                raise ConfigError("A format of the recipe has no method", got=name)
+            if METHODS.get(method).needs_calibration:
+                settings |= shared
+            found[name] = LayerFormat(method=method, config=method_config(method, **settings))
+        return found
 
     def layers_of(self, name: str) -> list[str]:
         """Return the layers of a format, in the recipe's order."""
@@ -75,16 +77,6 @@ class MixedRecipe:
         for wrong, what in ((wanted - self.layers.keys(), "lacks"), (self.layers.keys() - wanted, "has an unknown")):
             if wrong:
                 raise ConfigError(f"The recipe {what} layer", allowed=f"{len(wanted)} layers", got=sorted(wrong)[0])
-
-
-def _parsed(name: str, asked: Mapping[str, Any], shared: Mapping[str, Any]) -> LayerFormat:
-    settings = dict(asked)
-    method = settings.pop("method", None)
-    if not isinstance(method, str):
-        raise ConfigError("A format of the recipe has no method", got=name)
-    if METHODS.get(method).needs_calibration:
-        settings |= shared
-    return LayerFormat(method=method, config=method_config(method, **settings))
 
 
 def format_parts(text: str) -> tuple[str, str]:

@@ -27,13 +27,15 @@ from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression import reload_helper
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
-from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig
+from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
+    import torch
+
     from mlflow_compress.compression.calibration_tokens import Calibration
 
 
@@ -238,7 +240,7 @@ def compress_model(
         source.require_linear(method, with_experts=chosen.takes_experts(settings))
     if chosen.by_class:
         source.require_plain(method)
-    with quiet():
+    with quiet(), METHODS.blaming(method):
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
     with staging_folder(out) as folder:
@@ -256,13 +258,13 @@ def compress_model(
     return manifest
 
 
-def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManifest:
+def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig]) -> CheckpointManifest:
     import torch
 
     start = time.perf_counter()
     with peak_memory(job.device) as peak, quiet(), torch.random.fork_rng():
         torch.manual_seed(getattr(job.config, "seed", 0))
-        logits = method.compress(job)
+        logits = _compressed(method, job)
     seconds = time.perf_counter() - start
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
@@ -275,7 +277,7 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     n_weights = sum(rows * columns for rows, columns in matrices.values())
     return CheckpointManifest(
         method=method.name,
-        label=method.label(job.config),
+        label=variant_label(method.name, job.config),
         settings=job.config.settings(),
         format=method.format_of(job.config),
         base_model=job.source.name,
@@ -301,7 +303,23 @@ def _compress_and_verify(method: Method, job: CompressionJob) -> CheckpointManif
     )
 
 
-def _describe_calibration(method: Method, job: CompressionJob) -> dict[str, int | str | list[str]] | None:
+def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> torch.Tensor:
+    """Return what a method's `compress` returns; a plug-in's errors and wrong answers name the plug-in."""
+    import torch
+
+    with METHODS.blaming(method.name):
+        logits: object = method.compress(job)
+        if not stored_weights.weight_files(job.folder):
+            raise ValueError("compress() wrote no weights into job.folder")
+        if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != (job.probe.n_positions,):
+            shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            raise TypeError(f"compress() gave {shape}, and not logits of shape ({job.probe.n_positions}, vocabulary)")
+        return logits
+
+
+def _describe_calibration(
+    method: Method[Any], job: CompressionJob[MethodConfig]
+) -> dict[str, int | str | list[str]] | None:
     """Return the manifest's entries about the calibration, and warn of experts that had no tokens of their own."""
     if job.calibration is None:
         return None
@@ -314,7 +332,7 @@ def _describe_calibration(method: Method, job: CompressionJob) -> dict[str, int 
     return described
 
 
-def _require_compressed(method: Method, job: CompressionJob) -> None:
+def _require_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> None:
     """Raise `UnsupportedError` where a quantization method has silently skipped linear layers."""
     if not method.supported_bits:
         return
@@ -370,7 +388,7 @@ def _last_json(text: str) -> dict[str, Any] | None:
     return dict(json.loads(lines[-1])) if lines else None
 
 
-def _calibration(method: Method, settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
+def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
     if not method.needs_calibration:
         return None
     if settings.calibration_length > source.max_length:
@@ -400,7 +418,7 @@ def _device(device: str) -> str:
     return device
 
 
-def _require_from_disk(method: Method, settings: Any) -> None:
+def _require_from_disk(method: Method[Any], settings: Any) -> None:
     if not method.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
         raise UnsupportedError(
             f"Method {method.name!r} needs the whole model in memory",

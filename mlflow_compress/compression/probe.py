@@ -50,6 +50,11 @@ class Probe:
         length = min(LENGTH, source.max_length)
         return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(SEQUENCES, length), dtype=np.int64))
 
+    @property
+    def n_positions(self) -> int:
+        """Number of positions at which `logits` gives a row."""
+        return int(self.ids[:, STRIDE - 1 :: STRIDE].size)
+
     def logits(self, model: Any) -> torch.Tensor:
         """Return the model's logits at every sixth position, float32 on the CPU.
 

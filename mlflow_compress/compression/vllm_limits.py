@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlflow_compress.compression.method import Method
+from mlflow_compress.compression.method import Method, MethodConfig
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -24,16 +24,10 @@ FORMATS = (
 _MARLIN_GROUPS = (32, 64, 128)
 
 
-def check_target(target: str, method: Method, settings: Any, source: SourceModel) -> None:
+def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:
     """Refuse a checkpoint that vLLM could not serve.
 
-    Parameters
-    ----------
-    target : str
-        "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), or "any", which accepts everything.
-    method : Method
-    settings : MethodConfig
-    source : SourceModel
+    `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), or "any", which accepts everything.
 
     Raises
     ------
@@ -48,7 +42,8 @@ def check_target(target: str, method: Method, settings: Any, source: SourceModel
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
     if written != PACKED:
         return
-    bits, group = int(settings.bits), settings.group_size
+    values = settings.settings()
+    bits, group = values["bits"], values["group_size"]
     reasons = [_reason_of_cpu(bits, group, source.linear)]
     if target == "vllm":
         reasons.append(_reason_of_marlin(bits, group, source.linear))

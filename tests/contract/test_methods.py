@@ -47,7 +47,7 @@ Compress = Callable[..., tuple[CheckpointManifest, Path]]
 
 def small_config(name: str, **settings: Any) -> Any:
     """Return a method's settings with those of `SMALL` that it has."""
-    fields = METHODS.get(name).Config.__dataclass_fields__
+    fields = METHODS.get(name).Config.model_fields
     return method_config(name, **{**{k: v for k, v in SMALL.items() if k in fields}, **settings})
 
 
@@ -134,7 +134,7 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     if name in DENSE:
         assert manifest.bits_per_weight == manifest.bits_per_weight_model == 16.0
         assert manifest.size_ratio == (2.0 if name in CASTS else 1.0)
-    if "sparsity" in method.Config.__dataclass_fields__:
+    if "sparsity" in method.Config.model_fields:
         assert manifest.sparsity == pytest.approx(0.5, abs=1e-3)
     assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
@@ -285,9 +285,7 @@ def test_double_quantization_saves_bits_and_costs_little(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name, method in METHODS.items() if "sparsity" in method.Config.__dataclass_fields__]
-)
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "sparsity" in method.Config.model_fields])
 def test_more_zeros_lie_farther_from_the_baseline(
     name: str, on_demo: Callable[..., tuple[float, CheckpointManifest]]
 ) -> None:

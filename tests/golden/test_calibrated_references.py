@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
-from mlflow_compress.compression.methods.gguf_imatrix import mean_squares
+from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, check_here, make_llama
 

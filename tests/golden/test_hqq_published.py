@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.compression.methods.hqq import BITS, half_quadratic
+from mlflow_compress.compression.methods.hqq import Hqq, half_quadratic
 
 # bits: first 16 digits of the SHA-256 over the levels as bytes, the first two zero points and scales; what
 # `Quantizer.quantize(weight, nbits=bits, group_size=64, axis=1, device="cpu", bitpack=False)` gave on `weight()`.
@@ -27,7 +27,7 @@ def weight(rows: int = 16, columns: int = 128) -> torch.Tensor:
     return torch.from_numpy((np.random.default_rng(0).standard_t(4, size=(rows, columns)) * 0.05).astype(np.float32))
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", Hqq.supported_bits)
 def test_levels_zero_points_and_scales_are_the_packages(bits: int) -> None:
     levels, scale, zero = half_quadratic(weight(), bits, 64)
     digest, zeros, scales = PUBLISHED[bits]
@@ -39,7 +39,7 @@ def test_levels_zero_points_and_scales_are_the_packages(bits: int) -> None:
 def test_the_package_itself_agrees_where_it_is_installed() -> None:
     quantizer = pytest.importorskip("hqq.core.quantize", reason="needs the package hqq").Quantizer
     given = weight(64, 512)
-    for bits, group_size in itertools.product(BITS, (64, 128, None)):
+    for bits, group_size in itertools.product(Hqq.supported_bits, (64, 128, None)):
         theirs, meta = quantizer.quantize(
             given.clone(), nbits=bits, group_size=group_size, axis=1, device="cpu", bitpack=False
         )

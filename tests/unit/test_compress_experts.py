@@ -50,7 +50,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(method: str, **changes: Any) -> Any:
-    known = METHODS.get(method).Config.__dataclass_fields__
+    known = METHODS.get(method).Config.model_fields
     return method_config(method, **{name: value for name, value in SMALL.items() if name in known}, **changes)
 
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.compression.methods.hqq import BITS, half_quadratic
+from mlflow_compress.compression.methods.hqq import Hqq, half_quadratic
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures.hqq_packed import pack, unpack
 from tests.compress_models import check_here, make_llama
@@ -47,7 +47,7 @@ def test_the_solver_lowers_the_norm_that_it_minimises(bits: int) -> None:
     assert errors[1] <= errors[0] and errors[1] < float((plain - weight).abs().pow(0.7).mean())
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", Hqq.supported_bits)
 def test_packing_loses_nothing_but_the_float16_of_scales_and_zero_points(bits: int) -> None:
     levels, scale, zero = half_quadratic(heavy_tailed(8, 96), bits, 32)
     stored = pack(levels, scale, zero, bits)
@@ -60,7 +60,7 @@ def test_a_group_of_equal_weights_comes_back() -> None:
     assert torch.equal(means(*half_quadratic(weight, 4, 64)), weight)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", Hqq.supported_bits)
 def test_the_file_holds_the_bits_and_32_more_a_group(bits: int, tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")
     config = method_config("hqq", bits=bits, group_size=32)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlflow_compress import demo
 from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
-from mlflow_compress.compression.methods.gguf_imatrix import mean_squares
+from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.source_model import resolve

@@ -111,7 +111,7 @@ def test_a_layer_that_the_backend_passes_over_is_found(
 ) -> None:
     all_but_one = [name for name in resolve(str(base)).linear if name != "model.layers.1.mlp.up_proj"]
     options = {"sparsity": 0.5, "mask_structure": "0:0", "targets": all_but_one}
-    monkeypatch.setattr("mlflow_compress.compression.methods.wanda.modifier_options", lambda job: options)
+    monkeypatch.setattr("mlflow_compress.compression.methods.pruning.modifier_options", lambda job: options)
     with pytest.raises(UnsupportedError, match=r"layer model\.layers\.1\.mlp\.up_proj was not pruned"):
         compress_model(str(base), "wanda", method_config("wanda", **SETTINGS), TEXT, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,14 +49,9 @@ def falcon(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_settings(method: str) -> dict[str, int]:
-    known = METHODS.get(method).Config.__dataclass_fields__
+    known = METHODS.get(method).Config.model_fields
     small = {"group_size": 32, "calibration_samples": 2, "calibration_length": 32}
     return {name: value for name, value in small.items() if name in known}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
-    """No settings."""
 
 
 class Saver(Method):
@@ -65,7 +59,7 @@ class Saver(Method):
 
     name = "spoiled"
     description = reference = format = "test"
-    Config = Config
+    Config = MethodConfig
 
     def compress(self, job: CompressionJob) -> torch.Tensor:
         model = job.source.load(job.device)
@@ -95,6 +89,7 @@ def change_one_weight(folder: Path) -> None:
 def use(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     METHODS.names()  # the registry is full before a test adds to it
     monkeypatch.setitem(METHODS._objects, method.name, method)
+    monkeypatch.setitem(METHODS._modules, method.name, __name__)
 
 
 def test_an_interrupted_run_leaves_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from mlflow_compress.commands.shared.model_names import model_path
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations, size_estimate, sweep_plan_text
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
-from mlflow_compress.compression.method import method_config
+from mlflow_compress.compression.method import METHODS, method_config
 from mlflow_compress.config import as_text, parameters, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.source_model import resolve
@@ -143,10 +143,12 @@ def test_the_size_is_estimated_from_bits_and_groups() -> None:
     source = resolve(model_path("demo"))
     base = total_bytes(read_headers(source.folder))
     weights = sum(rows * columns for rows, columns in source.linear.values())
-    found = size_estimate(source, base, method_config("rtn", bits=4))
+    bits = METHODS.get("rtn").stored_bits(method_config("rtn", bits=4))
+    assert bits == 4 + 20 / 128
+    found = size_estimate(source, base, bits)
     assert found == pytest.approx(base - 2 * weights + weights * (4 + 20 / 128) / 8)
     assert found == pytest.approx(3.79e6, rel=0.02)  # what the checkpoint weighs
-    assert size_estimate(source, base, method_config("wanda")) is None
+    assert METHODS.get("wanda").stored_bits(method_config("wanda")) is None  # the plan says "at most"
 
 
 def planned(name: str, *, seconds: float | None, finished: str | None = None) -> PlannedVariant:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -15,7 +14,7 @@ from mlflow_compress.commands.shared.model_names import model_label, model_path
 from mlflow_compress.commands.shared.task_inputs import calibration_set
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
-from mlflow_compress.compression.method import AUTO, METHODS, NONE, MethodConfig, method_config
+from mlflow_compress.compression.method import AUTO, METHODS, NONE, MethodConfig, Setting, method_config, variant_label
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
 from mlflow_compress.compression.vllm_limits import check_target
 from mlflow_compress.config import as_text
@@ -35,7 +34,7 @@ from mlflow_compress.version import __version__
 def method_settings(config: QuantizeConfig) -> MethodConfig:
     """Return the method's frozen settings. Wrong settings are refused before any work is done."""
     asked = config.compression
-    given: dict[str, Any] = {"bits": asked.bits, "group_size": asked.group_size}
+    given: dict[str, Setting] = {"bits": asked.bits, "group_size": asked.group_size}
     if METHODS.get(asked.method).needs_calibration:
         given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
         given["seed"] = config.source.seed
@@ -49,7 +48,7 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
 
 def variant_name(config: QuantizeConfig) -> str:
     """Return the variant's short name, such as "awq-4bit-g128"."""
-    return METHODS.get(config.compression.method).label(method_settings(config))
+    return variant_label(config.compression.method, method_settings(config))
 
 
 def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:

@@ -37,7 +37,7 @@ class CandidateFormat:
     def described(self) -> dict[str, Any]:
         """Method and settings for a recipe, which has the settings of the calibration by itself."""
         own = self.uniform.own_settings.items()
-        return {"method": self.method, **{k: v for k, v in own if k not in CalibratedConfig.__dataclass_fields__}}
+        return {"method": self.method, **{k: v for k, v in own if k not in CalibratedConfig.model_fields}}
 
     @property
     def rescales(self) -> bool:
@@ -68,7 +68,7 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
 
 def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     method, bits = format_parts(name)
-    known = METHODS.get(method).Config.__dataclass_fields__
+    known = METHODS.get(method).Config.model_fields
     given: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
     own = METHODS.get(method).for_single_layers
     if own:

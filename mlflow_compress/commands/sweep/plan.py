@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
     if "method" not in asked:  # a served model: what the methods share is not for it
         default = CompressionConfig()
         return {**{name: getattr(default, name) for name in _SHARED}, **asked}
-    settings = {field.name for field in fields(METHODS.get(asked["method"]).Config)}
+    settings = METHODS.get(asked["method"]).Config.model_fields
     return {name: value for name, value in asked.items() if name not in ("bits", "group_size") or name in settings}
 
 
@@ -319,7 +319,6 @@ def _calibration(one: Combination) -> CalibrationSet | None:
 
 
 _RUNS = 5  # number of newest finished runs behind an estimate
-_SCALE_BITS = 16  # stored bits of one group's scale; a zero point takes as many as a weight
 _LOGGED_UP_TO = 2 * 2**30  # with log_weights=auto
 
 
@@ -337,7 +336,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tr
                 method=variant.method,
                 finished_run=finished,
                 seconds=None if finished else _seconds(config, variant, evaluated, tracker),
-                size_bytes=_size(prepared.source, base_bytes, variant.asked.settings),
+                size_bytes=_size(prepared.source, base_bytes, variant.asked),
             )
         )
     return SweepPlan(
@@ -350,25 +349,25 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tr
     )
 
 
-def _size(source: SourceModel, base_bytes: int, settings: MethodConfig | None) -> float | None:
-    """Return the estimated bytes of a variant on this disk: none of a served model."""
-    return 0.0 if settings is None else size_estimate(source, base_bytes, settings)
+def _size(source: SourceModel, base_bytes: int, one: Combination) -> float | None:
+    """Return the estimated bytes of a variant on this disk; None where its method cannot say, 0 of a served model."""
+    if one.settings is None:
+        return 0.0
+    method = one.config.compression.method
+    with METHODS.blaming(method):
+        bits = METHODS.get(method).stored_bits(one.settings)
+        if bits is not None and not bits > 0:
+            raise ValueError(f"stored_bits() gave {bits!r}")
+    return None if bits is None else size_estimate(source, base_bytes, bits)
 
 
-def size_estimate(source: SourceModel, base_bytes: int, settings: MethodConfig) -> float | None:
-    """Return the estimated bytes of a checkpoint; None for a method that has no bits.
+def size_estimate(source: SourceModel, base_bytes: int, bits: float) -> float:
+    """Return the estimated bytes of a checkpoint whose linear layers take so many bits per weight.
 
-    Linear layers take ``bits`` per weight, and per group a scale of 16 bits and a zero point; everything else is as
-    large as in the baseline.
+    Everything else is as large as in the baseline.
     """
-    given = settings.settings()
-    bits, group = given.get("bits"), given.get("group_size")
-    if not isinstance(bits, int):
-        return None
     weights = sum(rows * columns for rows, columns in source.matrices.values())
-    stored = base_bytes * weights / source.parameters
-    per_weight = bits + (_SCALE_BITS + bits) / group if isinstance(group, int) else bits
-    return base_bytes - stored + weights * per_weight / 8
+    return base_bytes - base_bytes * weights / source.parameters + weights * bits / 8
 
 
 def _earlier(config: SweepConfig, prepared: Prepared, tracker: Tracker) -> dict[str, float]:

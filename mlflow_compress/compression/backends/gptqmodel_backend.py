@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from mlflow_compress.compression.method import CompressionJob, Method
+from mlflow_compress.compression.layers import ForLayers
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, MethodConfig
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures import gptq_awq
 
@@ -33,54 +33,63 @@ WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
 """Architectures whose GPTQ checkpoint gptqmodel does not save, or saves without some parameters."""
 
 
-class TwoBackendMethod(Method):
+class TwoBackendConfig(CalibratedConfig):
+    """Settings of `gptq` and `awq`."""
+
+    bits: int = 4
+    """Bits per weight."""
+    group_size: GroupSize = 128
+    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
+    """Library that compresses. gptqmodel writes the formats of AutoGPTQ and AutoAWQ (GEMM); its AWQ also clips."""
+
+
+B = TypeVar("B", bound=TwoBackendConfig)
+
+
+class TwoBackendMethod(ForLayers[B]):
     """Base of `gptq` and `awq`: with llm-compressor by default, with gptqmodel for ``backend=gptqmodel``."""
 
     other_format: ClassVar[str]
     """Format of gptqmodel's checkpoints."""
 
-    def label(self, config: Any) -> str:
+    def label(self, config: B) -> str:
         """Return ``gptq-4bit-g128``, or ``gptq-4bit-g128-gptqmodel``."""
         name = super().label(config)
         return f"{name}-{NAME}" if config.backend == NAME else name
 
-    def format_of(self, config: Any) -> str:
+    def format_of(self, config: B) -> str:
         """Return the backend's own format."""
         return self.other_format if config.backend == NAME else self.format
 
-    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: B) -> tuple[tuple[str, ...], str | None]:
         """Return what the chosen backend needs."""
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
 
-    def takes_experts(self, config: Any) -> bool:
+    def takes_experts(self, config: B) -> bool:
         """Return whether llm-compressor is the backend."""
-        return bool(config.backend != NAME)
+        return config.backend != NAME
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: B, source: SourceModel) -> None:
         """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
-        source.require_group_size(config.group_size)
+        super().check(config, source)
         if config.backend == NAME:
             check_supported(source, self.name, self.quantize_config(config))
         else:
             self.check_llmcompressor(source)
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[B]) -> torch.Tensor:
         """Quantize layer by layer on the calibration set, with the chosen backend."""
         if job.config.backend == NAME:
             return quantize_by_gptqmodel(job, self.quantize_config(job.config))
-        return self.run_llmcompressor(job)
+        return super().compress(job)
 
-    def quantize_config(self, config: Any) -> dict[str, Any]:
+    def quantize_config(self, config: B) -> dict[str, Any]:
         """Return the arguments of `gptqmodel.QuantizeConfig`."""
         grouped = not isinstance(config.group_size, str)
         return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
 
     def check_llmcompressor(self, source: SourceModel) -> None:
         """Raise an error for what llm-compressor does not support with this model; the default accepts everything."""
-
-    @abstractmethod
-    def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
-        """Compress with llm-compressor; contract as `compress`."""
 
 
 def load_for_gptqmodel() -> None:
@@ -133,22 +142,11 @@ def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) 
             )
 
 
-def quantize_by_gptqmodel(job: CompressionJob, settings: dict[str, Any]) -> torch.Tensor:
+def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> torch.Tensor:
     """Quantize on the calibration set, save, and return the logits of the packed weights.
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.
-
-    Parameters
-    ----------
-    job : CompressionJob
-        What to compress, and where to write it.
-    settings : dict
-        Arguments of `gptqmodel.QuantizeConfig`.
-
-    Returns
-    -------
-    torch.Tensor
-        Logits of the model in memory on the probe, its packed layers dequantized; shape (n_positions, vocabulary).
+    `settings` are those of `gptqmodel.QuantizeConfig`. The logits are of the packed layers, dequantized.
 
     Raises
     ------

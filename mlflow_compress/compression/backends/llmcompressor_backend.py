@@ -13,7 +13,7 @@ from mlflow_compress.models.placement import BALANCED, placement
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compression.method import CompressionJob
+    from mlflow_compress.compression.method import CompressionJob, MethodConfig
     from mlflow_compress.models.source_model import SourceModel
 
 
@@ -124,7 +124,9 @@ def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, in
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
-def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, rescales: bool = False) -> torch.Tensor:
+def run_oneshot(
+    job: CompressionJob[MethodConfig], recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
+) -> torch.Tensor:
     """Apply modifiers to the source model, save it, and return its logits on the probe.
 
     Everything is computed in float32 and stored in the base's dtype. What is stored with less precision than float32
@@ -132,20 +134,8 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
     of the stored checkpoint. Integers that a method has already chosen do not change: a scale changes by at most 2^-9
     of itself, which over up to 127 steps is a quarter of a step.
 
-    Parameters
-    ----------
-    job : CompressionJob
-        What to compress, and where to write it.
-    recipe : callable
-        Returns the modifiers; called after llm-compressor has been imported.
-    rescales : bool
-        Whether the modifiers move scales between layers. The model without rounding must then compute the same as
-        before.
-
-    Returns
-    -------
-    torch.Tensor
-        Logits of the model in memory on the probe, shape (n_positions, vocabulary).
+    `recipe` returns the modifiers; it is called after llm-compressor has been imported. With `rescales` they move
+    scales between layers, and the model without rounding must then compute the same as before.
 
     Raises
     ------
@@ -159,7 +149,11 @@ def run_oneshot(job: CompressionJob, recipe: Callable[[], Sequence[Any]], *, res
 
 
 def _run(
-    job: CompressionJob, recipe: Callable[[], Sequence[Any]], until_saved: contextlib.ExitStack, *, rescales: bool
+    job: CompressionJob[MethodConfig],
+    recipe: Callable[[], Sequence[Any]],
+    until_saved: contextlib.ExitStack,
+    *,
+    rescales: bool,
 ) -> torch.Tensor:
     from compressed_tensors.offload import remove_dispatch
     from compressed_tensors.quantization import disable_quantization, enable_quantization
@@ -212,7 +206,7 @@ def _run(
     return logits
 
 
-def _require_same_function(job: CompressionJob, model: Any, before: torch.Tensor, step: str) -> None:
+def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before: torch.Tensor, step: str) -> None:
     """Raise `UnsupportedError` where the model, which rounds nothing now, computes other logits than before a step."""
     report = probe.compare_logits(before, job.probe.logits(model))
     if not report.agrees:
@@ -235,7 +229,7 @@ def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
-def _load(job: CompressionJob, until_saved: contextlib.ExitStack) -> Any:
+def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) -> Any:
     """Return the model in float32; with `job.offload`, most weights are read from the disk when a layer runs."""
     if job.offload is None:
         return job.source.load(job.device)
@@ -309,7 +303,7 @@ def _cast_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
                     tensors[name] = torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast
 
 
-def _save(model: Any, tokenizer: Any, job: CompressionJob) -> None:
+def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of

@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_bits
+from mlflow_compress.compression.method import MethodConfig, register
 
 if TYPE_CHECKING:
-    import torch
-
-BITS = (8,)
+    pass
 
 
-@dataclass(frozen=True, kw_only=True)
 class EightBitConfig(MethodConfig):
     """Settings of a method with 8-bit weights and activations."""
 
-    method: ClassVar[str]
     bits: int = 8
     """Bits per weight and per activation: always 8."""
 
-    def __post_init__(self) -> None:
-        """Refuse other bits."""
-        require_bits(self.method, self.bits, BITS)
 
-
-class EightBitMethod(ForLayers, Method):
+class EightBitMethod(ForLayers[EightBitConfig]):
     """A method with one scale per row of weights, and one scale per token of activations, computed at run time."""
 
+    Config = EightBitConfig
     grid: ClassVar[Literal["int", "float"]]
     runs_in = ("vLLM",)
-    supported_bits = BITS
+    supported_bits = (8,)
     by_class = True
+    experts = True
     rounds_activations = True
     requires = ("llmcompressor",)
-
-    def takes_experts(self, config: Any) -> bool:
-        """Return True."""
-        return True
 
     def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
         """Return the config group of 8-bit weights and activations."""
         return backend.activation_scheme(self.grid, targets)
-
-    def compress(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize without data: the scale of the activations is computed for every token."""
-        return self.compress_all(job)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fp8Config(EightBitConfig):
-    """Settings of `fp8`."""
-
-    method = "fp8"
 
 
 @register
@@ -71,14 +49,6 @@ class Fp8(EightBitMethod):
     reference = "Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433 (llm-compressor, scheme FP8_DYNAMIC)"
     format = "compressed-tensors (float-quantized)"
     grid = "float"
-    Config = Fp8Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class W8A8Config(EightBitConfig):
-    """Settings of `w8a8`."""
-
-    method = "w8a8"
 
 
 @register
@@ -90,4 +60,3 @@ class W8A8(EightBitMethod):
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier, scheme W8A8)"
     format = "compressed-tensors (int-quantized)"
     grid = "int"
-    Config = W8A8Config

@@ -6,75 +6,47 @@ import contextlib
 import functools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import (
-    CalibratedConfig,
-    CompressionJob,
-    Method,
-    register,
-    require_at_least,
-    require_bits,
-)
-from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, Method, register
 
 if TYPE_CHECKING:
     import torch
 
-BITS = (8, 4, 3, 2)
 
-
-@dataclass(frozen=True, kw_only=True)
 class AutoRoundConfig(CalibratedConfig):
     """Settings of `autoround`."""
 
     bits: int = 4
     """Bits per weight."""
-    group_size: int | Literal["channel"] = 128
-    """Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
-    iters: int = 200
+    group_size: GroupSize = 128
+    iters: int = Field(200, ge=1)
     """Steps of the optimizer per decoder layer; the paper's number. The time grows in proportion."""
-    batch_size: int = 8
+    batch_size: int = Field(8, ge=1)
     """Calibration sequences in a step."""
-
-    def __post_init__(self) -> None:
-        """Raise an error for bits, group sizes and steps that do not exist."""
-        super().__post_init__()
-        require_bits("autoround", self.bits, BITS)
-        if not isinstance(self.group_size, str):
-            require_at_least("group_size", self.group_size, 1)
-        require_at_least("iters", self.iters, 1)
-        require_at_least("batch_size", self.batch_size, 1)
 
 
 @register
-class AutoRound(Method):
+class AutoRound(Method[AutoRoundConfig]):
     """Weight-only quantization whose rounding is learned, decoder layer by decoder layer, on a grid around zero."""
 
     name = "autoround"
     description = "AutoRound, weight only: learns the rounding of each layer by signed gradients"
     reference = "Cheng et al. 2024, https://arxiv.org/abs/2309.05516 (llm-compressor AutoRoundModifier, auto-round)"
     format = "compressed-tensors (pack-quantized)"
+    experts = True
     Config = AutoRoundConfig
     runs_in = ("vLLM (8 and 4 bit)",)
-    supported_bits = BITS
+    supported_bits = (8, 4, 3, 2)
     by_class = True
     needs_calibration = True
     requires = ("llmcompressor", "auto_round")
 
-    def takes_experts(self, config: Any) -> bool:
-        """Return True."""
-        return True
-
-    def check(self, config: Any, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for a group size that does not divide a layer."""
-        source.require_group_size(config.group_size)
-
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[AutoRoundConfig]) -> torch.Tensor:
         """Optimize layer by layer on the calibration set, each on the outputs of the layers before it."""
 
         def recipe() -> list[object]:

@@ -1,15 +1,46 @@
-"""NF4: 4-bit codes at the quantiles of a normal distribution, in blocks of 64."""
+"""bitsandbytes: 4-bit codes in blocks of 64 (NF4, FP4), and LLM.int8(), through transformers."""
 
 from __future__ import annotations
 
-from mlflow_compress.compression.backends.bitsandbytes_backend import FourBitConfig, FourBitMethod
-from mlflow_compress.compression.method import register
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.models.architectures import bnb_4bit
+
+if TYPE_CHECKING:
+    import torch
 
 
-class BnbFp4Config(FourBitConfig):
-    """Settings of `bnb-fp4`."""
+class FourBitConfig(MethodConfig):
+    """Settings of the 4-bit methods."""
 
-    codes = "fp4"
+    bits: int = 4
+    """Bits per weight: always 4."""
+    double_quant: bool = False
+    """Quantize the scales to 8 bits too, which saves up to 0.37 bits per weight."""
+
+
+class FourBitMethod(Method[FourBitConfig]):
+    """Base of the 4-bit methods, which differ only in their sixteen codes."""
+
+    Config = FourBitConfig
+    runs_in = ("vLLM",)
+    supported_bits = (4,)
+    by_class = True
+    requires = ("bitsandbytes", "accelerate")
+
+    def label(self, config: FourBitConfig) -> str:
+        """Return ``bnb-nf4`` or ``bnb-nf4-dq``."""
+        return f"{self.name}-dq" if config.double_quant else self.name
+
+    def compress(self, job: CompressionJob[FourBitConfig]) -> torch.Tensor:
+        """Quantize while loading."""
+        codes = self.name.removeprefix("bnb-")
+        return quantize_and_save(
+            job, load_in_4bit=True, bnb_4bit_quant_type=codes, bnb_4bit_use_double_quant=job.config.double_quant
+        )
 
 
 @register
@@ -20,21 +51,73 @@ class BnbFp4(FourBitMethod):
     description = "bitsandbytes FP4: 4-bit floating-point weights in blocks of 64"
     reference = "Dettmers and Zettlemoyer 2023, https://arxiv.org/abs/2212.09720"
     format = "bitsandbytes 4-bit (fp4)"
-    Config = BnbFp4Config
-
-
-class BnbNf4Config(FourBitConfig):
-    """Settings of `bnb-nf4`."""
-
-    codes = "nf4"
 
 
 @register
 class BnbNf4(FourBitMethod):
-    """bitsandbytes 4-bit NormalFloat."""
+    """bitsandbytes 4-bit NormalFloat: codes at the quantiles of a normal distribution."""
 
     name = "bnb-nf4"
     description = "bitsandbytes NF4: 4-bit normal-float weights in blocks of 64 (the format of QLoRA)"
     reference = "Dettmers et al. 2023, https://arxiv.org/abs/2305.14314"
     format = "bitsandbytes 4-bit (nf4)"
-    Config = BnbNf4Config
+
+
+class BnbInt8Config(MethodConfig):
+    """Settings of `bnb-int8`."""
+
+    bits: int = 8
+    """Bits per weight: always 8."""
+    threshold: float = Field(6.0, ge=0)
+    """Input columns with a value above this are computed in 16 bits."""
+
+
+@register
+class BnbInt8(Method[BnbInt8Config]):
+    """bitsandbytes 8-bit: one scale per row of weights, and one per row of activations."""
+
+    name = "bnb-int8"
+    description = "bitsandbytes LLM.int8(): 8-bit weights and activations, outliers in 16 bits"
+    reference = "Dettmers et al. 2022, https://arxiv.org/abs/2208.07339"
+    format = "bitsandbytes 8-bit"
+    Config = BnbInt8Config
+    runs_in = ("vLLM",)
+    supported_bits = (8,)
+    by_class = True
+    requires = ("bitsandbytes", "accelerate")
+
+    def compress(self, job: CompressionJob[BnbInt8Config]) -> torch.Tensor:
+        """Quantize while loading."""
+        return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
+
+
+def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> torch.Tensor:
+    """Quantize while loading with options of `transformers.BitsAndBytesConfig`, save, and return the logits.
+
+    On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved
+    after it is silently corrupt. So the model is saved before any forward pass. On a CPU its 4-bit layers are then
+    replaced by layers with the dequantized weights, which compute the logits (see `architectures.bnb_4bit`).
+
+    Quantization starts from the stored weights in float32. Everything that is not quantized is stored in the base's
+    dtype, without loss.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    bnb_4bit.import_offline()
+    config = BitsAndBytesConfig(llm_int8_skip_modules=job.source.ignored, **options)
+    model = job.source.load(job.device, quantization_config=config)
+    _cast_unquantized(model, job.source.torch_dtype)
+    model.config.dtype = job.source.torch_dtype
+    model.save_pretrained(job.folder)
+    job.source.tokenizer().save_pretrained(job.folder)
+    _cast_unquantized(model, torch.float32)
+    bnb_4bit.expand(model)
+    return job.probe.logits(model)
+
+
+def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
+    """Cast the parameters that bitsandbytes has not quantized (its own are integers)."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)

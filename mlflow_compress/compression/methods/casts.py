@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
@@ -14,12 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class CastConfig(MethodConfig):
-    """A cast has no settings."""
-
-
-class Cast(Method):
+class Cast(Method[MethodConfig]):
     """Stores every weight in another floating type.
 
     Only the stored weights are rounded. As for every variant, ``-P dtype=`` sets the dtype of the evaluation: use
@@ -29,11 +23,11 @@ class Cast(Method):
     stored: str
     """Dtype, by torch's name."""
     format = "safetensors"
-    Config = CastConfig
+    Config = MethodConfig
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: MethodConfig, source: SourceModel) -> None:
         """Raise `UnsupportedError` for a cast that changes nothing."""
         if source.dtype == self.stored:
             raise UnsupportedError(
@@ -42,7 +36,7 @@ class Cast(Method):
                 fix="Use method=none for the control",
             )
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MethodConfig]) -> torch.Tensor:
         """Cast; values that the type cannot represent are an `UnsupportedError`."""
         import torch
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow_compress.compression import gguf_model, reload_check
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Method, register
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models import source_model as source_module
@@ -21,14 +20,11 @@ if TYPE_CHECKING:
 CODE, GGUF = "*.py", ".gguf"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(MethodConfig):
+class CheckpointConfig(gguf_model.GgufConfig):
     """Settings of `checkpoint`."""
 
     checkpoint: str = ""
     """Folder or hub id of a compressed version of the base, in any format that transformers loads, or a GGUF file."""
-    native: bool = False
-    """Let llama.cpp compute the logits of a GGUF file whenever it is evaluated, on the CPU (extra `llama-cpp`)."""
 
     @property
     def path(self) -> Path:
@@ -48,7 +44,7 @@ class CheckpointConfig(MethodConfig):
 
 
 @register
-class Checkpoint(Method):
+class Checkpoint(Method[CheckpointConfig]):
     """Evaluates a checkpoint that another tool has compressed, with the same records as every method.
 
     The files are copied, so that later changes of the original have no effect. `seconds` and memory are those of
@@ -65,20 +61,20 @@ class Checkpoint(Method):
     linear_only = False
     Config = CheckpointConfig
 
-    def label(self, config: Any) -> str:
+    def label(self, config: CheckpointConfig) -> str:
         """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
         name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
         return f"{self.name}-{name}{'-native' if config.native else ''}"
 
-    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
         """Return llama.cpp's package where it computes the logits."""
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
-    def fingerprint(self, config: Any) -> str:
+    def fingerprint(self, config: CheckpointConfig) -> str:
         """Return the hash of the checkpoint's weight files: the folder's content may change."""
         return stored_weights.hash_weights(config.path)[1]
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: CheckpointConfig, source: SourceModel) -> None:
         """Raise an error for a missing extra, a folder without a model, or one of another vocabulary or layers."""
         from transformers import AutoConfig
 
@@ -112,7 +108,7 @@ class Checkpoint(Method):
                 got=next(iter(tensors), "no tensors"),
             )
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[CheckpointConfig]) -> torch.Tensor:
         """Copy the files, and return the logits of the original."""
         folder = job.config.path
         if folder.suffix == GGUF:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_at_least
-from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
 class GaussianNoiseConfig(MethodConfig):
     """Settings of `gaussian-noise`."""
 
-    scale: float = 0.5
+    scale: float = Field(0.5, gt=0)
     """Standard deviation of the noise on every logit, in nats."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of the noise."""
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for a scale that is not positive, and for a negative seed."""
-        if self.scale <= 0:
-            raise ConfigError("scale is out of range", allowed="above 0", got=self.scale, fix="Use method=none")
-        require_at_least("seed", self.seed, 0)
 
 
 @register
-class GaussianNoise(Method):
+class GaussianNoise(Method[GaussianNoiseConfig]):
     """The base model with independent ``N(0, scale^2)`` noise on every logit, in scoring and in generation.
 
     The control of "Accuracy is Not All You Need", table 19. In the paper the perplexity stays the same while the KL
@@ -49,16 +43,16 @@ class GaussianNoise(Method):
     compresses = False
     linear_only = False
 
-    def label(self, config: Any) -> str:
+    def label(self, config: GaussianNoiseConfig) -> str:
         """Return ``gaussian-noise-0.5``."""
         return f"{self.name}-{config.scale:g}"
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: GaussianNoiseConfig, source: SourceModel) -> None:
         """Raise `UnsupportedError` for a model without a language-model head."""
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> torch.Tensor:
         """Save the base with the settings in its configuration, and return its logits with noise."""
         from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression import gguf_model
-from mlflow_compress.compression.gguf_model import ForTensors
-from mlflow_compress.compression.method import CompressionJob, Method, register, require_bits
+from mlflow_compress.compression.gguf_model import ForTensors, QuantizingGgufConfig
+from mlflow_compress.compression.method import CompressionJob, register
 from mlflow_compress.models import gguf_file
-from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
 
-BITS = (8, 5, 4)
-BLOCK = 32
 
-
-@dataclass(frozen=True, kw_only=True)
-class GgufConfig(gguf_model.BaseGgufConfig):
+class GgufConfig(QuantizingGgufConfig):
     """Settings of `gguf`."""
 
     bits: int = 4
     """8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale per 32 weights."""
-    embeddings: bool = False
-    """Quantize the embeddings and the head too, as in files made by llama.cpp."""
-
-    def __post_init__(self) -> None:
-        """Raise an error for bits without a GGUF type."""
-        require_bits("gguf", self.bits, BITS)
 
 
 @register
-class Gguf(ForTensors, Method):
+class Gguf(ForTensors[GgufConfig]):
     """Symmetric round-to-nearest in blocks of 32; transformers computes with the dequantized values of the file.
 
     llama.cpp also rounds activations to 8 bits on many devices, which adds to the distance measured here. With `native`
@@ -45,35 +33,30 @@ class Gguf(ForTensors, Method):
     name = "gguf"
     description = "llama.cpp's GGUF with Q8_0, Q5_0 or Q4_0 blocks, written in pure Python"
     reference = "https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (package gguf)"
-    format = "gguf"
     Config = GgufConfig
-    runs_in = ("llama.cpp",)
-    supported_bits = BITS
+    block = 32
+    supported_bits = (8, 5, 4)
     requires = ("gguf",)
 
-    def label(self, config: Any) -> str:
+    def label(self, config: GgufConfig) -> str:
         """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
         return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
-    def packages(self, config: Any) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: GgufConfig) -> tuple[tuple[str, ...], str | None]:
         """Return the packages, including llama.cpp's where it computes the logits."""
         if not config.native:
             return super().packages(config)
         return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
-    def check(self, config: Any, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
-        gguf_model.require_known_architecture(source, BLOCK)
-
-    def tensor_type(self, config: Any) -> str:
+    def tensor_type(self, config: GgufConfig) -> str:
         """Return the block type of these bits."""
         return f"Q{config.bits}_0"
 
-    def file_type(self, config: Any) -> str:
+    def file_type(self, config: GgufConfig) -> str:
         """Return the name of the type."""
         return f"MOSTLY_Q{config.bits}_0"
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[GgufConfig]) -> torch.Tensor:
         """Quantize, write the file, and return its logits."""
         import gguf
 

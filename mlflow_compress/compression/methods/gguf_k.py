@@ -1,27 +1,230 @@
-"""llama.cpp's K-quants, without an importance matrix."""
+"""llama.cpp's K-quants, written by its own quantizer: 2 to 6 bits in blocks of 256, with types that differ by layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import ctypes
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from mlflow_compress.compression.backends.llama_cpp_backend import KQuantConfig, KQuantMethod
-from mlflow_compress.compression.method import CompressionJob, register
+from pydantic import model_validator
+
+from mlflow_compress.compression import gguf_model
+from mlflow_compress.compression.gguf_model import ForTensors
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Setting, register
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import gguf_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from mlflow_compress.compression.calibration_tokens import Calibration
+
+MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
+PURE = "pure"
 
 
-@dataclass(frozen=True, kw_only=True)
-class GgufKConfig(KQuantConfig):
-    """Settings of `gguf-k`."""
+class KQuantConfig(gguf_model.QuantizingGgufConfig):
+    """Settings of the K-quant methods."""
+
+    bits: int = 4
+    """Bits of most weights; `Q4_K_M` is 4 bits with mix M."""
+    mix: Literal["L", "M", "S", "pure"] = "M"
+    """How many sensitive layers get more bits: large, medium or small. Q6_K and Q2_K have only one mix. "pure": none.
+    A recipe with formats for single layers, such as `search` makes, has pure ones only."""
+
+    @model_validator(mode="after")
+    def _require_mix(self) -> Self:
+        mixes = (*MIXES.get(self.bits, (self.mix,)), PURE)
+        if self.mix not in mixes:
+            raise ConfigError(f"There is no {self.bits}-bit K-quant of this mix", allowed=mixes, got=self.mix)
+        return self
+
+    @property
+    def type_name(self) -> str:
+        """llama.cpp's name of the type, for example ``Q4_K_M``; of pure files that of mix M."""
+        mix = "M" if self.mix == PURE else self.mix
+        return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{mix}"
+
+
+K = TypeVar("K", bound=KQuantConfig)
+
+
+class KQuantMethod(ForTensors[K]):
+    """Base of both methods: transformers computes with the dequantized values; with `native`, llama.cpp computes."""
+
+    block = 256
+    supported_bits = tuple(MIXES)
+    requires = (gguf_model.PACKAGE,)
+    extra = gguf_model.EXTRA
+    for_single_layers: ClassVar[Mapping[str, Setting]] = {"mix": PURE}
+
+    def label(self, config: K) -> str:
+        """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
+        kind = f"Q{config.bits}_K-{PURE}" if config.mix == PURE else config.type_name
+        kind = f"{self.name.removesuffix('-k')}-{kind.lower()}"
+        return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
+
+    def tensor_type(self, config: K) -> str:
+        """Return the K-quant of these bits."""
+        if config.mix != PURE:
+            raise ConfigError("A format of single layers mixes no types", allowed=f"mix={PURE}", got=config.mix)
+        return f"Q{config.bits}_K"
+
+    def file_type(self, config: K) -> str:
+        """Return the name of the type."""
+        return f"MOSTLY_{config.type_name}"
+
+    def compress(self, job: CompressionJob[K]) -> torch.Tensor:
+        """Write the base as GGUF, let llama.cpp quantize the file, and return the new file's logits."""
+        model = gguf_model.load_llama_like(job)
+        importance = self.importance(job, model)
+        return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
 
 
 @register
-class GgufK(KQuantMethod):
-    """Q6_K to Q2_K: blocks of 16 or 32 with 4- to 8-bit scales, in super-blocks of 256."""
+class GgufK(KQuantMethod[KQuantConfig]):
+    """Q6_K to Q2_K: blocks of 16 or 32 with 4- to 8-bit scales, in super-blocks of 256; all channels count alike."""
 
     name = "gguf-k"
     description = "llama.cpp's GGUF with K-quants (Q6_K, Q5_K_M, Q4_K_M, ...), written by llama.cpp itself"
     reference = "https://github.com/ggml-org/llama.cpp/pull/1684 (llama_model_quantize)"
-    Config = GgufKConfig
+    Config = KQuantConfig
 
-    def importance(self, job: CompressionJob, model: Any) -> None:
-        """Return None: all channels are equally important."""
+
+class GgufImatrixConfig(CalibratedConfig, KQuantConfig):
+    """Settings of `gguf-imatrix`."""
+
+
+@register
+class GgufImatrix(KQuantMethod[GgufImatrixConfig]):
+    """K-quants whose grids minimise ``sum_j E[x_j^2] (w_j - q_j)^2``, the expectation over the calibration text."""
+
+    name = "gguf-imatrix"
+    description = "llama.cpp's K-quants with an importance matrix from the calibration text"
+    reference = "https://github.com/ggml-org/llama.cpp/pull/4861 (imatrix)"
+    Config = GgufImatrixConfig
+    needs_calibration = True
+
+    def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the mean square of each input channel of every linear layer, by GGUF name."""
+        assert job.calibration is not None
+        means = mean_squares(model, list(job.source.linear), job.calibration)
+        names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in means}
+        return {names[name]: values.float().numpy() for name, values in means.items()}
+
+
+def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> dict[str, torch.Tensor]:
+    """Return the mean over all calibration tokens of each input channel's square, float64, shape (in_features,)."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(name: str) -> Any:
+        def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+            squares = args[0].double().square().flatten(0, -2).sum(0).cpu()
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(add(name)) for name in layers]
+    calibration.run_through(model, hooks)
+    return {name: total / calibration.ids.size for name, total in sums.items()}
+
+
+def quantized_logits(
+    job: CompressionJob[gguf_model.QuantizingGgufConfig],
+    model: Any,
+    file_type: str,
+    importance: Mapping[str, np.ndarray[Any, Any]] | None,
+    *,
+    pure: bool,
+    types: Mapping[str, str] | None = None,
+) -> torch.Tensor:
+    """Write a model of `gguf_model.load_llama_like`, let llama.cpp quantize the file, and return the new file's logits.
+
+    The other arguments are those of `quantize_file`.
+    """
+    import gguf
+
+    path, plain = job.folder / gguf_file.FILE, gguf_model.plain_kind(job.source.dtype)
+    tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
+    with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
+        full = Path(scratch) / gguf_file.FILE
+        gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
+        embedding_type = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
+        quantize_file(
+            full, path, gguf.LlamaFileType[file_type], embedding_type, importance, pure=pure, types=types or {}
+        )
+    return gguf_model.file_logits(job, model, path)
+
+
+def quantize_file(
+    source: Path,
+    target: Path,
+    file_type: int,
+    embedding_type: int | None = None,
+    importance: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    *,
+    pure: bool = False,
+    types: Mapping[str, str] | None = None,
+) -> None:
+    """Quantize a GGUF file with `llama_model_quantize`.
+
+    Parameters
+    ----------
+    file_type : int
+        A member of `gguf.LlamaFileType`.
+    embedding_type : int or None
+        `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp chooses both.
+    importance : mapping or None
+        The importance matrix: float32, shape (in_features,), by GGUF tensor name.
+    pure : bool
+        Give no layer another type than the file's.
+    types : mapping of str to str, optional
+        GGUF types of single tensors by their names: ``{"blk.0.attn_q.weight": "Q6_K"}``.
+
+    Raises
+    ------
+    UnsupportedError
+        llama.cpp did not write the file.
+    """
+    import gguf
+    import llama_cpp
+
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.pure = int(file_type), pure
+    if embedding_type is not None:
+        settings.token_embedding_type, settings.quantize_output_tensor = embedding_type, False
+    entries = _entries(importance) if importance is not None else None
+    if entries is not None:
+        settings.imatrix = entries
+    if types:
+        settings.tt_overrides = _overrides(types)
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)) != 0:
+        raise UnsupportedError("llama.cpp could not quantize the model", got=gguf.LlamaFileType(file_type).name)
+
+
+def _entries(importance: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """Return the importance matrix as a C array for llama.cpp; an entry without a name marks its end."""
+    import llama_cpp
+    import numpy as np
+
+    entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()
+    for entry, (name, values) in zip(entries, importance.items(), strict=False):
+        numbers = np.ascontiguousarray(values, dtype=np.float32)
+        entry.name, entry.size = name.encode(), numbers.size
+        entry.data = (ctypes.c_float * numbers.size)(*numbers)
+    return entries
+
+
+def _overrides(types: Mapping[str, str]) -> Any:
+    """Return types of single tensors as a C array for llama.cpp; an entry without a pattern marks its end."""
+    import gguf
+    import llama_cpp
+
+    found = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
+    for entry, (name, kind) in zip(found, types.items(), strict=False):
+        entry.pattern, entry.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
+    return found

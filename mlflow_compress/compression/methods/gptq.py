@@ -5,64 +5,42 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, model_validator
 
 from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import (
-    CalibratedConfig,
-    CompressionJob,
-    register,
-    require_at_least,
-    require_between,
-    require_bits,
-)
+from mlflow_compress.compression.method import register
 from mlflow_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    import torch
-
     from mlflow_compress.models.source_model import SourceModel
 
-BITS = (8, 4, 3, 2)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GptqConfig(CalibratedConfig):
+class GptqConfig(gptqmodel_backend.TwoBackendConfig):
     """Settings of `gptq`."""
 
-    bits: int = 4
-    """Bits per weight."""
-    group_size: int | Literal["channel"] = 128
-    """Number of neighbouring weights of a row that share a scale; "channel": one scale per row."""
     symmetric: bool = True
     """Use a grid around zero, without zero point, instead of one between the group's minimum and maximum."""
-    damping: float = 0.01
+    damping: float = Field(0.01, gt=0, lt=1)
     """Added to the Hessian's diagonal, as a fraction of its mean."""
     act_order: bool = True
     """Quantize the columns with the largest activations first; the groups are not reordered."""
-    backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
-    """Library that compresses; gptqmodel writes AutoGPTQ's format."""
 
-    def __post_init__(self) -> None:
-        """Raise an error for bits, group sizes and damping that do not exist."""
-        super().__post_init__()
-        require_bits("gptq", self.bits, BITS)
-        if not isinstance(self.group_size, str):
-            require_at_least("group_size", self.group_size, 1)
-        require_between("damping", self.damping, 0.0, 1.0)
+    @model_validator(mode="after")
+    def _require_supported(self) -> Self:
         if self.backend == gptqmodel_backend.NAME and not self.symmetric:
             raise UnsupportedError(
                 "gptqmodel's asymmetric GPTQ did not pass our tests",
                 got="symmetric=false",
                 fix="Use backend=llmcompressor",
             )
+        return self
 
 
 @register
-class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
+class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
     """Weight-only quantization with second-order error correction."""
 
     name = "gptq"
@@ -71,14 +49,14 @@ class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
     format = "compressed-tensors (pack-quantized)"
     Config = GptqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
-    supported_bits = BITS
+    supported_bits = (8, 4, 3, 2)
     by_class = True
     from_disk = True
     needs_calibration = True
     requires = ("llmcompressor",)
     other_format = "gptq"
 
-    def quantize_config(self, config: Any) -> dict[str, Any]:
+    def quantize_config(self, config: GptqConfig) -> dict[str, Any]:
         """Return AutoGPTQ's settings."""
         grouped = not isinstance(config.group_size, str)
         return {
@@ -93,7 +71,7 @@ class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
         }
 
     def modifiers(
-        self, config: Any, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         """Return the modifier that corrects errors in later columns."""
         from llmcompressor.modifiers.gptq import GPTQModifier
@@ -110,10 +88,6 @@ class Gptq(ForLayers, gptqmodel_backend.TwoBackendMethod):
     def guarded(self) -> AbstractContextManager[object]:
         """Refuse llm-compressor's silent fallback."""
         return _refuse_fallback()
-
-    def run_llmcompressor(self, job: CompressionJob) -> torch.Tensor:
-        """Quantize layer by layer on the calibration set."""
-        return self.compress_all(job)
 
 
 @contextlib.contextmanager

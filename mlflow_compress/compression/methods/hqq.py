@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from mlflow_compress.compression.layers import cast_stored
-from mlflow_compress.compression.method import (
-    CompressionJob,
-    Method,
-    MethodConfig,
-    register,
-    require_at_least,
-    require_between,
-    require_bits,
-)
+from mlflow_compress.compression.method import CompressionJob, GroupSize, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
 
-BITS = (8, 4, 3, 2, 1)
 BETA = 10.0
 """Weight of the penalty. It grows by 1 % per step in the publication, but not in the package's default solver."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HqqConfig(MethodConfig):
     """Settings of `hqq`."""
 
     bits: int = 4
     """Bits per weight."""
-    group_size: int | Literal["channel"] = 64
+    group_size: GroupSize = 64
     """Number of neighbouring weights of a row that share a scale and a zero point; "channel": one of each per row."""
-    norm: float = 0.7
+    norm: float = Field(0.7, gt=0, lt=1)
     """Exponent p of the error's norm, below 1; a smaller p gives outliers less weight."""
-    iterations: int = 20
+    iterations: int = Field(20, ge=1)
     """Maximum number of steps of the solver."""
-
-    def __post_init__(self) -> None:
-        """Raise an error for bits, group sizes, norms and steps that do not exist."""
-        require_bits("hqq", self.bits, BITS)
-        if not isinstance(self.group_size, str):
-            require_at_least("group_size", self.group_size, 1)
-        require_between("norm", self.norm, 0.0, 1.0)
-        require_at_least("iterations", self.iterations, 1)
 
 
 @register
-class Hqq(Method):
+class Hqq(Method[HqqConfig]):
     """Half-quadratic quantization, weight only: the scale is the group's range, the zero point is optimised.
 
     This is our own implementation of the published solver, because checkpoints of the package ``hqq`` cannot be stored
@@ -64,13 +46,9 @@ class Hqq(Method):
     format = "safetensors (hqq_packed)"
     requires = ("compressed_tensors",)
     Config = HqqConfig
-    supported_bits = BITS
+    supported_bits = (8, 4, 3, 2, 1)
 
-    def check(self, config: Any, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for a group size that does not divide a layer."""
-        source.require_group_size(config.group_size)
-
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[HqqConfig]) -> torch.Tensor:
         """Solve layer by layer, store the packed weights, and return the logits of the unpacked ones."""
         import torch
 
@@ -104,7 +82,7 @@ class Hqq(Method):
 
 
 def half_quadratic(
-    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = 0.7, iterations: int = 20
+    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = Field(0.7, gt=0, lt=1), iterations: int = 20
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""Choose the zero points that minimise :math:`\sum |W - s (W_q - z)|^p`, with :math:`W_q = round(W / s + z)`.
 

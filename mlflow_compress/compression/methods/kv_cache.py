@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_at_least
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -16,27 +17,25 @@ if TYPE_CHECKING:
 BITS = (8, 4, 3, 2)
 
 
-@dataclass(frozen=True, kw_only=True)
 class KvCacheConfig(MethodConfig):
     """Settings of `kv-cache`."""
 
     cache_bits: int = 4
     """Bits per number in the cache."""
-    cache_group: int | Literal["head"] = "head"
+    cache_group: Annotated[int, Field(ge=1)] | Literal["head"] = "head"
     """Number of neighbours in a head's vector that share a scale and an offset; "head": one of each per vector."""
 
-    def __post_init__(self) -> None:
-        """Raise an error for bits and groups that do not exist."""
+    @model_validator(mode="after")
+    def _require_bits(self) -> Self:
         if self.cache_bits not in BITS:
             raise UnsupportedError(
                 "Method 'kv-cache' does not support these cache_bits", allowed=map(str, BITS), got=self.cache_bits
             )
-        if not isinstance(self.cache_group, str):
-            require_at_least("cache_group", self.cache_group, 1)
+        return self
 
 
 @register
-class KvCache(Method):
+class KvCache(Method[KvCacheConfig]):
     """The base model, whose attention reads every key and value rounded to an asymmetric grid, token by token.
 
     The model of the cache: each head's vector of each token is rounded separately, keys after their rotation, and every
@@ -54,12 +53,12 @@ class KvCache(Method):
     compresses = False
     linear_only = False
 
-    def label(self, config: Any) -> str:
+    def label(self, config: KvCacheConfig) -> str:
         """Return ``kv-cache-4bit-head``."""
         group = config.cache_group
         return f"{self.name}-{config.cache_bits}bit-{group if isinstance(group, str) else f'g{group}'}"
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: KvCacheConfig, source: SourceModel) -> None:
         """Raise `UnsupportedError` for a group that does not divide a head, and for soft-capped attention."""
         from transformers import AutoConfig
 
@@ -78,7 +77,7 @@ class KvCache(Method):
                 got=config.cache_group,
             )
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
         """Save the base with the settings in its configuration, and return its logits with rounding."""
         from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
 

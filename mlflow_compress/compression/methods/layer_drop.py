@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import Field
 
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import (
-    CalibratedConfig,
-    CompressionJob,
-    Method,
-    MethodConfig,
-    register,
-    require_at_least,
-)
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -24,30 +18,28 @@ if TYPE_CHECKING:
     from mlflow_compress.compression.calibration_tokens import Calibration
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerRemovalConfig(MethodConfig):
     """Settings of a method that removes decoder layers."""
 
-    layers: int = 1
+    layers: int = Field(1, ge=1)
     """Number of decoder layers to remove."""
 
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for less than one layer."""
-        require_at_least("layers", self.layers, 1)
+
+L = TypeVar("L", bound=LayerRemovalConfig)
 
 
-class LayerRemovalMethod(Method):
+class LayerRemovalMethod(Method[L]):
     """A method that removes decoder layers; the checkpoint is a plain, shorter model of the same architecture."""
 
     format = "safetensors"
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
 
-    def label(self, config: Any) -> str:
+    def label(self, config: L) -> str:
         """Return ``layer-drop-2``."""
         return f"{self.name}-{config.layers}"
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: L, source: SourceModel) -> None:
         """Raise `ConfigError` if no layer would remain."""
         if config.layers >= source.layers:
             raise ConfigError(
@@ -68,7 +60,7 @@ def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
     return found[0]
 
 
-def drop_and_save(job: CompressionJob, model: Any, dropped: Collection[int]) -> torch.Tensor:
+def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> torch.Tensor:
     """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
 
     The configuration records the numbers of the removed layers as ``dropped_layers``.
@@ -93,38 +85,27 @@ def drop_and_save(job: CompressionJob, model: Any, dropped: Collection[int]) -> 
     return save_and_measure(job, model)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerDropConfig(LayerRemovalConfig):
-    """Settings of `layer-drop`."""
-
-
 @register
-class LayerDrop(LayerRemovalMethod):
+class LayerDrop(LayerRemovalMethod[LayerRemovalConfig]):
     """Remove the last decoder layers, as in the pruning curve of "Accuracy is Not All You Need"."""
 
     name = "layer-drop"
     description = "Removes the last decoder layers"
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141"
-    Config = LayerDropConfig
+    Config = LayerRemovalConfig
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> torch.Tensor:
         """Remove the last ``layers`` layers."""
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerDropAngularConfig(CalibratedConfig, LayerRemovalConfig):
     """Settings of `layer-drop-angular`."""
 
-    def __post_init__(self) -> None:
-        """Run the checks of both base classes."""
-        CalibratedConfig.__post_init__(self)
-        LayerRemovalConfig.__post_init__(self)
-
 
 @register
-class LayerDropAngular(LayerRemovalMethod):
+class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
     """Remove the block of neighbouring layers with the smallest angular distance between its input and its output."""
 
     name = "layer-drop-angular"
@@ -133,7 +114,7 @@ class LayerDropAngular(LayerRemovalMethod):
     Config = LayerDropAngularConfig
     needs_calibration = True
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> torch.Tensor:
         """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
         assert job.calibration is not None
         model = job.source.load(job.device)

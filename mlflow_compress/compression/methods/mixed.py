@@ -6,18 +6,18 @@ import contextlib
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.backends.llama_cpp_backend import quantized_logits
 from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, CompressionJob, Method, register
 from mlflow_compress.compression.methods.gguf import Gguf
+from mlflow_compress.compression.methods.gguf_k import quantized_logits
 from mlflow_compress.compression.mixed_recipe import LayerFormat, MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
@@ -30,7 +30,6 @@ RECIPE_FILE = "mixed_recipe.json"
 """The recipe's copy in the checkpoint."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixedConfig(CalibratedConfig):
     """Settings of `mixed`."""
 
@@ -49,7 +48,7 @@ class MixedConfig(CalibratedConfig):
     @cached_property
     def formats(self) -> dict[str, LayerFormat]:
         """Every format that a layer has."""
-        shared = {name: getattr(self, name) for name in CalibratedConfig.__dataclass_fields__}
+        shared = {name: getattr(self, name) for name in CalibratedConfig.model_fields}
         return self.content.parsed(shared)
 
     def settings(self) -> dict[str, Any]:
@@ -59,7 +58,7 @@ class MixedConfig(CalibratedConfig):
 
 
 @register
-class Mixed(Method):
+class Mixed(Method[MixedConfig]):
     """Several formats in one checkpoint: config groups of compressed-tensors, or types of tensors in a GGUF file.
 
     Methods of llm-compressor can be combined, but for `awq`, which rescales neighbouring layers together. The layers
@@ -77,20 +76,20 @@ class Mixed(Method):
     needs_calibration = True
     requires = ("llmcompressor",)
 
-    def label(self, config: Any) -> str:
+    def label(self, config: MixedConfig) -> str:
         """Return ``mixed-NAME``, with the name of the recipe's file."""
         return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.recipe).stem) or 'none'}"
 
-    def format_of(self, config: Any) -> str:
+    def format_of(self, config: MixedConfig) -> str:
         """Return GGUF, or the format of compressed-tensors that all config groups have, or that of mixed formats."""
         found = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
         return found.pop() if len(found) == 1 else self.format
 
-    def rounds(self, config: Any) -> bool:
+    def rounds(self, config: MixedConfig) -> bool:
         """Return whether one of the formats rounds activations."""
         return any(METHODS.get(one.method).rounds(one.config) for one in config.formats.values())
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: MixedConfig, source: SourceModel) -> None:
         """Raise an error for a recipe of another model, and for formats that cannot share a checkpoint."""
         config.content.require_layers(source.linear)
         if not config.formats:
@@ -122,7 +121,7 @@ class Mixed(Method):
             )
         _require_equal_settings(config.formats)
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MixedConfig]) -> torch.Tensor:
         """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
         content, formats = job.config.content, job.config.formats
         content.write(job.folder / RECIPE_FILE)
@@ -170,7 +169,7 @@ def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, Lay
     return found
 
 
-def _as_gguf(job: CompressionJob, content: MixedRecipe, formats: dict[str, LayerFormat]) -> torch.Tensor:
+def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, LayerFormat]) -> torch.Tensor:
     """Write a GGUF file with a type for every tensor, and return its logits."""
     import gguf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
@@ -11,25 +10,20 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class UncompressedConfig(MethodConfig):
-    """`none` has no settings."""
-
-
 @register
-class Uncompressed(Method):
+class Uncompressed(Method[MethodConfig]):
     """Saves the base in its own dtype. KL and flips must be 0; otherwise the measurement is wrong."""
 
     name = "none"
     description = "The base model itself: the control that must show no distance at all"
     reference = "control"
     format = "safetensors"
-    Config = UncompressedConfig
+    Config = MethodConfig
     runs_in = ("vLLM", "llama.cpp")
     compresses = False
     linear_only = False
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MethodConfig]) -> torch.Tensor:
         """Load the model in its stored dtype, save it, and return its logits, computed in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from mlflow_compress.compression import gguf_model as llama_like
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register, require_at_least
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -18,21 +19,13 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SliceGptConfig(CalibratedConfig):
     """Settings of `slicegpt`."""
 
-    slicing: float = 0.25
+    slicing: float = Field(0.25, ge=0, lt=1)
     """Share of the residual stream's channels to remove (the paper's "sparsity"); 0 only rotates."""
-    round_to: int = 8
+    round_to: int = Field(8, ge=1)
     """The remaining width is a multiple of this."""
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for a share outside [0, 1)."""
-        super().__post_init__()
-        require_at_least("round_to", self.round_to, 1)
-        if not 0 <= self.slicing < 1:
-            raise ConfigError("slicing is out of range", allowed="at least 0 and below 1", got=self.slicing)
 
     def width(self, hidden_size: int) -> int:
         """Return the remaining width of `hidden_size` channels; with slicing 0 all remain."""
@@ -42,7 +35,7 @@ class SliceGptConfig(CalibratedConfig):
 
 
 @register
-class SliceGpt(Method):
+class SliceGpt(Method[SliceGptConfig]):
     """Principal components per block, computed on the outputs of the blocks already sliced, as in the authors' code.
 
     The checkpoint has our own model class (`mlflow_compress.models.architectures.sliced_llama`), which this package
@@ -57,11 +50,11 @@ class SliceGpt(Method):
     Config = SliceGptConfig
     needs_calibration = True
 
-    def label(self, config: Any) -> str:
+    def label(self, config: SliceGptConfig) -> str:
         """Return ``slicegpt-25pct``."""
         return f"{self.name}-{100 * config.slicing:g}pct"
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: SliceGptConfig, source: SourceModel) -> None:
         """Raise an error for other architectures, sliding windows, and a slicing that leaves no channels."""
         if source.architecture not in ARCHITECTURES:
             raise UnsupportedError(
@@ -78,7 +71,7 @@ class SliceGpt(Method):
                 fix="Lower slicing or round_to",
             )
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[SliceGptConfig]) -> torch.Tensor:
         """Rotate and slice layer by layer."""
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register, require_bits
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
 
-BITS = (8,)
 _GEMMA = [
     [["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"], "re:.*input_layernorm"],
     [["re:.*gate_proj", "re:.*up_proj"], "re:.*pre_feedforward_layernorm"],
@@ -22,25 +21,17 @@ MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
 """Layers and the norm before them, for architectures where llm-compressor uses another norm (after the attention)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SmoothQuantConfig(CalibratedConfig):
     """Settings of `smoothquant`."""
 
     bits: int = 8
     """Bits per weight and per activation: always 8."""
-    alpha: float = 0.5
+    alpha: float = Field(0.5, ge=0, le=1)
     """Share of the activations' range that is moved into the weights: 0 none, 1 all."""
-
-    def __post_init__(self) -> None:
-        """Raise an error for other bits, and an alpha outside [0, 1]."""
-        super().__post_init__()
-        require_bits("smoothquant", self.bits, BITS)
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError("alpha is out of range", allowed="0 to 1", got=self.alpha)
 
 
 @register
-class SmoothQuant(Method):
+class SmoothQuant(Method[SmoothQuantConfig]):
     """Scales the inputs of attention and MLP down and their weights up, channel by channel; then W8A8.
 
     The norm before the layer is divided by ``s_j = max|x_j|^alpha / max|W_j|^(1 - alpha)``, with the maxima over the
@@ -54,17 +45,17 @@ class SmoothQuant(Method):
     format = "compressed-tensors (int-quantized)"
     Config = SmoothQuantConfig
     runs_in = ("vLLM",)
-    supported_bits = BITS
+    supported_bits = (8,)
     by_class = True
     rounds_activations = True
     needs_calibration = True
     requires = ("llmcompressor",)
 
-    def label(self, config: Any) -> str:
+    def label(self, config: SmoothQuantConfig) -> str:
         """Return ``smoothquant-a0.5``."""
         return f"{self.name}-a{config.alpha:g}"
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: SmoothQuantConfig, source: SourceModel) -> None:
         """Raise `UnsupportedError` for an architecture without mappings: smoothing would silently do nothing."""
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
@@ -77,7 +68,7 @@ class SmoothQuant(Method):
             instead="w8a8",
         )
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> torch.Tensor:
         """Smooth layer by layer on the calibration set, then round."""
 
         def recipe() -> list[object]:

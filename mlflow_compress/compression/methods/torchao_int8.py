@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register, require_bits
+from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import stored_weights
 
 if TYPE_CHECKING:
     import torch
 
-BITS = (8,)
 
-
-@dataclass(frozen=True, kw_only=True)
 class TorchAoInt8Config(MethodConfig):
     """Settings of `torchao-int8`."""
 
@@ -24,13 +20,9 @@ class TorchAoInt8Config(MethodConfig):
     activations: Literal["full", "dynamic"] = "full"
     """"full": only weights are rounded; "dynamic": activations too, to 8 bits with one scale per token."""
 
-    def __post_init__(self) -> None:
-        """Raise an error for other bits."""
-        require_bits("torchao-int8", self.bits, BITS)
-
 
 @register
-class TorchAoInt8(Method):
+class TorchAoInt8(Method[TorchAoInt8Config]):
     """Round-to-nearest weights by torchao. Its 4-bit weights do not run on a CPU and are not offered."""
 
     name = "torchao-int8"
@@ -39,16 +31,16 @@ class TorchAoInt8(Method):
     format = "torchao"
     Config = TorchAoInt8Config
     runs_in = ("vLLM",)
-    supported_bits = BITS
+    supported_bits = (8,)
     by_class = True
     requires = ("torchao",)
     extra = "torchao"
 
-    def label(self, config: Any) -> str:
+    def label(self, config: TorchAoInt8Config) -> str:
         """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def compress(self, job: CompressionJob) -> torch.Tensor:
+    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> torch.Tensor:
         """Quantize while loading in float32; everything that is not quantized is stored in the base's dtype."""
         import torch
         from torchao import quantization
