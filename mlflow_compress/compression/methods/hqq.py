@@ -82,7 +82,7 @@ class Hqq(Method[HqqConfig]):
 
 
 def half_quadratic(
-    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = Field(0.7, gt=0, lt=1), iterations: int = 20
+    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = 0.7, iterations: int = 20
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""Choose the zero points that minimise :math:`\sum |W - s (W_q - z)|^p`, with :math:`W_q = round(W / s + z)`.
 
