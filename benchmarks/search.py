@@ -70,9 +70,8 @@ def main() -> None:
     texts = halves(folder) if given.model == "demo" else samples(folder, given.model, given.samples, 256)
     own = ("formats", "bits_per_weight", "group_size", "search_windows", "model", "autoscheme")
     found = mc.search(**{name: getattr(given, name) for name in own}, **texts, noise_items=2, progress=print)
-    from mlflow_compress.cli_text import search_text
 
-    print(search_text(found), "\n")
+    print(found.as_text(), "\n")
     against = [one.against_mix for one in found.searched]
     print(f"closer at {against.count('closer')} of {len(against)} budgets (aim: 2 or more), ", end="")
     print(f"farther at {against.count('farther')} (aim: 0)")

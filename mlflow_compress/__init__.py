@@ -1,112 +1,66 @@
 """Compress a causal language model many ways and measure how far each variant has moved from its baseline.
 
-The names below are imported when they are first used, so that `import mlflow_compress` costs nothing.
+`import mlflow_compress as mc` has a function per command: the front door of Python. Each takes the parameters of its
+command (`mlflow-compress evaluate --help`) as keyword arguments, and returns a typed result with `to_pandas()`,
+`to_arrow()`, `to_dict()` and a table in notebooks. `store` says where runs are kept. Without it that is MLflow's
+tracking store (`MLFLOW_TRACKING_URI`); with a folder's path it is that folder, and nothing is written to MLflow. Either
+way a baseline is evaluated once and found again.
+
+Names are imported when they are first used, so that `import mlflow_compress` costs nothing. What type checkers and
+editors read is `__init__.pyi`, which tools/write_stub.py writes from the registry of commands.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import Any
 
-from mlflow_compress.version import __version__
+from mlflow_compress.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from mlflow_compress.api import (
-        blind,
-        compare,
-        compress,
-        diagnose,
-        evaluate,
-        gate,
-        history,
-        judge,
-        load,
-        methods,
-        plan,
-        promote,
-        ratings,
-        report,
-        resume,
-        rollback,
-        run,
-        search,
-        speed,
-        sweep,
-        tasks,
-    )
-    from mlflow_compress.commands.compare.result import Comparison
-    from mlflow_compress.commands.diagnose.result import Diagnosis
-    from mlflow_compress.commands.evaluate.result import AnswerEvaluation, Evaluation
-    from mlflow_compress.commands.gate.result import GateVerdict
-    from mlflow_compress.commands.main.result import VariantRun
-    from mlflow_compress.commands.plan.result import CostPlan
-    from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
-    from mlflow_compress.commands.quantize.result import CompressedModel
-    from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
-    from mlflow_compress.commands.report.result import VariantsReport
-    from mlflow_compress.commands.resume.result import Resumed
-    from mlflow_compress.commands.search.result import Search
-    from mlflow_compress.commands.shared.listing import Listing
-    from mlflow_compress.commands.speed.result import SpeedMeasurement
-    from mlflow_compress.commands.sweep.result import Sweep, SweepPlan
-    from mlflow_compress.errors import MlflowCompressError
-
-__all__ = [
-    "AliasHistory",
-    "AnswerEvaluation",
-    "BlindSheet",
-    "Comparison",
-    "CompressedModel",
-    "CostPlan",
-    "Diagnosis",
-    "Evaluation",
-    "GateVerdict",
-    "HumanRatings",
-    "Listing",
-    "MlflowCompressError",
-    "Promotion",
-    "Resumed",
-    "Rollback",
-    "Search",
-    "SpeedMeasurement",
-    "Sweep",
-    "SweepPlan",
-    "VariantRun",
-    "VariantsReport",
-    "__version__",
-    "blind",
-    "compare",
-    "compress",
-    "diagnose",
-    "evaluate",
-    "gate",
-    "history",
-    "judge",
-    "load",
-    "methods",
-    "plan",
-    "promote",
-    "ratings",
-    "report",
-    "resume",
-    "rollback",
-    "run",
-    "search",
-    "speed",
-    "sweep",
-    "tasks",
-]
+_BESIDES = {
+    "AliasHistory": "commands.promote.result",
+    "AnswerEvaluation": "commands.evaluate.result",
+    "BlindSheet": "commands.rate.result",
+    "Comparison": "commands.compare.result",
+    "CompressedModel": "commands.quantize.result",
+    "CostPlan": "commands.plan.result",
+    "Diagnosis": "commands.diagnose.result",
+    "Evaluation": "commands.evaluate.result",
+    "GateVerdict": "commands.gate.result",
+    "HumanRatings": "commands.rate.result",
+    "Listing": "commands.catalog.result",
+    "MlflowCompressError": "errors",
+    "Promotion": "commands.promote.result",
+    "Resumed": "commands.resume.result",
+    "Rollback": "commands.promote.result",
+    "Search": "commands.search.result",
+    "SpeedMeasurement": "commands.speed.result",
+    "Sweep": "commands.sweep.result",
+    "SweepPlan": "commands.sweep.result",
+    "VariantRun": "commands.main.result",
+    "VariantsReport": "commands.report.result",
+    "load": "commands.compare.command",
+}
+"""Public names that are no commands, and the module of each."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Functions have lower-case names; of the classes, one is an error and the others are results.
-    module = "api" if name.islower() else "errors" if name == "MlflowCompressError" else "results"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    if name in _BESIDES:
+        return getattr(import_module(f"{__name__}.{_BESIDES[name]}"), name)
+    # A module of this package is imported by its name; asking the registry for it would import the registry too early.
+    if name == "__all__" or (not name.startswith("_") and find_spec(f"{__name__}.{name}") is None):
+        from mlflow_compress.commands.command import all_commands
+
+        functions = {command.function.__name__: command.function for command in all_commands().values()}
+        if name == "__all__":
+            return sorted([*_BESIDES, *functions, "__version__"])
+        if name in functions:
+            return functions[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted(__all__)
+    return list(__getattr__("__all__"))

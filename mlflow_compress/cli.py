@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from mlflow_compress import api, cli_live, config, lifetime
-from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
-from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.gate.parameters import GateConfig
-from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.plan.parameters import PlanConfig
-from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
-from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
-from mlflow_compress.commands.report.parameters import ReportConfig
-from mlflow_compress.commands.resume.parameters import ResumeConfig
-from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.speed.parameters import SpeedConfig
-from mlflow_compress.commands.sweep.parameters import SweepConfig
-from mlflow_compress.config.declarations import as_typed, choices
+from mlflow_compress import cli_live, lifetime
+from mlflow_compress.commands.command import COMMANDS, Command, all_commands, described_option
+from mlflow_compress.config import Group, parameters
+from mlflow_compress.config.declarations import as_typed, groups
 from mlflow_compress.errors import (
     ConfigError,
     MlflowCompressError,
@@ -36,32 +25,11 @@ from mlflow_compress.errors import (
     machine_fault,
 )
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
-
-STAGES: dict[str, type[config.Command]] = {
-    "main": MainConfig,
-    "quantize": QuantizeConfig,
-    "evaluate": EvaluateConfig,
-    "judge": JudgeConfig,
-    "diagnose": DiagnoseConfig,
-    "speed": SpeedConfig,
-    "promote": PromoteConfig,
-    "rollback": RollbackConfig,
-    "gate": GateConfig,
-    "report": ReportConfig,
-    "sweep": SweepConfig,
-    "search": SearchConfig,
-    "blind": BlindConfig,
-    "ratings": RatingsConfig,
-    "resume": ResumeConfig,
-}
-
-POSITIONAL = {"report": "runs", "blind": "run", "ratings": "files"}
-"""The parameter of a command that is also given without its name."""
-
-QUESTIONS: dict[str, type[config.Command]] = {"history": HistoryConfig, "plan": PlanConfig}
-"""Commands that only look, and therefore are no MLflow projects."""
 
 CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
 
@@ -70,39 +38,8 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _run(command: str, given: dict[str, Any]) -> Any:
-    """Run a stage by its function of the front door."""
-    if command == "main":
-        return api.run(progress=_say, **given)
-    if command == "gate":
-        return api.gate(progress=_say, **given)
-    if command == "sweep":
-        with cli_live.shown(_say) as progress:
-            return api.sweep(progress=progress, **given)
-    if command == "search":
-        return api.search(progress=_say, **given)
-    if command == "resume":
-        return api.resume(progress=_say, **given)
-    if command in ("evaluate", "judge"):
-        return (api.evaluate if command == "evaluate" else api.judge)(progress=_say, **given)
-    if command == "diagnose":
-        return api.diagnose(progress=_say, **given)
-    functions: dict[str, Callable[..., Any]] = {
-        "quantize": api.compress,
-        "speed": api.speed,
-        "promote": api.promote,
-        "rollback": api.rollback,
-        "history": api.history,
-        "plan": api.plan,
-        "report": api.report,
-        "blind": api.blind,
-        "ratings": api.ratings,
-    }
-    return functions[command](**given)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser: one sub-command per stage, one option per parameter, and the commands that only look."""
+    """Return the parser: one sub-command per command, one option per parameter."""
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
         description="Compress a causal language model, measure how far each variant moved, promote by that distance.",
@@ -110,49 +47,71 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, cls in (STAGES | QUESTIONS).items():
-        about = (cls.__doc__ or "").strip()
-        epilog = f"{_EPILOG} {_EXIT}" if name in ("promote", "gate") else _EPILOG
-        stage = commands.add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
-        stage.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
-        for parameter, field in config.parameters(cls).items():
-            accepted = " | ".join(choices(field))
-            shown = f"{field.description} {f'({accepted}) ' if accepted else ''}[{as_typed(field.default)}]"
-            short = ("-o",) if name in ("report", "blind") and parameter == "output" else ()
-            stage.add_argument(f"--{parameter}", *short, metavar="VALUE", help=shown.replace("%", "%%"))
-    commands.choices["report"].add_argument("given", nargs="*", metavar="RUN", help="main runs, or a sweep's run")
-    commands.choices["blind"].add_argument("given", nargs="*", metavar="RUN", help="a main run or a judge run")
-    commands.choices["ratings"].add_argument("given", nargs="*", metavar="FILE", help="CSV files, one per rater")
-    comparison = commands.add_parser(
-        "compare", help="Compare two evaluations from their records or prediction files, without any model."
-    )
-    for side in ("baseline", "variant"):
-        comparison.add_argument(
-            side, help="run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
+    for name, command in all_commands().items():
+        epilog = f"{_EPILOG} {_EXIT}" if command.decides else _EPILOG if command.parameters else None
+        description = command.about if command.parameters else None
+        one = commands.add_parser(
+            name,
+            help=command.about,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=command.parameters is None,
+            usage=f"mlflow-compress {name} [--NAME VALUE ...]" if command.first else None,  # 80 names say nothing
         )
-    comparison.add_argument("--json", action="store_true", help="print one JSON object")
-    policy = commands.add_parser("policy", help="Print the promotion policy that decides, every value explained.")
-    policy.add_argument("policy", nargs="?", metavar="FILE", help="a policy to check; none: the default policy")
-    commands.add_parser("methods", help="List the compression methods and what each supports.")
-    commands.add_parser("tasks", help="List the named tasks: source, licence, items, shots, rule, hash.")
+        for argument in command.arguments:
+            one.add_argument(*argument.flags, **argument.options)
+        if command.parameters is not None:
+            _add_parameters(one, command)
     return parser
+
+
+def _add_parameters(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Add an option per parameter: first those that most people set, then the others by group."""
+    assert command.parameters is not None
+    declared = parameters(command.parameters)
+    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+    headings: dict[str, list[str]] = {"set first": list(command.first)} if command.first else {}
+    for group in groups(command.parameters).values():
+        headings[_heading(group)] = [name for name in group.model_fields if name not in command.first]
+    grouped = {name for names in headings.values() for name in names}
+    headings["of this command"] = [name for name in declared if name not in grouped]
+    for heading, names in headings.items():
+        section = parser.add_argument_group(heading) if command.first else parser
+        for name in names if command.first else ():
+            _add_parameter(section, name, declared[name], command)
+    for name in () if command.first else declared:
+        _add_parameter(parser, name, declared[name], command)
+    if command.positional is not None:
+        known = command.positional
+        parser.add_argument("given", nargs="*", metavar=known.metavar, help=known.help)
+
+
+def _heading(group: type[Group]) -> str:
+    """Return the first sentence of a group, as a heading."""
+    return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
+
+
+def _add_parameter(parser: argparse._ActionsContainer, name: str, declared: FieldInfo, command: Command) -> None:
+    short = (command.short[name],) if name in command.short else ()
+    parser.add_argument(f"--{name}", *short, metavar="VALUE", help=described_option(declared).replace("%", "%%"))
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown names too: the configuration refuses those."""
+    command = COMMANDS.get(known.command)
     values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
-    if given := values.pop("given", None):
-        name = POSITIONAL[known.command]
+    if command.positional is not None and (given := values.pop("given", None)):
+        name = command.positional.parameter
         values[name] = ",".join([*given, *([values[name]] if name in values else [])])
-    if "MLFLOW_RUN_ID" in os.environ:
+    if command.parameters is not None and "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file.
-        defaults = {name: as_typed(f.default) for name, f in config.parameters(STAGES[known.command]).items()}
+        defaults = {name: as_typed(declared.default) for name, declared in parameters(command.parameters).items()}
         values = {name: value for name, value in values.items() if value != defaults.get(name)}
     rest = list(extra)
     while rest:
         flag = rest.pop(0)
-        if not flag.startswith("--"):
-            raise ConfigError("Unexpected argument", allowed="--name VALUE", got=flag)
+        if not flag.startswith("--") or command.parameters is None:
+            raise ConfigError("Unexpected argument", allowed="--name VALUE" if command.parameters else None, got=flag)
         name, equals, value = flag.removeprefix("--").partition("=")
         values[name] = value if equals or not rest else rest.pop(0)
     return values
@@ -186,9 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except MlflowCompressError as error:
         if isinstance(error, StageError | SweepError) and error.published is not None:
-            from mlflow_compress.cli_text import BY_COMMAND
-
-            print(f"{BY_COMMAND[known.command](error.published)}\n", flush=True)
+            print(f"{error.published.as_text()}\n", flush=True)
         error = machine_fault(error) or error  # before a run was open
         print(f"mlflow-compress: {error}", file=sys.stderr)
         _reject(error)
@@ -213,19 +170,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
     """Run the command, and return what to tell the user and the exit code."""
-    from mlflow_compress import cli_text
-
-    if known.command in STAGES or known.command in QUESTIONS:
-        found = _run(known.command, _parameters(known, extra))
-        return cli_text.BY_COMMAND[known.command](found).rstrip(), getattr(found, "exit_code", 0)
-    if extra:
-        raise ConfigError("Unexpected argument", got=extra[0])
-    if known.command in ("methods", "tasks"):
-        return cli_text.BY_COMMAND[known.command](api.methods() if known.command == "methods" else api.tasks()), 0
-    if known.command == "policy":
-        return cli_text.policy_text(config.read_policy(known.policy)), 0
-    found = api.compare(known.baseline, known.variant)
-    return cli_text.comparison_json(found) if known.json else cli_text.comparison_text(found), 0
+    command = COMMANDS.get(known.command)
+    values: dict[str, Any] = _parameters(known, extra)
+    as_json = values.pop("json", False)
+    with cli_live.shown(_say) as progress:
+        result = command.function(**({"progress": progress} if command.tells else {}), **values)
+    if as_json:
+        return json.dumps(result.to_dict(), allow_nan=False), 0
+    text = result if isinstance(result, str) else result.as_text()
+    return text.rstrip(), getattr(result, "exit_code", 0)
 
 
 if __name__ == "__main__":

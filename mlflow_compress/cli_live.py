@@ -1,13 +1,14 @@
-"""What a sweep does at this moment: a table that renews itself on a terminal, quiet lines elsewhere."""
+"""What happens at this moment: on a terminal, a table of a sweep's variants that renews itself; elsewhere, lines."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.table import Table
 
     from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
@@ -16,33 +17,34 @@ _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "re
 
 
 @contextmanager
-def shown(say: Callable[[str], None]) -> Iterator[Callable[[SweepProgress], None]]:
-    """Yield what shows the progress of a sweep on the standard error.
+def shown(say: Callable[[str], None]) -> Iterator[Callable[[str | SweepProgress], None]]:
+    """Yield what shows the progress of a command on the standard error, where `say` prints one line."""
+    live: Live | None = None
+    with ExitStack() as opened:
 
-    Parameters
-    ----------
-    say : callable (line)
-        Prints one line; it is used for all lines where the standard error is no terminal.
-    """
-    if not sys.stderr.isatty():
-        yield lambda progress: say(progress.line)
-        return
-    import logging
-
-    from rich.console import Console
-    from rich.live import Live
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # its lines would stand between the rows
-
-    with Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False) as live:
-
-        def show(progress: SweepProgress) -> None:
+        def show(progress: str | SweepProgress) -> None:
+            nonlocal live
+            if isinstance(progress, str) or not sys.stderr.isatty():
+                say(str(progress))
+                return
+            if live is None:
+                live = opened.enter_context(_live())
             if progress.variants:
                 live.update(table(progress.variants), refresh=True)
             else:
                 live.console.print(progress.line, markup=False, highlight=False)
 
         yield show
+
+
+def _live() -> Live:
+    import logging
+
+    from rich.console import Console
+    from rich.live import Live
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # its lines would stand between the rows
+    return Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
 
 
 def table(variants: tuple[VariantProgress, ...]) -> Table:

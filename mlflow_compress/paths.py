@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.config import ENDPOINT, Command, is_endpoint, parameters
+from mlflow_compress.config import ENDPOINT, Parameters, is_endpoint, parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.transport.addresses import check_served_address
 
-C = TypeVar("C", bound=Command)
+C = TypeVar("C", bound=Parameters)
 
 # No known data set, task or hub id ends like this.
 _SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gguf", ".yaml", ".yml")

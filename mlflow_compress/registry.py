@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -76,11 +77,21 @@ class Registry(Generic[T]):
         Group of entry points that are imported too. Without it there are no plug-ins of this kind.
     of : type, optional
         Class of the objects; another one is refused when it registers.
+    inside : str, optional
+        Name of the module that is imported of each sub-package of `package`, in place of the modules of `package`.
     """
 
-    def __init__(self, kind: str, package: str, *, group: str | None = None, of: type[T] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        *,
+        group: str | None = None,
+        of: type[T] | None = None,
+        inside: str | None = None,
+    ) -> None:
         self.kind = kind
-        self._package, self._group, self._of = package, group, of
+        self._package, self._group, self._of, self._inside = package, group, of, inside
         self._objects: dict[str, T] = {}
         self._modules: dict[str, str] = {}  # name -> module that registered it
         self._loaded = False
@@ -113,7 +124,11 @@ class Registry(Generic[T]):
             return
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+            name = f"{self._package}.{module.name}"
+            if self._inside is None:
+                importlib.import_module(name)
+            elif module.ispkg and importlib.util.find_spec(f"{name}.{self._inside}") is not None:
+                importlib.import_module(f"{name}.{self._inside}")
         broken = _broken_plugin(self._group) if self._group is not None else None
         if broken is not None:
             origin, error = broken

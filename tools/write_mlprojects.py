@@ -1,25 +1,23 @@
-"""Write the MLproject files from the stage configurations, so that names, defaults and help stand in one place.
+"""Write the MLproject files from the registry of commands, so that names, defaults and help stand in one place.
 
-Run it after a change in `mlflow_compress/config.py`; a test fails while the files differ.
+Run it after a change of a command or its parameters; a test fails while the files differ.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.cli import CONFIG_HELP, STAGES
-from mlflow_compress.config import Command, parameters
+from mlflow_compress.cli import CONFIG_HELP
+from mlflow_compress.commands.command import all_commands
+from mlflow_compress.config import Parameters, parameters
 from mlflow_compress.config.declarations import as_typed
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONE = ("quantize", "evaluate", "judge", "speed")  # stages that are MLflow projects of their own
 
-HEADER = (
-    "# Written by tools/write_mlprojects.py from mlflow_compress/config.py. Values are checked by the command itself.\n"
-)
+HEADER = "# Written by tools/write_mlprojects.py from the registry of commands. The command itself checks values.\n"
 
 
-def entry_point(name: str, cls: type[Command], program: str) -> str:
+def entry_point(name: str, cls: type[Parameters], program: str) -> str:
     """Return one entry point: every configuration field as a parameter, passed on as an option."""
     lines = [f"  {name}:", "    parameters:"]
     for parameter, field in parameters(cls).items():
@@ -34,15 +32,18 @@ def entry_point(name: str, cls: type[Command], program: str) -> str:
 
 def project_files() -> dict[Path, str]:
     """Return the text of every MLproject file by path."""
-    root = [entry_point(verb, cls, f"python -m mlflow_compress {verb}") for verb, cls in STAGES.items()]
+    commands = [
+        (name, known.parameters, known.project_alone) for name, known in all_commands().items() if known.project
+    ]
+    root = [entry_point(name, cls, f"python -m mlflow_compress {name}") for name, cls, _ in commands if cls]
     files = {
         ROOT / "MLproject": f"{HEADER}name: mlflow_compress\n\npython_env: python_env.yaml\n\nentry_points:\n"
         + "\n".join(root)
     }
-    for verb in ALONE:
-        files[ROOT / "projects" / verb / "MLproject"] = (
-            f"{HEADER}name: {verb}\n\npython_env: ../../python_env.yaml\n\nentry_points:\n"
-            + entry_point("main", STAGES[verb], "python run.py")
+    for name, cls in [(name, cls) for name, cls, alone in commands if cls and alone]:
+        files[ROOT / "projects" / name / "MLproject"] = (
+            f"{HEADER}name: {name}\n\npython_env: ../../python_env.yaml\n\nentry_points:\n"
+            + entry_point("main", cls, "python run.py")
         )
     return files
 

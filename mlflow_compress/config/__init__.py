@@ -2,8 +2,8 @@
 
 from mlflow_compress.config.declarations import (
     EMBEDDED,
-    Command,
     Group,
+    Parameters,
     as_text,
     check_text,
     parameters,
@@ -31,7 +31,6 @@ __all__ = [
     "EMBEDDED",
     "ENDPOINT",
     "AnswerConfig",
-    "Command",
     "CompressionConfig",
     "EngineConfig",
     "EvaluationConfig",
@@ -39,6 +38,7 @@ __all__ = [
     "InferenceConfig",
     "JudgeModelConfig",
     "JudgeSettings",
+    "Parameters",
     "Policy",
     "ServedConfig",
     "SourceConfig",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -162,7 +162,7 @@ class Group(_Checked):
     """Parameters that belong together."""
 
 
-class Command(_Checked):
+class Parameters(_Checked):
     """Every parameter of one command: its own, and those of its groups."""
 
     experiment: str = option(
@@ -174,9 +174,9 @@ class Command(_Checked):
     def _sort_into_groups(cls, given: Any) -> Any:
         """Put parameters that are given by their flat names into the groups that declare them."""
         sorted_: dict[str, Any] = {}
-        groups = dict(_groups(cls))
+        known = groups(cls)
         for name, value in dict(given).items():
-            owner = next((group for group, kind in groups.items() if name in kind.model_fields), None)
+            owner = next((group for group, kind in known.items() if name in kind.model_fields), None)
             if owner is None or name in cls.model_fields:
                 sorted_[name] = value
             else:
@@ -208,19 +208,19 @@ def like(owner: type[_Checked], name: str) -> Any:
     return copy(owner.model_fields[name])
 
 
-def _groups(cls: type[Command]) -> Iterator[tuple[str, type[Group]]]:
-    for name, field in cls.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
-            yield name, field.annotation
+def groups(cls: type[Parameters]) -> dict[str, type[Group]]:
+    """Return the groups of a command by the names of its fields."""
+    kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Group)}
 
 
-def parameters(cls: type[Command]) -> dict[str, FieldInfo]:
+def parameters(cls: type[Parameters]) -> dict[str, FieldInfo]:
     """Return the declaration of every parameter of a command, by its flat name and in the order of the help."""
-    groups = dict(_groups(cls))
+    known = groups(cls)
     found: dict[str, FieldInfo] = {}
     # What every command has comes last.
-    for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in Command.model_fields):
-        found |= groups[name].model_fields if name in groups else {name: field}
+    for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in Parameters.model_fields):
+        found |= known[name].model_fields if name in known else {name: field}
     return found
 
 
@@ -236,7 +236,7 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
     return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
 
 
-C = TypeVar("C", bound=Command)
+C = TypeVar("C", bound=Parameters)
 
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # longest name of a file or folder, longest path
 _PROSE = ("system_prompt", "reason")  # parameters that are neither names nor paths
@@ -286,7 +286,7 @@ def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
     return content
 
 
-def as_text(config: Command) -> dict[str, str]:
+def as_text(config: Parameters) -> dict[str, str]:
     """Return every parameter as the text that `parse` reads back."""
     return {name: as_typed(value) for name, value in config.values().items()}
 

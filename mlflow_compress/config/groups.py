@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, Group, Names, OptionalText, Pairs, option
+from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "balanced"]
@@ -253,7 +253,7 @@ def is_endpoint(model: str | None) -> bool:
     return model is not None and model.startswith(ENDPOINT)
 
 
-class JudgeSettings(Command):
+class JudgeSettings(Parameters):
     """What judges read of the parameters of a command."""
 
     source: SourceConfig = SourceConfig()

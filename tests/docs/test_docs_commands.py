@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.cli import QUESTIONS, STAGES
+from mlflow_compress.commands.command import all_commands
 from mlflow_compress.config import parameters
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, blocks_of
 
@@ -101,7 +101,7 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 
 
 def test_every_parameter_that_a_page_names_exists() -> None:
-    commands = STAGES | QUESTIONS
+    commands = {name: command.parameters for name, command in all_commands().items() if command.parameters}
     verbs = "|".join(commands)
     known = {name for cls in commands.values() for name in parameters(cls)} | {"config"}
     for page in PAGES:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 import mlflow_compress as mc
-from mlflow_compress import api
+from mlflow_compress.commands.command import all_commands
 from mlflow_compress.tracking.folder_store import FolderStore
 
 ORDER = (
     "methods",
     "tasks",
+    "policy",
     "plan",
     "resume",
     "run",
@@ -44,7 +45,7 @@ def run_examples(folder: Path) -> dict[str, Any]:
     """Run the example of every function, in one session as a notebook does, and return its names."""
     session: dict[str, Any] = {"mc": mc, "folder": folder}
     for name in ORDER:
-        test = doctest.DocTestParser().get_doctest(getattr(api, name).__doc__, session, name, None, 0)
+        test = doctest.DocTestParser().get_doctest(getattr(mc, name).__doc__, session, name, None, 0)
         runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
         runner.run(test, clear_globs=False)
         assert test.examples and runner.failures == 0, name
@@ -129,7 +130,8 @@ def test_everything_public_is_documented_and_listed() -> None:
     assert set(mc.__all__) <= set(dir(mc))
     for name in set(mc.__all__) - {"__version__"}:
         assert getattr(mc, name).__doc__, name
-    assert {*ORDER} == set(api.__all__) <= set(mc.__all__)
+    functions = {command.function.__name__ for command in all_commands().values()}
+    assert {*ORDER} == {*functions, "load"} <= set(mc.__all__)
 
 
 def test_the_signature_shows_the_parameters() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlflow_compress.cli import STAGES
+from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.config import parameters, read_policy
 from mlflow_compress.decide.item_checks import item_policy
 
@@ -49,7 +49,7 @@ def test_inputs_reach_the_command_as_variables_alone() -> None:
 
 def test_the_options_and_the_policy_exist() -> None:
     [use] = [step["with"] for step in STEPS if str(step.get("uses", "")).startswith("./")]
-    known = set(parameters(STAGES["gate"]))
+    known = set(parameters(GateConfig))
     assert set(re.findall(r"--(\w+)", GATE["run"] + use["options"])) <= known
     item_policy(read_policy(str(EXAMPLES.parent / use["policy"])))
 

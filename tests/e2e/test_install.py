@@ -20,7 +20,7 @@ from mlflow_compress.tracking.tracker import Tracker
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "mlflow_compress" / "report" / "templates"
 STAGES = ("quantize", "evaluate", "judge", "speed")
-FEW = {"method": "none", "judge": "false", "shuffles": "0"}
+FEW = {"method": "none", "judge": "false", "num_shuffles": "0"}
 
 
 def started(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

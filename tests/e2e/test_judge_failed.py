@@ -60,7 +60,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, sub
     (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     says = [{"question_id": i, "category": "c", "turns": [f"Say {i}"]} for i in range(2)]
     (folder / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in says))
-    few = ["--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
+    few = ["--num_samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
     with judge_server(lambda number, body: REFUSAL) as server:
         asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]
         done = run(folder, *asked, "--judge_base_url", server.base_url.replace("//", f"//user:{PASSWORD}@"))

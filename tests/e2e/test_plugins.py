@@ -147,7 +147,7 @@ def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_pat
 def test_the_main_job_shows_all_four(installed: Path, tmp_path: Path) -> None:
     left_out = ("MLFLOW_", "OPENAI_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    few = ["--limit", "3", "--samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--speed", "false"]
+    few = ["--limit", "3", "--num_samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--speed", "false"]
     done = subprocess.run(
         [sys.executable, "-m", "mlflow_compress", "main", "--method", "grid", "--tasks", "sums", *few],
         cwd=tmp_path,

@@ -28,7 +28,7 @@ FEW |= {"speed_repeats": "2", "speed_prompt_tokens": "16", "speed_new_tokens": "
 
 def mlflow_run(folder: Path, **parameters: str) -> subprocess.CompletedProcess[str]:
     """Run the project as the README does, in `folder`, with few items."""
-    values = {**FEW, "out": str(folder / "compressed"), **parameters}
+    values = {**FEW, "output_dir": str(folder / "compressed"), **parameters}
     options = [part for name, value in values.items() for part in ("-P", f"{name}={value}")]
     command = [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local", *options]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}

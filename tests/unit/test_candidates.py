@@ -10,7 +10,6 @@ import pytest
 from mlflow.entities import LoggedModelOutput
 
 from mlflow_compress import cli
-from mlflow_compress.cli_text import promotion_text
 from mlflow_compress.commands.main import summary
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
@@ -70,7 +69,7 @@ def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
     whole = finished(tracker, "rtn-4bit", ALL, items=1000, size=100)
     finished(tracker, "rtn-2bit", FIVE, items=5, size=10)
     finished(tracker, "rtn-3bit", None, size=5)
-    output = promotion_text(run_promote(PromoteConfig(model="llama", **WIDE)))
+    output = run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     assert champion(tracker) == whole
     assert "1. rtn-4bit (1000 items)" in output and "rtn-2bit" not in output
     assert f"Left out, not comparable: evaluation {FIVE[:8]} (1 variant, 5 items)." in output
@@ -84,7 +83,7 @@ def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
 def test_an_evaluation_can_be_asked_for_by_the_beginning_of_its_id(tracker: Tracker) -> None:
     finished(tracker, "rtn-4bit", ALL, items=1000)
     few = finished(tracker, "rtn-2bit", FIVE, items=5)
-    promotion_text(run_promote(PromoteConfig(model="llama", evaluation="bbbbbb", **WIDE)))
+    run_promote(PromoteConfig(model="llama", evaluation="bbbbbb", **WIDE)).as_text()
     assert champion(tracker) == few
     params = tracker.find_finished("promote")[0].data.params
     assert params["evaluation"] == FIVE and params["max_kl_outliers_pct"] == "1.0"
@@ -93,7 +92,7 @@ def test_an_evaluation_can_be_asked_for_by_the_beginning_of_its_id(tracker: Trac
 def test_between_equal_evaluations_the_newest_wins(tracker: Tracker) -> None:
     finished(tracker, "rtn-4bit", ALL, items=20)
     newest = finished(tracker, "rtn-4bit", FIVE, items=20)
-    promotion_text(run_promote(PromoteConfig(model="llama", **WIDE)))
+    run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     assert champion(tracker) == newest
 
 
@@ -101,9 +100,9 @@ def test_a_name_of_two_models_is_refused_until_one_is_chosen(tracker: Tracker) -
     one = finished(tracker, "rtn-4bit", ALL, weights="1" * 64)
     finished(tracker, "rtn-2bit", OTHER, weights="2" * 64, size=10)
     with pytest.raises(ConfigError, match=r"name of 2 different models.*weights 22222222.*weights 11111111"):
-        promotion_text(run_promote(PromoteConfig(model="llama", **WIDE)))
+        run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     assert tracker.find_finished("promote") == []
-    output = promotion_text(run_promote(PromoteConfig(model="llama", evaluation=ALL[:6], **WIDE)))
+    output = run_promote(PromoteConfig(model="llama", evaluation=ALL[:6], **WIDE)).as_text()
     assert champion(tracker) == one
     assert "of other base weights 22222222" in output
 
@@ -114,16 +113,16 @@ def test_two_folders_of_one_name_have_registered_models_of_their_own(tracker: Tr
     folders = [make_llama(tmp_path / side / "llama", seed=seed) for seed, side in enumerate("ab")]
     hashes = [hash_weights(folder)[1] for folder in folders]
     runs = [finished(tracker, "rtn-4bit", key, weights=w) for key, w in zip((ALL, OTHER), hashes, strict=True)]
-    first = promotion_text(run_promote(PromoteConfig(model=str(folders[0]), **WIDE)))
+    first = run_promote(PromoteConfig(model=str(folders[0]), **WIDE)).as_text()
     assert champion(tracker) == runs[0] and "is used" not in first
-    second = promotion_text(run_promote(PromoteConfig(model=str(folders[1]), **WIDE)))
+    second = run_promote(PromoteConfig(model=str(folders[1]), **WIDE)).as_text()
     other = f"compressed-llama-{hashes[1][:8]}"
     assert champion(tracker) == runs[0]  # not moved by the other model
     assert champion(tracker, other) == runs[1] and f"'{other}' is used" in second
-    assert promotion_text(run_promote(PromoteConfig(model=str(folders[1]), **WIDE))).count("stays 'champion'") == 1
+    assert run_promote(PromoteConfig(model=str(folders[1]), **WIDE)).as_text().count("stays 'champion'") == 1
     third = make_llama(tmp_path / "c" / "llama", seed=3)
     with pytest.raises(ConfigError, match="other base weights than this folder"):
-        promotion_text(run_promote(PromoteConfig(model=str(third), **WIDE)))
+        run_promote(PromoteConfig(model=str(third), **WIDE)).as_text()
 
 
 def test_a_registered_model_of_an_earlier_release_is_taken_over_with_a_remark(tracker: Tracker) -> None:
@@ -142,8 +141,8 @@ def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> Non
     [found], _ = evaluations(tracker, "llama")
     assert [v.name for v in found.variants] == ["awq-4bit (dddddddd)", "awq-4bit (eeeeeeee)"]
     assert found.variants[0].run.data.metrics["size/bytes"] == 95
-    assert "'awq-4bit' is the name of several checkpoints" in promotion_text(
-        run_promote(PromoteConfig(model="llama", **WIDE))
+    assert (
+        "'awq-4bit' is the name of several checkpoints" in run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     )
 
 
@@ -174,20 +173,20 @@ def test_rejected_parameters_leave_no_run(
 def test_only_runs_of_an_earlier_release_is_an_error_that_says_so(tracker: Tracker) -> None:
     finished(tracker, "rtn-4bit", None)
     with pytest.raises(ConfigError, match="1 of earlier releases have no evaluation id"):
-        promotion_text(run_promote(PromoteConfig(model="llama")))
+        run_promote(PromoteConfig(model="llama")).as_text()
 
 
 def test_an_id_that_begins_two_evaluations_is_refused(tracker: Tracker) -> None:
     for key in ("abcdef" + "0" * 10, "abcdef" + "1" * 10):
         finished(tracker, "rtn-4bit", key)
     with pytest.raises(ConfigError, match="Several evaluations have this id"):
-        promotion_text(run_promote(PromoteConfig(model="llama", evaluation="abcdef")))
+        run_promote(PromoteConfig(model="llama", evaluation="abcdef")).as_text()
 
 
 def test_a_version_and_its_logged_model_point_to_each_other(tracker: Tracker) -> None:
     run_id = finished(tracker, "rtn-4bit")
     for _ in range(2):  # the second promotion makes no second version
-        promotion_text(run_promote(PromoteConfig(model="llama", **WIDE)))
+        run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     [version] = tracker.client.search_model_versions("name = 'compressed-llama'")
     model = tracker.client.get_logged_model(version.source.removeprefix("models:/"))
     assert model.source_run_id == run_id == version.run_id

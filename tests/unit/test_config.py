@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from mlflow_compress import config
-from mlflow_compress.cli import STAGES, _parameters, build_parser, main
+from mlflow_compress.cli import _parameters, build_parser, main
+from mlflow_compress.commands.command import all_commands
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
@@ -19,6 +20,8 @@ from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from write_mlprojects import project_files
+
+CLASSES = [command.parameters for command in all_commands().values() if command.parameters]
 
 
 def test_strings_become_the_declared_types() -> None:
@@ -119,12 +122,12 @@ def test_nan_is_not_a_bound() -> None:
         config.parse(PromoteConfig, {"max_kl": "nan"})
 
 
-@pytest.mark.parametrize("cls", [*STAGES.values()])
+@pytest.mark.parametrize("cls", CLASSES)
 def test_strings_and_configuration_round_trip(cls: type) -> None:
     assert config.parse(cls, config.as_text(cls())) == cls()
 
 
-@pytest.mark.parametrize("cls", [*STAGES.values()])
+@pytest.mark.parametrize("cls", CLASSES)
 def test_every_parameter_explains_itself(cls: type) -> None:
     assert all(len(field.description) > 10 for field in config.parameters(cls).values())
 
@@ -135,7 +138,7 @@ def test_mlproject_files_are_what_the_configurations_say() -> None:
         assert yaml.safe_load(text)["entry_points"]
 
 
-@pytest.mark.parametrize("verb", [*STAGES, "methods"])
+@pytest.mark.parametrize("verb", all_commands())
 def test_help_explains_every_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.cli_text import answers_text
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.judges.session import spending_of
@@ -50,7 +49,7 @@ def test_the_report_and_the_terminal_show_it() -> None:
         assert f'<th scope="row">{name}</th><td><code>{text}</code>' in page
     assert "Judgments and their cost" not in render_report(title="t", verdict="v", results=[])
     found = AnswerEvaluation(name="n", results=(), records_folder=Path("r"), baseline="b", account=VALUES)
-    assert [f"{name}: {text}" for name, text in ROWS] == answers_text(found).splitlines()
+    assert [f"{name}: {text}" for name, text in ROWS] == found.as_text().splitlines()
     assert found.to_dict()["account"] == VALUES
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlflow_compress.cli import STAGES
+from mlflow_compress.commands.command import COMMANDS
 from mlflow_compress.config import parse
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray (pip install -e '.[ray]')")
@@ -111,7 +111,9 @@ def test_its_command_and_its_version_of_ray_are_ours() -> None:
     spec = yaml.safe_load(FILE.read_text())["spec"]
     program, stage, *rest = shlex.split(spec["entrypoint"])
     values = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
-    config = parse(STAGES[stage], values)
+    cls = COMMANDS.get(stage).parameters
+    assert cls is not None
+    config = parse(cls, values)
     assert program == "mlflow-compress"
     assert (config.running.engine, config.running.ray_address) == ("ray", "auto")  # type: ignore[attr-defined]
     lock = (FILE.parents[2] / "requirements-extras.txt").read_text()

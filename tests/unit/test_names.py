@@ -10,6 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "mlflow_compress"
 
 MODULES = {
+    "command": "what a command is, and the declaration of each in its package",
     "parameters": "what a command is given, in the package of each command",
     "text": "how a result reads, in the package of each command",
     "result": "what a command returns, in the package of each command",

@@ -221,7 +221,5 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 
 def test_the_text_names_what_is_not_known() -> None:
-    from mlflow_compress.cli_text import plan_text
-
-    text = plan_text(mc.plan(limit=2, method="slicegpt", device="cpu", judge=False))
+    text = mc.plan(limit=2, method="slicegpt", device="cpu", judge=False).as_text()
     assert "quantize (slicegpt)" in text and "unknown" in text

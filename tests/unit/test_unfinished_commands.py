@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.commands.command import all_commands
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
-from mlflow_compress.commands.resume import run as unfinished
 from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.run import run_resume
-from mlflow_compress.commands.shared.unfinished import CONFIGS, unfinished_until_ended
+from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
@@ -101,13 +102,13 @@ def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatc
     class Found:
         summary = "promoted"
 
-    def again(config: PromoteConfig, say: object) -> Found:
+    def again(config: PromoteConfig) -> Found:
         ran.append(config.model)
         if config.model == "two":
             raise ConfigError("there is no such model")
         return Found()
 
-    monkeypatch.setattr(unfinished, "_run", again)
+    monkeypatch.setattr("mlflow_compress.commands.promote.run.run_promote", again)
     done = run_resume(ResumeConfig())
     assert ran == ["one", "two"]
     assert [(one.state, one.outcome) for one in done.commands] == [
@@ -122,10 +123,10 @@ def test_a_server_that_is_still_away_keeps_them(tracker: Tracker, monkeypatch: p
     with pytest.raises(StoreAwayError), unfinished_until_ended(PromoteConfig(model="one")):
         raise AWAY
 
-    def away(config: object, say: object) -> None:
+    def away(config: object) -> None:
         raise AWAY
 
-    monkeypatch.setattr(unfinished, "_run", away)
+    monkeypatch.setattr("mlflow_compress.commands.promote.run.run_promote", away)
     with pytest.raises(StoreAwayError):
         run_resume(ResumeConfig())
     assert len(unfinished_commands(tracker.uri)) == 1
@@ -197,7 +198,13 @@ def test_a_command_that_finds_the_server_away_is_noted(
     assert left.command == command
 
 
-@pytest.mark.parametrize("verb", CONFIGS)
-def test_every_noted_command_is_done_again_by_its_own_stage(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"mlflow_compress.commands.{verb}.run.run_{verb}", lambda *_, **__: verb)
-    assert unfinished._run(CONFIGS[verb](), lambda line: None) == verb
+@pytest.mark.parametrize("verb", [name for name, command in all_commands().items() if command.resumable])
+def test_every_noted_command_is_done_again_by_its_own_stage(
+    verb: str, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = all_commands()[verb].parameters
+    with pytest.raises(StoreAwayError), unfinished_until_ended(cls()):
+        raise AWAY
+    monkeypatch.setattr(f"mlflow_compress.commands.{verb}.run.run_{verb}", lambda *_: SimpleNamespace(summary=verb))
+    [done] = run_resume(ResumeConfig()).commands
+    assert (done.command, done.outcome) == (verb, verb)

@@ -44,3 +44,25 @@ class Comparison(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return every number as plain values, ready for JSON."""
         return dict(self.found)
+
+    def as_text(self) -> str:
+        """Return accuracy of both, the difference, flips, and McNemar's test."""
+        found = self.found
+        low, high = (100 * bound for bound in found["accuracy_delta_interval"])
+        flips_low, flips_high = found["flips_pct_interval"]
+        w2w = "" if found["w2w"] is None else f", wrong to another wrong {found['w2w']}"
+        accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
+        lines = [
+            f"items      {found['n']}"
+            + (f" ({found['n_unscored']} more without an answer)" if found["n_unscored"] else ""),
+            f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points "
+            f"[{low:+.2f}, {high:+.2f}]",
+            f"flips      {found['flips_pct']:.2f} % [{flips_low:.2f}, {flips_high:.2f}]: "
+            f"right to wrong {found['c2w']}, wrong to right {found['w2c']}{w2w}",
+            f"McNemar    p = {found['mcnemar_p']:.4g}",
+        ]
+        if found["all_flips_pct"] is not None:
+            lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+        if found.get("rule"):
+            lines.append(f"scored by  {found['rule']}")
+        return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.config.declarations import Command, Group, option
+from mlflow_compress.config.declarations import Group, Parameters, option
 from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
 
 
@@ -23,7 +23,7 @@ class DiagnosisConfig(Group):
     )
 
 
-class DiagnoseConfig(Command):
+class DiagnoseConfig(Parameters):
     """Where a variant's movement comes from: each group of weights alone, and the text on which it moves."""
 
     source: SourceConfig = SourceConfig()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.diagnosis_page import diagnosis_sentence, group_row
@@ -87,6 +87,23 @@ class Diagnosis(Tabular):
             "texts": [asdict(text) for text in self.texts],
             "run": asdict(self.run),
         }
+
+    def as_text(self) -> str:
+        """Return the groups that move most, and the controls."""
+        from mlflow_compress.reporting.diagnosis_page import control_rows, kl_text, ratio_of
+
+        groups = sorted(self.found.groups, key=lambda group: -group.kl.value)[:10]
+        width = max(len(group.name) for group in groups)
+        lines = [self.summary, "", f"{'group':<{width}}  KL per token (nats)"]
+        for group in groups:
+            noise = ratio_of(group.against_noise)
+            lines.append(
+                f"{group.name:<{width}}  {kl_text(group.kl)}{f'; {noise} x noise of its size' if noise else ''}"
+            )
+        if (more := len(self.found.groups) - len(groups)) > 0:
+            lines.append(f"({more} more in groups.csv)")
+        lines += ["", *(f"{name}: {value}" for name, value in control_rows(self.found))]
+        return "\n".join([*lines, "", *lines_of_run(self.run)])
 
 
 def result_values(result: MetricResult | None) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_compress.config.declarations import Command, OptionalText, option
+from mlflow_compress.config.declarations import OptionalText, Parameters, option
 from mlflow_compress.config.groups import (
     CHECKPOINT_OR_SERVED,
     EngineConfig,
@@ -14,7 +14,7 @@ from mlflow_compress.config.groups import (
 )
 
 
-class EvaluateConfig(Command):
+class EvaluateConfig(Parameters):
     """The evaluate stage: the variant against its baseline on the same items."""
 
     source: SourceConfig = SourceConfig()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult, RunRecords
@@ -149,6 +149,14 @@ class Evaluation(Measurement):
         own = ("baseline", "verdict", "evaluation_id", "baseline_run_id")
         return {**super().to_dict(), **{name: getattr(self, name) for name in own}}
 
+    def as_text(self) -> str:
+        """Return the verdict, and where the records came from."""
+        source = "found in the store" if self.baseline_found else "evaluated now"
+        lines = [self.summary, f"Baseline run {self.baseline_run_id} ({source})."]
+        if self.variant_found_in is not None:
+            lines.append(f"Records of the variant: found in run {self.variant_found_in}.")
+        return "\n".join([*lines, *lines_of_run(self.run)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEvaluation(Measurement):
@@ -178,3 +186,11 @@ class AnswerEvaluation(Measurement):
         """Return everything but the texts as plain values, ready for JSON."""
         own = {"baseline": self.baseline, "skipped": self.skipped, "account": dict(self.account)}
         return {**super().to_dict(), **own}
+
+    def as_text(self) -> str:
+        """Return the headline values, one per line, what the judgments took, and what was left out."""
+        from mlflow_compress.reporting.answers_page import account_rows
+
+        lines = [f"{name} {result.value:.4f}" for name, result in self.pooled.items()]
+        lines += [f"{name}: {text}" for name, text in account_rows(self.account)]
+        return "\n".join([*lines, *([self.skipped] if self.skipped else []), *lines_of_run(self.run)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
-from mlflow_compress.config.declarations import Command, OptionalText, like, option
+from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
 from mlflow_compress.config.groups import (
     CHECKPOINT_OR_SERVED,
     EngineConfig,
@@ -18,7 +18,7 @@ from mlflow_compress.config.groups import (
 )
 
 
-class GateConfig(Command):
+class GateConfig(Parameters):
     """Evaluate a checkpoint in random blocks of items, until a policy's verdict is sure. For CI."""
 
     source: SourceConfig = SourceConfig()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -109,3 +109,12 @@ class GateVerdict(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return asdict(self)
+
+    def as_text(self) -> str:
+        """Return the verdict, one line per check, and what else there is to say."""
+        lines = [self.verdict, *self.remarks, ""]
+        for row in self.rows:
+            after = "" if row.decided_after is None else f", after {row.decided_after} items"
+            value = "" if row.value is None else f": {row.value:.4g} on {row.n} items"
+            lines.append(f"{row.gate}. {row.verdict}: {row.reason or row.name}{value}{after}")
+        return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])

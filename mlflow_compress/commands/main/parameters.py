@@ -8,7 +8,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
-from mlflow_compress.config.declarations import Command, OptionalText, option
+from mlflow_compress.config.declarations import OptionalText, Parameters, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     CompressionConfig,
@@ -26,7 +26,7 @@ from mlflow_compress.config.groups import (
 LogWeights = Literal["auto", "true", "false"]
 
 
-class MainConfig(Command):
+class MainConfig(Parameters):
     """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served one is not quantized."""
 
     source: SourceConfig = SourceConfig()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlflow_compress.commands.evaluate.result import Measurement
+from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 
@@ -56,3 +57,16 @@ class VariantRun(Measurement):
             "gates": dict(self.gates),
             "failed": dict(self.failed),
         }
+
+    def as_text(self) -> str:
+        """Return the verdict, the headline table, and where to look."""
+        from mlflow_compress.reporting.headline import headline_table
+
+        table = headline_table(
+            self.pooled,
+            self.manifest,
+            gates=self.gates,
+            n_truncated=self.n_truncated,
+            failed_stages=self.failed,
+        )
+        return "\n\n".join([self.verdict, table, *lines_of_run(self.run)])

@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.task_inputs import instructions_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.method import AUTO
-from mlflow_compress.config import ENDPOINT, Command, as_text, is_endpoint, parameters, parse
+from mlflow_compress.config import ENDPOINT, Parameters, as_text, is_endpoint, parameters, parse
 from mlflow_compress.engines.vllm.vllm_environment import named_python
 from mlflow_compress.errors import ConfigError, StageError, TrackingError
 from mlflow_compress.home import out_folder
@@ -198,11 +198,11 @@ def _silent(line: str) -> None:
     """Print nothing."""
 
 
-StartStage = Callable[[Tracker, str, Command, TrackedRun], str]
+StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 """Runs a stage with its parameters as a child of a run, and returns the child's run id."""
 
 
-def as_project(tracker: Tracker, stage: str, config: Command, parent: TrackedRun) -> str:
+def as_project(tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun) -> str:
     """Run a stage as an MLflow project, in a process of its own."""
     return run_stage(tracker, stage, as_text(config), parent=parent)
 
@@ -236,7 +236,7 @@ class Stages:
                     raise
                 self.failed[stage] = error.what
 
-    def _config(self, stage: str) -> Command:
+    def _config(self, stage: str) -> Parameters:
         if stage == "quantize":
             return self.config.quantize_config
         if stage == "evaluate":

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.config.declarations import Command, Group, OptionalText, OrNone, like, option
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
@@ -33,7 +33,7 @@ class MachineConfig(Group):
     )
 
 
-class PlanConfig(Command):
+class PlanConfig(Parameters):
     """What every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
 
     source: SourceConfig = SourceConfig()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +98,38 @@ class CostPlan(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return {**asdict(self), "seconds": self.seconds}
+
+    def as_text(self) -> str:
+        """Return one line per stage, the sums, and what the figures assume."""
+        from mlflow_compress.commands.shared.progress import duration
+        from mlflow_compress.reporting.numbers import bytes_text
+
+        def sized(n: float) -> str:
+            return bytes_text(round(n))
+
+        def known(value: float | None, text: Callable[[float], str]) -> str:
+            return "unknown" if value is None else text(value)
+
+        priced = any(stage.dollars is not None for stage in self.stages)
+        heads = ("stage", "times", "tokens", "unshared", "operations", "read", "written", "memory", "time")
+        rows = [
+            (
+                s.stage,
+                str(s.times),
+                f"{s.tokens:,}",
+                f"{s.tokens_unshared:,}",
+                known(s.operations, "{:.2e}".format),
+                sized(s.bytes_read),
+                sized(s.bytes_written),
+                sized(s.memory),
+                known(s.seconds, duration),
+                *([known(s.dollars, "${:,.2f}".format)] if priced else []),
+            )
+            for s in self.stages
+        ]
+        lines = [f"{self.summary}.", "", *aligned_lines([(*heads, *(["dollars"] if priced else [])), *rows]), ""]
+        lines.append(
+            f"All stages: {known(self.seconds, duration)}. States of the baseline: {sized(self.states_bytes)}. "
+            f"One checkpoint: {sized(self.checkpoint_bytes)}."
+        )
+        return "\n".join([*lines, *(f"- {note}." for note in self.notes)])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Command, OptionalText, OrNone, option
+from mlflow_compress.config.declarations import EMBEDDED, OptionalText, OrNone, Parameters, option
 
 
 def _named(value: str) -> str:
@@ -19,7 +19,7 @@ Alias = Annotated[str, AfterValidator(_named)]
 Bound = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 
 
-class PromoteConfig(Command):
+class PromoteConfig(Parameters):
     """The promote stage: gates on interval bounds, rank by size, move the alias."""
 
     model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
@@ -55,7 +55,7 @@ class PromoteConfig(Command):
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 
 
-class RollbackConfig(Command):
+class RollbackConfig(Parameters):
     """Move an alias back to the version that had it before."""
 
     model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
@@ -63,7 +63,7 @@ class RollbackConfig(Command):
     reason: OptionalText = option(None, "why, in your words; kept with the run")
 
 
-class HistoryConfig(Command):
+class HistoryConfig(Parameters):
     """Who had an alias when, by which decision and policy."""
 
     model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")

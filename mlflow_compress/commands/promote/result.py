@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines, lines_of_run
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.tracking.store import RunLink
 
@@ -74,6 +74,15 @@ class Promotion(Tabular):
             "run": asdict(self.run) if self.run else None,
         }
 
+    def as_text(self) -> str:
+        """Return what happened to the alias, what competed, and every candidate with its reasons."""
+        lines = [self.verdict, *self.remarks, ""]
+        for outcome in self.decision.outcomes:
+            sign = f"{outcome.rank}." if outcome.rank else " -"
+            items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
+            lines.append(f"{sign} {outcome.candidate.name}{items}: {'; '.join(outcome.reasons)}")
+        return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(Tabular):
@@ -117,6 +126,10 @@ class Rollback(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return asdict(self)
+
+    def as_text(self) -> str:
+        """Return who has the alias again."""
+        return "\n\n".join([self.verdict, *lines_of_run(self.run)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,3 +198,19 @@ class AliasHistory(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return asdict(self)
+
+    def as_text(self) -> str:
+        """Return one line per move of the alias, newest first."""
+        heads = ("since (UTC)", "version", "variant", "by", "run", "policy")
+        rows = [
+            (
+                t.since[:19],
+                t.version,
+                t.variant,
+                t.by,
+                t.run_id[:8],
+                (t.policy_sha256 or "")[:8],
+            )
+            for t in self.tenures
+        ]
+        return "\n".join([f"{self.summary}.", *self.remarks, "", *aligned_lines([heads, *rows])])

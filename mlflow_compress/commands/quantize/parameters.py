@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mlflow_compress.config.declarations import Command
+from mlflow_compress.config.declarations import Parameters
 from mlflow_compress.config.groups import CompressionConfig, SourceConfig
 
 
-class QuantizeConfig(Command):
+class QuantizeConfig(Parameters):
     """The quantize stage: which method, with which settings, calibrated on what."""
 
     source: SourceConfig = SourceConfig()

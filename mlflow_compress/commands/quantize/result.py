@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.tracking.store import RunLink
 
@@ -29,6 +29,10 @@ class CompressedModel(Tabular):
     folder: Path
     manifest: CheckpointManifest
     run: RunLink
+
+    def __fspath__(self) -> str:
+        """Return the folder: a result is given where a checkpoint is asked for."""
+        return str(self.folder)
 
     @property
     def name(self) -> str:
@@ -53,3 +57,7 @@ class CompressedModel(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return {"folder": str(self.folder), "manifest": asdict(self.manifest), "run": asdict(self.run)}
+
+    def as_text(self) -> str:
+        """Return size and cost, and where the checkpoint lies."""
+        return "\n".join([self.summary, f"Checkpoint: {self.folder}", *lines_of_run(self.run)])

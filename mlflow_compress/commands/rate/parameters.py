@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import Command, OptionalNames, OptionalText, option
+from mlflow_compress.config.declarations import OptionalNames, OptionalText, Parameters, option
 
 
-class BlindConfig(Command):
+class BlindConfig(Parameters):
     """Write both models' answers in hidden order for people to rate: a page, a CSV file, and the key apart."""
 
     run: OptionalText = option(None, "id of a main run or judge run")
@@ -20,7 +20,7 @@ class BlindConfig(Command):
     )
 
 
-class RatingsConfig(Command):
+class RatingsConfig(Parameters):
     """Read raters' files with the key: win rate with interval, and how far raters agree."""
 
     files: OptionalNames = option(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines, lines_of_run
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking.store import RunLink
@@ -56,6 +56,12 @@ class BlindSheet(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return {"folder": str(self.folder), "n_pairs": self.n_pairs, "n_identical": self.n_identical}
+
+    def as_text(self) -> str:
+        """Return how many pairs there are, and who gets which file."""
+        return "\n".join(
+            [self.summary, *aligned_lines([(f"For {row['for']}:", row["file"]) for row in self.to_rows()])]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +124,21 @@ class HumanRatings(Tabular):
             "n_identical": self.n_identical,
             "run": asdict(self.run) if self.run else None,
         }
+
+    def as_text(self) -> str:
+        """Return the win rate, one line per result, and what is missing."""
+        rows = [
+            (
+                f"{result.name}{f' ({result.task})' if result.task else ''}",
+                f"{result.value:.3f}",
+                "" if result.low is None else f"[{result.low:.3f}, {result.high:.3f}]",
+                f"n {result.n}",
+            )
+            for result in self.results
+            if result.category is None
+        ]
+        lines = [f"{self.summary}.", "", *aligned_lines(rows)]
+        if self.n_identical:
+            lines.append(f"{self.n_identical} pairs of identical answers are ties of every rater.")
+        lines += [f"{rater} has not rated {n} of the pairs." for rater, n in self.missing.items() if n]
+        return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])

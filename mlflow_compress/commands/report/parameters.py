@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlflow_compress.config.declarations import Command, OptionalNames, OptionalText, option
+from mlflow_compress.config.declarations import OptionalNames, OptionalText, Parameters, option
 
 
-class ReportConfig(Command):
+class ReportConfig(Parameters):
     """The report: one page over the variants of an evaluation, or its tables for a pull request."""
 
     runs: OptionalNames = option(None, "ids of main runs of one evaluation, comma-separated, or of a sweep's run")

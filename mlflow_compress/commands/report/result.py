@@ -57,3 +57,9 @@ class VariantsReport(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return {"path": str(self.path), "scoreboard": self.board.to_dict(), "decision": asdict(self.decision)}
+
+    def as_text(self) -> str:
+        """Return the scoreboard, and where the page lies."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_text
+
+        return "\n".join([self.summary, "", scoreboard_text(self.board), "", f"Report: {self.path}"])

@@ -57,3 +57,8 @@ class Resumed(Tabular):
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per command."""
         return [asdict(one) for one in self.commands]
+
+    def as_text(self) -> str:
+        """Return the commands that had not ended, and what became of each."""
+        lines = [f"{one.state}: {one.command}" + (f"\n  {one.outcome}" if one.outcome else "") for one in self.commands]
+        return "\n".join([*lines, f"{self.summary}."])

@@ -8,7 +8,16 @@ from pydantic import AfterValidator
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.sweep.parameters import SweepConfig
-from mlflow_compress.config.declarations import Command, Group, Names, OptionalNames, OptionalText, Pairs, like, option
+from mlflow_compress.config.declarations import (
+    Group,
+    Names,
+    OptionalNames,
+    OptionalText,
+    Pairs,
+    Parameters,
+    like,
+    option,
+)
 from mlflow_compress.config.groups import (
     AutoOrCount,
     CompressionConfig,
@@ -77,7 +86,7 @@ class SearchSpaceConfig(Group):
 LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
 
 
-class SearchConfig(Command):
+class SearchConfig(Parameters):
     """Mixed precision: the closest variant within a budget of bits, or the smallest within a KL."""
 
     source: SourceConfig = SourceConfig()

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.tabular import Tabular
-from mlflow_compress.reporting.search_tables import search_finding, search_notes
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.reporting.search_tables import search_finding, search_notes, search_table
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -222,3 +222,10 @@ class Search(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
         return {**asdict(self), "variants": list(self.to_rows()), "found": self.found, "notes": self.notes}
+
+    def as_text(self) -> str:
+        """Return the finding, every variant with the linear mix of its size, and how to read that."""
+
+        notes = "\n".join(f"- {note}." for note in self.notes)
+        table = "\n".join(search_table(self.to_rows()).lines())
+        return "\n\n".join([f"{self.summary}.", table, notes, *lines_of_run(self.run)])

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mlflow_compress.tracking.store import RunLink
+
 
 class Tabular(ABC):
     """A result that is a table of rows."""
@@ -22,6 +24,10 @@ class Tabular(ABC):
     @abstractmethod
     def summary(self) -> str:
         """What was found, in one sentence."""
+
+    def as_text(self) -> str:
+        """Return what the command line shows."""
+        return self.summary
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the rows as a pandas data frame."""
@@ -47,3 +53,14 @@ class Tabular(ABC):
 
         table = pd.DataFrame(list(self.notebook_rows())).to_html(index=False, na_rep="", border=0)
         return f"<p>{escape(self.summary)}</p>{table}"
+
+
+def lines_of_run(run: RunLink | None) -> list[str]:
+    """Return the line that says where to look at a run, where there is one."""
+    return [run.how_to_open] if run is not None and run.how_to_open else []
+
+
+def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines with aligned columns."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mlflow_compress.config.declarations import Command, OptionalText, like, option
+from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
 from mlflow_compress.config.groups import CHECKPOINT_OR_SERVED, EngineConfig, ServedConfig, SourceConfig, TimingConfig
 
 
-class SpeedConfig(Command):
+class SpeedConfig(Parameters):
     """The speed stage: the variant in the runtime that it is meant for, timed in turn with its baseline."""
 
     source: SourceConfig = SourceConfig()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_compress.commands.evaluate.result import Measurement
+from mlflow_compress.commands.shared.tabular import lines_of_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,9 @@ class SpeedMeasurement(Measurement):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""
         return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}
+
+    def as_text(self) -> str:
+        """Return the ratios in one line, then every value, and where to look."""
+        lines = [self.summary, *(f"{name} {result.value:.4g}" for name, result in self.pooled.items())]
+        lines += [f"{name} {value:.4g}" for name, value in self.values.items()]
+        return "\n".join([*lines, *lines_of_run(self.run)])

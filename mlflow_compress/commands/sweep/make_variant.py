@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.get_or_create import workdirs_folder
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
-from mlflow_compress.config import Command
+from mlflow_compress.config import Parameters
 from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
@@ -145,7 +145,9 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
     return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
 
 
-def in_process(tracker: Tracker, stage: str, config: Command, parent: TrackedRun, *, say: Callable[[str], None]) -> str:
+def in_process(
+    tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun, *, say: Callable[[str], None]
+) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
     def work() -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
-from mlflow_compress.config.declarations import Command, Group, Names, OptionalText, Pairs, like, option
+from mlflow_compress.config.declarations import Group, Names, OptionalText, Pairs, Parameters, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
@@ -43,7 +43,7 @@ class GridConfig(Group):
     output_dir: str = like(CompressionConfig, "output_dir")
 
 
-class SweepConfig(Command):
+class SweepConfig(Parameters):
     """Many variants of one baseline, evaluated alike: a main run each, and a scoreboard of all."""
 
     source: SourceConfig = SourceConfig()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.tracking.store import RunLink
 
@@ -97,6 +97,12 @@ class SweepPlan(Tabular):
         """Return everything as plain values, ready for JSON."""
         return {**asdict(self), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
 
+    def as_text(self) -> str:
+        """Return what would be made, and what it would cost."""
+        from mlflow_compress.commands.sweep.plan import sweep_plan_text
+
+        return sweep_plan_text(self)
+
 
 State = Literal["waits", "runs", "finished", "found", "failed"]
 
@@ -126,6 +132,10 @@ class SweepProgress:
 
     line: str
     variants: tuple[VariantProgress, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the line."""
+        return self.line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +187,7 @@ class Sweep(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return scoreboard and plan as plain values, ready for JSON."""
         return {"scoreboard": self.scoreboard.to_dict(), "plan": self.plan.to_dict(), "run": asdict(self.run)}
+
+    def as_text(self) -> str:
+        """Return what was found, the scoreboard, and where to look."""
+        return "\n\n".join([self.found, self.text, *lines_of_run(self.run)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,7 @@ class Listing(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return the rows by name."""
         return {row[0]: dict(zip(self.columns[1:], row[1:], strict=True)) for row in self.rows}
+
+    def as_text(self) -> str:
+        """Return a table with aligned columns."""
+        return "\n".join(aligned_lines([self.columns, *self.rows]))

@@ -1,32 +1,51 @@
-"""The function that says where a variant's movement comes from."""
+"""The command that says where a variant's movement comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import (
+from mlflow_compress.commands.command import (
+    PathOrText,
+    Say,
     StoreLike,
-    checkpoint_folder,
     configured,
     opened_store,
-    takes_parameters_of,
+    register_command,
+    silent,
 )
-from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
+from mlflow_compress.commands.diagnose.parameters import (
+    DiagnoseConfig,
+)
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.diagnose.result import Diagnosis
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
-@takes_parameters_of(DiagnoseConfig)
+@register_command(
+    "diagnose",
+    DiagnoseConfig,
+    place=5,
+    resumable=True,
+    first=(
+        "model",
+        "method",
+        "bits",
+        "checkpoint",
+        "tasks",
+        "corpus_tokens",
+        "corpus_window",
+        "noise_control",
+        "device",
+        "dtype",
+    ),
+)
 def diagnose(
-    checkpoint: CompressedModel | str | PathLike[str] | None = None,
+    checkpoint: CompressedModel | PathOrText | None = None,
     *,
     store: StoreLike = None,
-    progress: Callable[[str], None] | None = None,
-    **settings: Any,
+    progress: Say | None = None,
+    **parameters: Any,
 ) -> Diagnosis:
     """Return how far each group of a variant's weights moves its baseline, and on which text the variant moves.
 
@@ -42,8 +61,7 @@ def diagnose(
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
         Is told what is measured.
-    **settings
-        The other parameters of ``mlflow-compress diagnose``.
+    **parameters
 
     Raises
     ------
@@ -64,5 +82,5 @@ def diagnose(
     """
     from mlflow_compress.commands.diagnose.run import run_diagnose
 
-    config = configured(DiagnoseConfig, {"checkpoint": checkpoint_folder(checkpoint), **settings})
-    return run_diagnose(config, opened_store(store, config), progress or (lambda line: None))
+    config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters})
+    return run_diagnose(config, opened_store(store, config), progress or silent)

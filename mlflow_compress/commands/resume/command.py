@@ -1,19 +1,18 @@
-"""The function that does again what did not end."""
+"""The command that does again what did not end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import configured, takes_parameters_of
+from mlflow_compress.commands.command import Say, configured, register_command, silent
 from mlflow_compress.commands.resume.parameters import ResumeConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.resume.result import Resumed
 
 
-@takes_parameters_of(ResumeConfig)
-def resume(*, progress: Callable[[str], None] | None = None, **settings: Any) -> Resumed:
+@register_command("resume", ResumeConfig, place=15)
+def resume(*, progress: Say | None = None, **parameters: Any) -> Resumed:
     """Return what became of the commands that had not ended, after doing them again.
 
     A command that is killed, or that waits for the tracking server in vain, leaves a note on its machine. What it has
@@ -23,8 +22,7 @@ def resume(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
     ----------
     progress : callable (line), optional
         Is told what happens now.
-    **settings
-        The parameters of ``mlflow-compress resume``: with ``dry_run=True`` the commands are only listed.
+    **parameters
 
     Raises
     ------
@@ -42,5 +40,5 @@ def resume(*, progress: Callable[[str], None] | None = None, **settings: Any) ->
     """
     from mlflow_compress.commands.resume.run import run_resume
 
-    config = configured(ResumeConfig, settings)
-    return run_resume(config) if progress is None else run_resume(config, progress)
+    config = configured(ResumeConfig, parameters)
+    return run_resume(config, progress or silent)

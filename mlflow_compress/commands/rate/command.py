@@ -1,11 +1,18 @@
-"""Functions for blind ratings by people."""
+"""The commands for blind ratings by people."""
 
 from __future__ import annotations
 
-from os import PathLike, fspath
+from os import fspath
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.api.arguments import StoreLike, configured, opened_store, takes_parameters_of
+from mlflow_compress.commands.command import (
+    PathOrText,
+    Positional,
+    StoreLike,
+    configured,
+    opened_store,
+    register_command,
+)
 from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
 
 if TYPE_CHECKING:
@@ -14,9 +21,15 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.rate.result import BlindSheet, HumanRatings
 
 
-@takes_parameters_of(BlindConfig)
+@register_command(
+    "blind",
+    BlindConfig,
+    place=13,
+    positional=Positional("run", "RUN", "a main run or a judge run"),
+    short={"output": "-o"},
+)
 def blind(
-    run: AnswerEvaluation | VariantRun | str | None = None, *, store: StoreLike = None, **settings: Any
+    run: AnswerEvaluation | VariantRun | str | None = None, *, store: StoreLike = None, **parameters: Any
 ) -> BlindSheet:
     """Return a blind sheet: both models' answers in hidden order, for people to rate.
 
@@ -26,8 +39,7 @@ def blind(
         What `judge` or `run` returned, or the id of its run.
     store : path, optional
         The folder in which the run is looked up in place of MLflow's tracking store.
-    **settings
-        The other parameters of ``mlflow-compress blind``.
+    **parameters
 
     Raises
     ------
@@ -47,12 +59,17 @@ def blind(
 
     if isinstance(run, Measurement):
         run = run.run.run_id if run.run else None
-    config = configured(BlindConfig, {"run": run, **settings})
+    config = configured(BlindConfig, {"run": run, **parameters})
     return run_blind(config, opened_store(store, config))
 
 
-@takes_parameters_of(RatingsConfig)
-def ratings(*files: str | PathLike[str], store: StoreLike = None, **settings: Any) -> HumanRatings:
+@register_command(
+    "ratings",
+    RatingsConfig,
+    place=14,
+    positional=Positional("files", "FILE", "CSV files, one per rater"),
+)
+def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> HumanRatings:
     """Return what raters prefer: the variant's win rate with its interval, and how far the raters agree.
 
     Parameters
@@ -61,8 +78,7 @@ def ratings(*files: str | PathLike[str], store: StoreLike = None, **settings: An
         One CSV file per rater, as the page saves it or a spreadsheet does; its name is the rater's.
     store : path, optional
         The folder that holds the rated run in place of MLflow's tracking store.
-    **settings
-        The other parameters of ``mlflow-compress ratings``: `key` names the sheet's key.
+    **parameters
 
     Raises
     ------
@@ -80,6 +96,6 @@ def ratings(*files: str | PathLike[str], store: StoreLike = None, **settings: An
     """
     from mlflow_compress.commands.rate.run import run_ratings
 
-    given = {"files": ",".join(fspath(file) for file in files), **settings} if files else settings
+    given = {"files": ",".join(fspath(file) for file in files), **parameters} if files else parameters
     config = configured(RatingsConfig, given)
     return run_ratings(config, opened_store(store, config))

@@ -1,0 +1,1 @@
+"""What there is: methods, tasks, the policy."""

@@ -1,0 +1,76 @@
+"""The commands that list what there is: methods, tasks, the policy."""
+
+from __future__ import annotations
+
+from os import fspath
+from typing import TYPE_CHECKING
+
+from mlflow_compress.commands.command import Argument, PathOrText, register_command
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.catalog.result import Listing
+
+
+@register_command("methods", about="List the compression methods and what each supports.", place=20, project=False)
+def methods() -> Listing:
+    """Return the compression methods that are installed, and what each supports.
+
+    Examples
+    --------
+    >>> "awq" in mc.methods()
+    True
+    """
+    from mlflow_compress.commands.catalog.result import Listing
+    from mlflow_compress.compression.method_table import COLUMNS, rows
+
+    return Listing("compression methods", COLUMNS, tuple(rows()))
+
+
+@register_command(
+    "tasks",
+    about="List the named tasks: source, licence, items, shots, rule, hash.",
+    place=21,
+    project=False,
+)
+def tasks() -> Listing:
+    """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition.
+
+    Examples
+    --------
+    >>> "demo" in mc.tasks()
+    True
+    """
+    from mlflow_compress.commands.catalog.result import Listing
+    from mlflow_compress.items.named_tasks import COLUMNS, rows
+
+    return Listing("named tasks", COLUMNS, tuple(rows()))
+
+
+@register_command(
+    "policy",
+    about="Print the promotion policy that decides, every value explained.",
+    place=19,
+    project=False,
+    arguments=(
+        Argument(("file",), {"nargs": "?", "metavar": "FILE", "help": "a policy to check; none: the default policy"}),
+    ),
+)
+def policy(file: PathOrText | None = None) -> str:
+    """Return a policy as YAML with comments, and its hash as the last line. What cannot be used is refused.
+
+    Parameters
+    ----------
+    file : path, optional
+        A policy; without it, the default one.
+
+    Examples
+    --------
+    >>> "max" in mc.policy()
+    True
+    """
+    from mlflow_compress.config import policy_yaml, read_policy
+    from mlflow_compress.decide.policy_gates import gates_of
+
+    found = read_policy(None if file is None else fspath(file))
+    gates_of(found)  # refuses metrics that do not exist
+    return f"{policy_yaml(found)}# sha256 {found.sha256}"

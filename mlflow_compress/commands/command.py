@@ -1,0 +1,156 @@
+"""What a command is, and the registry of all: command line, Python, projects, `resume` and docs read it there."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mlflow_compress.config import Parameters, parameters, parse
+from mlflow_compress.config.declarations import AUTO, as_typed, choices
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.paths import absolute_paths
+from mlflow_compress.registry import Registry
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from mlflow_compress.tracking.store import Store
+
+P = TypeVar("P", bound=Parameters)
+F = TypeVar("F", bound=Callable[..., Any])
+StoreLike = str | PathLike[str] | None
+PathOrText = str | PathLike[str]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the command line that is no parameter, as argparse's `add_argument` takes it."""
+
+    flags: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Positional:
+    """The parameter that the command line also takes without its name, several values separated by spaces."""
+
+    parameter: str
+    metavar: str
+    help: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: `function` is the same for the command line, Python, an MLflow project and `resume`."""
+
+    name: str
+    function: Callable[..., Any]  # Returns a result; `as_text` of it is what the command line shows
+    parameters: type[Parameters] | None  # None for one that takes only `arguments`
+    about: str  # One sentence for the help
+    place: int = 100  # Order in the help and in MLproject
+    project: bool = True  # It is an entry point of MLproject
+    project_alone: bool = False  # It is also an MLflow project of its own, in projects/
+    resumable: bool = False  # A killed one is noted on disk, and `resume` does it again
+    decides: bool = False  # Exit code 3 says that nothing passes
+    first: tuple[str, ...] = ()  # Parameters that most people set: on top of the help
+    positional: Positional | None = None
+    arguments: tuple[Argument, ...] = ()
+    short: Mapping[str, str] = field(default_factory=dict)  # Parameter -> option of one letter
+
+    @property
+    def tells(self) -> bool:
+        """Whether its function tells `progress`."""
+        return "progress" in inspect.signature(self.function).parameters
+
+
+COMMANDS: Registry[Command] = Registry(
+    "command", "mlflow_compress.commands", group="mlflow_compress.commands", of=Command, inside="command"
+)
+
+
+def all_commands() -> dict[str, Command]:
+    """Return every command by name, in the order of the help: this package's own, then those of plug-ins."""
+    return dict(sorted(COMMANDS.items(), key=lambda item: item[1].place))
+
+
+def register_command(
+    name: str, cls: type[Parameters] | None = None, *, about: str = "", **declared: Any
+) -> Callable[[F], F]:
+    """Register a function of the Python front door as a command, and show the command's parameters in its signature.
+
+    Parameters
+    ----------
+    name : str
+        What the command line and MLproject call it. Python has the function's own name.
+    cls : type, optional
+        Its parameters. The function takes them as keyword arguments (`**parameters`).
+    about : str, optional
+        One sentence for the help; without it, the docstring of `cls`.
+    **declared
+        The other fields of `Command`.
+    """
+
+    def decorate(function: F) -> F:
+        if cls is not None:
+            _show_parameters(function, cls)
+        sentence = about or ((cls.__doc__ if cls is not None else function.__doc__) or "").strip()
+        COMMANDS.register(name)(Command(name, function, cls, sentence, **declared))
+        return function
+
+    return decorate
+
+
+def described_option(declared: FieldInfo) -> str:
+    """Return a parameter's one-line help: what it is, the words that it takes, and its default."""
+    words = " | ".join(choices(declared))
+    return f"{declared.description} {f'({words}) ' if words else ''}[{as_typed(declared.default)}]"
+
+
+def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> None:
+    """Put the parameters of a command in place of `**parameters`: in the signature, and in the docstring."""
+    own = inspect.signature(function)
+    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    there = {p.name for p in named}
+    more = {name: declared for name, declared in parameters(cls).items() if name not in there}
+    shown = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=declared.annotation
+        )
+        for name, declared in more.items()
+    ]
+    function.__signature__ = own.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+    described = []
+    for name, declared in more.items():
+        text = described_option(declared)
+        described += [name, *textwrap.wrap(text, 110, initial_indent=" " * 4, subsequent_indent=" " * 4)]
+    doc = inspect.getdoc(function) or ""
+    section = "" if "\nParameters\n----------\n" in doc else "Parameters\n----------\n"
+    function.__doc__ = doc.replace("**parameters\n", section + "\n".join(described) + "\n", 1)
+
+
+def configured(cls: type[P], given: Mapping[str, Any]) -> P:
+    """Return checked parameters with absolute paths; a path object is its text, and a result the path it stands for."""
+    values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
+    return absolute_paths(parse(cls, values))
+
+
+def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | None:
+    """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
+    if store is None:
+        return None
+    if config is not None and config.experiment != AUTO:
+        raise ConfigError(
+            "A folder of runs has no experiments", got=config.experiment, fix="Give store or experiment, not both"
+        )
+    from mlflow_compress.tracking.folder_store import FolderStore
+
+    return FolderStore(fspath(store))
+
+
+def silent(line: object) -> None:
+    """Tell nobody what happens."""

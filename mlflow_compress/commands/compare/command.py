@@ -1,0 +1,89 @@
+"""The command that compares two evaluations, and the function that loads one."""
+
+from __future__ import annotations
+
+from os import fspath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, register_command
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.compare.result import Comparison
+    from mlflow_compress.commands.evaluate.result import Evaluation
+
+
+SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
+
+
+@register_command(
+    "compare",
+    about="Compare two evaluations from their records or prediction files, without any model.",
+    place=18,
+    project=False,
+    arguments=(
+        Argument(("baseline",), {"help": SIDE}),
+        Argument(("variant",), {"help": SIDE}),
+        Argument(("--json",), {"action": "store_true", "help": "print one JSON object"}),
+    ),
+)
+def compare(
+    baseline: Evaluation | PathOrText, variant: Evaluation | PathOrText, *, store: StoreLike = None
+) -> Comparison:
+    """Return accuracy, flips and McNemar's test of two evaluations, from what they left on disk: no model is loaded.
+
+    Parameters
+    ----------
+    baseline, variant : Evaluation, str or path
+        What `evaluate` or `load` returned, a run id, a folder of Parquet records, a sample log of
+        lm-evaluation-harness, or a JSONL file with ``{"id", "pred", "gold"}`` per line.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
+
+    Raises
+    ------
+    AlignmentError
+        The two answered other items, prompts, answer orders or few-shot examples.
+    ConfigError, DataError
+        A side cannot be found or read.
+
+    Examples
+    --------
+    >>> same = mc.compare(found, found)
+    >>> same["flips_pct"], same["mcnemar_p"]
+    (0.0, 1.0)
+    """
+    from mlflow_compress.commands.compare.run import compare as compare_sources
+    from mlflow_compress.commands.evaluate.result import Evaluation
+
+    left, right = (fspath(s.records_folder if isinstance(s, Evaluation) else s) for s in (baseline, variant))
+    return compare_sources(left, right, opened_store(store))
+
+
+def load(source: PathOrText, *, store: StoreLike = None) -> Evaluation:
+    """Return an evaluation that was made before.
+
+    Parameters
+    ----------
+    source : str or path
+        The id of an evaluate run, a baseline run or a main run; or a folder of Parquet records, whose metrics are
+        computed now.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
+
+    Raises
+    ------
+    ConfigError, TrackingError
+        There is no such run or folder, or it holds no evaluation.
+
+    Examples
+    --------
+    >>> again = mc.load(found.run.run_id, store=folder)
+    >>> again.metrics == found.metrics
+    True
+    """
+    from mlflow_compress.commands.compare.run import from_folder, from_run
+
+    if Path(source).is_dir():
+        return from_folder(Path(source))
+    return from_run(fspath(source), opened_store(store))

@@ -1,0 +1,67 @@
+"""The command that decides on a checkpoint, after no more items than that takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.command import (
+    PathOrText,
+    Say,
+    StoreLike,
+    configured,
+    opened_store,
+    register_command,
+    silent,
+)
+from mlflow_compress.commands.gate.parameters import GateConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.quantize.result import CompressedModel
+
+
+@register_command(
+    "gate",
+    GateConfig,
+    place=9,
+    decides=True,
+    first=("model", "checkpoint", "policy", "tasks", "limit", "error", "block", "output", "device", "dtype"),
+)
+def gate(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Say | None = None,
+    **parameters: Any,
+) -> GateVerdict:
+    """Return whether a checkpoint passes a policy, after no more items than that takes.
+
+    Items are scored in random blocks, until every gate is decided or one has failed.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told after each block how far the gate is.
+    **parameters
+
+    Raises
+    ------
+    ConfigError
+        The policy cannot be decided item by item, or is about no item.
+    MlflowCompressError
+        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
+
+    Examples
+    --------
+    >>> verdict = mc.gate(compressed, limit=2, store=folder)
+    >>> verdict.items_used <= verdict.items_available
+    True
+    """
+    from mlflow_compress.commands.gate.run import run_gate
+
+    config = configured(GateConfig, {"checkpoint": checkpoint, **parameters})
+    return run_gate(config, opened_store(store, config), progress or silent)

@@ -1,0 +1,49 @@
+"""The command that makes and measures one variant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.command import Say, configured, register_command, silent
+from mlflow_compress.commands.main.parameters import MainConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.main.result import VariantRun
+
+
+@register_command(
+    "main",
+    MainConfig,
+    place=1,
+    resumable=True,
+    first=("model", "method", "bits", "group_size", "checkpoint", "tasks", "limit", "device", "judge", "judge_model"),
+)
+def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
+    """Return what compression, evaluation and judge of one variant found, after logging it as MLflow runs.
+
+    This is ``mlflow-compress main``: the stages are MLflow projects, children of one run with report and figures.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now, and how long it took before.
+    **parameters
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong; no run was made.
+    StageError
+        A stage failed; its `published` holds what the others found.
+
+    Examples
+    --------
+    >>> mc.run(method="rtn", limit=-1)
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: Parameter 'limit' is too small. Allowed: 0 or more. Got: -1.
+    """
+    from mlflow_compress.commands.main.run import run_main
+
+    config = configured(MainConfig, parameters)
+    return run_main(config, progress or silent)

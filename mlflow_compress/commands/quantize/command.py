@@ -1,0 +1,46 @@
+"""The command that compresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.command import StoreLike, configured, opened_store, register_command
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.quantize.result import CompressedModel
+
+
+@register_command("quantize", QuantizeConfig, place=2, project_alone=True, resumable=True)
+def compress(
+    model: str = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
+) -> CompressedModel:
+    """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
+
+    Parameters
+    ----------
+    model : str
+        The baseline: "demo", a folder, or a Hugging Face hub id.
+    method : str
+        A name from `methods()`.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    **parameters
+
+    Raises
+    ------
+    MlflowCompressError
+        Whatever is wrong with the parameters, the model or the calibration text, in one sentence.
+
+    Examples
+    --------
+    >>> compressed = mc.compress("demo", "rtn", bits=4, store=folder)
+    >>> compressed.name
+    'rtn-4bit-g128'
+    >>> round(compressed.manifest.size_ratio, 1)
+    2.3
+    """
+    from mlflow_compress.commands.quantize.run import run_quantize
+
+    config = configured(QuantizeConfig, {"model": model, "method": method, **parameters})
+    return run_quantize(config, opened_store(store, config))

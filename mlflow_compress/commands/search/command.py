@@ -1,0 +1,62 @@
+"""The command that looks for mixed precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.command import Say, configured, register_command, silent
+from mlflow_compress.commands.search.parameters import SearchConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.search.result import Search
+
+
+@register_command(
+    "search",
+    SearchConfig,
+    place=12,
+    resumable=True,
+    first=(
+        "model",
+        "formats",
+        "bits_per_weight",
+        "max_bytes",
+        "max_kl",
+        "calibration",
+        "tasks",
+        "limit",
+        "device",
+        "output_dir",
+    ),
+)
+def search(*, progress: Say | None = None, **parameters: Any) -> Search:
+    """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
+
+    This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
+    with that group alone compressed. An integer programme chooses, the recipe becomes one checkpoint, and that is
+    evaluated beside the uniform variants. What an earlier run of the store holds is found.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now.
+    **parameters
+
+    Raises
+    ------
+    ConfigError, DataError
+        A parameter is wrong. A budget that no choice of formats keeps to names the range.
+    StageError
+        A variant could not be made.
+
+    Examples
+    --------
+    >>> mc.search(formats="rtn:3,rtn:8", bits_per_weight=2.5)
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
+    """
+    from mlflow_compress.commands.search.run import run_search
+
+    config = configured(SearchConfig, parameters)
+    return run_search(config, progress or silent)

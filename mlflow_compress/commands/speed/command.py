@@ -1,0 +1,47 @@
+"""The command that measures speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.commands.command import PathOrText, StoreLike, configured, opened_store, register_command
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.speed.result import SpeedMeasurement
+
+
+@register_command("speed", SpeedConfig, place=6, project_alone=True, resumable=True)
+def speed(
+    checkpoint: CompressedModel | PathOrText | None = None, *, store: StoreLike = None, **parameters: Any
+) -> SpeedMeasurement:
+    """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
+
+    Both are loaded in that runtime (transformers, vLLM or llama.cpp) and timed in turn. A format that is only simulated
+    here is not timed; the result says why. A served model is timed by its stream, with its baseline if that is served.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    **parameters
+
+    Raises
+    ------
+    MlflowCompressError
+        A missing checkpoint, or a runtime that cannot load it.
+
+    Examples
+    --------
+    >>> halved = mc.compress("demo", "fp16", store=folder)
+    >>> times = mc.speed(halved, speed_repeats=2, speed_prompt_tokens=16, speed_new_tokens=4, store=folder)
+    >>> times["speed/decode_ratio_batch_1"].value > 0
+    True
+    """
+    from mlflow_compress.commands.speed.run import run_speed
+
+    config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters})
+    return run_speed(config, opened_store(store, config))
