@@ -10,7 +10,7 @@ import numpy as np
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
-from mlflow_compress.metrics.model_similarity import ModelSimilarity, model_similarity
+from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
     Generations,
     Items,

@@ -1,13 +1,16 @@
-"""Accuracy of the model and of its baseline on the same items."""
+"""Accuracy of the model and of its baseline on the same items, and the paired change with an exact test."""
 
 from __future__ import annotations
 
-from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_subset
+from collections.abc import Mapping
+
+from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric
 from mlflow_compress.metrics.core.predictions import Predictions
-from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
+from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
+from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
 
 ACCURACY = MetricKey.share(
@@ -44,3 +47,40 @@ def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> li
         return {key: Proportion(int(model.correct[rows, 0].sum()), len(rows))}
 
     return by_subset(inputs, share, scored=model.scored[:, 0])
+
+
+def largest_drop_pct(delta: MetricResult, pooled: Mapping[str, MetricResult]) -> float | None:
+    """Return the far end of the accuracy change as a loss in percent points; None without an interval."""
+    return None if delta.low is None else -100.0 * delta.low
+
+
+DELTA = MetricKey.share(
+    "quality/accuracy_delta",
+    "higher",
+    "Variant minus baseline accuracy on items that both answered; Tango's paired score interval.",
+    low=-1.0,
+    label="Accuracy difference",
+    leaderboard=True,
+    by_task=True,
+    gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct),
+)
+P_VALUE = MetricKey.probability(
+    "quality/mcnemar_p", "neither", "Exact McNemar p-value of the accuracy change.", by_category=False
+)
+
+
+@METRICS.register("accuracy_delta")
+@metric(
+    keys=(DELTA, P_VALUE),
+    requires=(ITEMS, VARIANT, PREDICTIONS),
+    source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar 1947, exact; Tango 1998",
+)
+def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:
+    """``(w2c - c2w)/N`` over items with a prediction of both models, with the exact McNemar p-value."""
+
+    def change(rows: Int) -> Estimates:
+        found = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])
+        difference = PairedDifference(found.w2c, found.c2w, found.n)
+        return {DELTA: difference, P_VALUE: difference.p_value}
+
+    return by_subset(inputs, change, scored=inputs.scored_by_both)

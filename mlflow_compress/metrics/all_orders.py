@@ -16,7 +16,7 @@ from mlflow_compress.metrics.core.predictions import predict
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, first_column
+from mlflow_compress.metrics.stats.bootstrap import Statistic, first_column
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import MetricResult, RunRecords
 
@@ -128,7 +128,7 @@ def _report(inputs: MetricInputs, subset: ItemSubset, models: dict[str, _Orders]
         return subset.result(f"robustness/{name}", value, interval, n=n, level=s.level, n_unscored=left)
 
     def drawn(columns: Float, statistic: Statistic = first_column) -> tuple[float, float] | None:
-        return bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+        return s.interval(columns, statistic)
 
     for suffix, model in models.items():
         robust = int(model.always[rows].sum())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.errors import DataError
+from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import Mean, pooled
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import EMBEDDINGS, VARIANT
+from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, finite
+from mlflow_compress.metrics.stats.correlation import correlate
+from mlflow_compress.metrics.text import answer_pairs, rouge_l
 from mlflow_compress.records import MetricResult
 
 Weighting = Literal["equation4", "reference", "unweighted"]
@@ -161,3 +165,147 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     if given.baseline_again is not None:
         values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
     return pooled(inputs, {key: Mean(of_instruction) for key, of_instruction in values.items()})
+
+
+def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
+    """Return ``1 - ROUGE-L`` of the models' first answers to each instruction, mean over samples, by item id."""
+    pairs, given = answer_pairs(inputs), inputs.embeddings
+    if pairs is None or given is None:
+        return {}
+    scores = rouge_l(pairs.references, pairs.texts)
+    first = (pairs.turn == 0) & (pairs.task == given.task)
+    return {str(i): 1.0 - float(scores[first & (pairs.item_id == i)].mean()) for i in np.unique(pairs.item_id[first])}
+
+
+def _rouge_key(name: str, what: str) -> MetricKey:
+    return MetricKey(
+        name=f"judge/similarity_rouge_{name}",
+        low=-1.0,
+        high=1.0,
+        unit="correlation",
+        meaning=f"{what} correlation of similarity (equation 4) and 1 - ROUGE-L over instructions.",
+    )
+
+
+@METRICS.register("similarity_rouge")
+@metric(
+    keys=(_rouge_key("pearson", "Pearson"), _rouge_key("spearman", "Spearman")),
+    requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rouge_score"), package("rapidfuzz")),
+    source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
+)
+def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
+    """Over instructions that have both: near -1 where the two agree; nothing where either does not vary.
+
+    The paper takes the difference of two models' ROUGE-L against reference answers, over pairs of models. For one
+    variant the difference is ``1 - ROUGE-L`` of variant against baseline, which needs no reference. Pearson's interval
+    is a bootstrap over instructions, Spearman's Bonett and Wright's.
+    """
+    given, s = inputs.embeddings, inputs.settings
+    differences = _rouge_differences(inputs)
+    if given is None or given.variant is None:
+        return []
+    rows = np.array([row for row, i in enumerate(given.item_ids) if i in differences], dtype=np.int64)
+    if not len(rows):
+        return []
+    x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
+    y = np.array([differences[given.item_ids[row]] for row in rows])
+    subset = ItemSubset(None, None, np.arange(len(given.item_ids)))
+    results = []
+    for name, found in correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method).items():
+        if found is not None:
+            left = len(given.item_ids) - len(rows)
+            results.append(
+                subset.result(
+                    f"judge/similarity_rouge_{name}",
+                    found.value,
+                    found.interval,
+                    n=found.n,
+                    level=s.level,
+                    n_unscored=left,
+                )
+            )
+    return results
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelSimilarity:
+    """The similarity of every pair of models, and where that places each of them."""
+
+    names: tuple[str, ...]  # The models
+    # Mean over instructions of ConSCompF's similarity, equation 4; symmetric, with ones on the diagonal; shape (m, m)
+    values: Float
+    coordinates: Float  # The models' places on the first two principal components: see `model_similarity`; shape (m, 2)
+    # Share of the variance that each of the two components holds; None where all models are equally alike
+    shares: tuple[float, float] | None
+    n_instructions: int  # Instructions, and answers of a model to each
+    n_samples: int
+    encoder: str = ""  # Name of the encoder that all answers were embedded by
+    # Variants that are not compared, and why, as the end of a sentence
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def similarity_matrix(models: Sequence[npt.ArrayLike], weighting: Weighting = "equation4") -> Float:
+    """Return the mean similarity of every pair of models, shape (m, m).
+
+    Parameters
+    ----------
+    models : sequence of array_like, shape (n, k, d)
+        Embeddings of each model's answers to the same instructions; k may differ between models.
+    weighting : {"equation4", "reference", "unweighted"}
+        See `Similarity.per_instruction`; the authors' tables hold "reference".
+    """
+    matrix = np.eye(len(models))
+    for i, one in enumerate(models):
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = similarity(one, models[j]).mean(weighting)
+    return matrix
+
+
+def model_similarity(
+    models: Mapping[str, npt.NDArray[np.floating]],
+    *,
+    encoder: str = "",
+    left_out: Mapping[str, str] | None = None,
+) -> ModelSimilarity:
+    """Return the similarity of every pair of models, and the models as points in a plane.
+
+    Projected are the rows of the similarity matrix: a model is the vector of its similarities to all models, itself
+    included. Columns are centred, not scaled. The coordinates are the scores on the first two principal components, as
+    in the figure of the paper. So two models are near each other where they resemble the same models.
+
+    Parameters
+    ----------
+    models : mapping of str to numpy.ndarray, shape (n, k, d)
+        Embedded answers by model, row for row the same instructions; two models or more.
+    encoder, left_out
+        As in `ModelSimilarity`.
+
+    Raises
+    ------
+    DataError
+        There are fewer than two models.
+    AlignmentError
+        The models have answered different numbers of instructions.
+    """
+    if len(models) < 2:
+        raise DataError("A similarity needs at least two models", got=len(models))
+    shapes = {np.shape(vectors)[:2] for vectors in models.values()}
+    if len({n for n, _ in shapes}) != 1:
+        raise AlignmentError("The models answered different numbers of instructions", got=sorted(shapes))
+    matrix = similarity_matrix(list(models.values()))
+    every = principal_components(matrix, len(matrix))
+    variance = (every**2).sum(axis=0)
+    total = float(variance.sum())
+    # Rounding leaves a trace of variance between models that are all equally alike.
+    shares = (float(variance[0] / total), float(variance[1] / total)) if total > 1e-20 else None
+    n, k = min(shapes)
+    return ModelSimilarity(
+        names=tuple(models),
+        values=matrix,
+        coordinates=every[:, :2] if shares is not None else np.zeros((len(matrix), 2)),
+        shares=shares,
+        n_instructions=n,
+        n_samples=k,
+        encoder=encoder,
+        left_out=dict(left_out or {}),
+    )

@@ -1,7 +1,8 @@
-"""Judge scores: mean, per turn and per category, with the paired difference to the baseline."""
+"""Judge scores, with the paired difference to the baseline; the mean of several judges; the judge's own noise."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import is_of, rated_by
+from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
+from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap
+from mlflow_compress.metrics.stats.bootstrap import Statistic
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "mt_bench"
@@ -188,7 +190,7 @@ def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_tur
             value = float(statistic(columns.mean(axis=0)))
             if not np.isfinite(value):  # nothing readable here
                 continue
-            interval = bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
+            interval = s.interval(columns, statistic)
             low, high = (None, None) if interval is None else interval
             results.append(
                 MetricResult(
@@ -203,3 +205,158 @@ def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_tur
                 )
             )
     return results
+
+
+PANEL = "mt_bench_panel"
+
+
+def _agreement_key(name: str, meaning: str) -> MetricKey:
+    return MetricKey(
+        name=f"judge/{name}",
+        low=-1.0,
+        high=1.0,
+        unit="correlation",
+        meaning=meaning,
+        by_task=True,
+        by_category=False,
+        counted="answers",
+    )
+
+
+KAPPA = _agreement_key(
+    "agreement_kappa", "Cohen's kappa of two judge models' grades, quadratic weights; of several, the pairs' mean."
+)
+ALPHA = _agreement_key(
+    "agreement_alpha", "Krippendorff's alpha of all judge models' grades, on the interval scale; by pair too."
+)
+
+
+@METRICS.register("judge_panel")
+@metric(
+    keys=(
+        judge_key(
+            PANEL,
+            "higher",
+            1.0,
+            "Mean over the judge models of the answers that all of them have graded.",
+            label="MT-Bench, mean of judges",
+            headline=131,
+            on_request=True,
+            difference=f"judge/{PANEL}_delta",
+        ),
+        judge_key(f"{PANEL}_baseline", "neither", 1.0, "The baseline's mean over the judge models."),
+        judge_key(f"{PANEL}_delta", "higher", -9.0, "Variant minus baseline, by the mean of the judge models."),
+        KAPPA,
+        ALPHA,
+    ),
+    requires=(rated_by("mt_bench"), SEVERAL_JUDGES),
+    source="Panel of judges: arXiv 2404.18796 (average pooling). Kappa: Cohen 1968, statsmodels. Alpha: Krippendorff "
+    "2011, nltk. Grades of baseline and variant count alike, each repeat by itself",
+)
+def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
+    """Mean of the judge models' scores, and agreement over the answers that two graded; bootstrap over questions.
+
+    The pooled agreement is that of all judges, the one with a pair as `task` that of two.
+    """
+    assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None  # required
+    subject = _panel(by_judge_model(inputs.subject.judgments))
+    both = inputs.variant is not None
+    baseline = _panel(by_judge_model(inputs.baseline.judgments)) if both else None
+    runs = {"subject": inputs.subject.judgments, **({"baseline": inputs.baseline.judgments} if both else {})}
+    return compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
+        _ratings(runs), _question, inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
+    )
+
+
+def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
+    """Return the mean over the judge models of what all of them have scored."""
+    each = [turn_scores(judgments) for judgments in by_model.values()]
+    first = each[0]
+    ids = [[item for _, item in scores.question] for scores in each]
+    if any(other != ids[0] for other in ids):
+        raise AlignmentError("The judge models have graded different questions")
+    # NaN, where a judge model has no score, stays NaN.
+    scores = np.mean([scores.score for scores in each], axis=0)
+    return TurnScores(
+        [("", item) for item in ids[0]], first.category, scores, sum(s.n_unscored for s in each[1:]) + first.n_unscored
+    )
+
+
+def _ratings(runs: Mapping[str, Judgments]) -> dict[str, dict[Hashable, float]]:
+    """Return each judge model's readable ratings, by question, and then answer and repeat."""
+    found: dict[str, dict[Hashable, float]] = {}
+    for who, judgments in runs.items():
+        for model, part in by_judge_model(judgments).items():
+            rows = found.setdefault(model, {})
+            for row in part.table.to_pylist():
+                if row["score"] is not None:
+                    rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
+    return found
+
+
+def _question(rated: tuple[str, ...]) -> str:
+    return rated[0]
+
+
+def _noise_key(name: str, meaning: str) -> MetricKey:
+    return MetricKey(
+        name=f"judge/{name}",
+        high=9.0,
+        unit="points",
+        meaning=meaning,
+        by_task=True,
+        by_category=False,
+        counted="answers",
+    )
+
+
+SPREAD = _noise_key("mt_bench_noise_sd", "Standard deviation of the judge's grades of one and the same answer.")
+FLOOR = _noise_key(
+    "mt_bench_noise", "Standard deviation of the difference between two gradings of the same answers: the noise floor."
+)
+
+
+@METRICS.register("judge_noise")
+@metric(
+    keys=(SPREAD, FLOOR),
+    requires=(rated_by("mt_bench"), JUDGE_REPEATS),
+    source="Analysis of variance within answers, pooled over both models' answers",
+)
+def judge_noise(inputs: MetricInputs) -> list[MetricResult]:
+    """The judge's noise, from answers with two readable grades or more; several judge models one by one.
+
+    Within-answer variance: s^2 = sum_a sum_r (x_ar - mean_a)^2 / sum_a (r_a - 1). The mean of the N answers' mean
+    grades then has the variance s^2 sum_a(1 / r_a) / N^2 from the judge alone, and the difference of two such means
+    twice that.
+    """
+    subject = inputs.subject.judgments
+    assert subject is not None and inputs.baseline.judgments is not None  # required
+    baseline = by_judge_model(inputs.baseline.judgments) if inputs.variant is not None else {}
+    results = []
+    for model, judgments in by_judge_model(subject).items():
+        groups = _grades(judgments)
+        every = groups + (_grades(baseline[model]) if model in baseline else [])
+        results += [replace(result, task=model or None) for result in _noise(groups, every)]
+    return results
+
+
+def _grades(judgments: Judgments) -> list[list[float]]:
+    """Return the readable grades of each answer that has any."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for row in judgments.table.to_pylist():
+        if row["score"] is not None:
+            found.setdefault((row["item_id"], row["turn"]), []).append(row["score"])
+    return list(found.values())
+
+
+def _noise(subject: list[list[float]], every: list[list[float]]) -> list[MetricResult]:
+    repeated = [grades for grades in every if len(grades) > 1]
+    freedom = sum(len(grades) - 1 for grades in repeated)
+    if freedom == 0:
+        return []
+    variance = sum(float(np.var(grades)) * len(grades) for grades in repeated) / freedom
+    of_mean = variance * sum(1 / len(grades) for grades in subject) / len(subject) ** 2
+    return [
+        MetricResult(name=SPREAD.name, value=float(np.sqrt(variance)), n=len(repeated)),
+        MetricResult(name=FLOOR.name, value=float(np.sqrt(2 * of_mean)), n=len(subject)),
+    ]

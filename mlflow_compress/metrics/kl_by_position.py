@@ -6,21 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlflow_compress.metrics.core.greedy_tokens import AnswerPlaces, answer_places
+from mlflow_compress.metrics.core.estimates import OverClusters, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, TRACES, VARIANT
 from mlflow_compress.metrics.core.token_groups import matched
+from mlflow_compress.metrics.divergent_tokens import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.bootstrap import cluster_sums, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import cluster_sums
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(
     name="distance/traces_kl",
     direction="lower",
-    low=0.0,
-    high=np.inf,
     unit="nats",
     meaning="Mean KL(baseline || variant) per token of text that the baseline wrote; also by place in the answer.",
     label="KL, own text (nats)",
@@ -72,7 +71,7 @@ def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     tags. At temperature 1 the sum over an answer's tokens, averaged over answers, estimates the KL between both models'
     distributions of whole answers (chain rule).
     """
-    traces, variant, s = inputs.baseline.traces, inputs.variant, inputs.settings
+    traces, variant = inputs.baseline.traces, inputs.variant
     assert traces is not None and inputs.baseline.token_scores is not None  # `requires` has been checked
     assert variant is not None and variant.token_distances is not None
     [task] = set(traces.column("task"))
@@ -82,12 +81,8 @@ def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     _, prompt = np.unique(traces.column("item_id").astype(str), return_inverse=True)
     results = []
     for name, rows in _parts(traces, places):
-        if not rows.any() or (name is not None and s.pooled_only):
-            continue
-        sums = cluster_sums(kl[rows], prompt[places.answer[rows]])
-        interval = studentized_interval(sums[:, 0], sums[:, 1], resamples=s.resamples, level=s.level, seed=s.seed)
-        subset = ItemSubset(None if name is None else task, name, np.empty(0, dtype=np.int64))
-        results.append(
-            subset.result(TRACES_KL.name, float(kl[rows].mean()), interval, n=int(rows.sum()), level=s.level)
-        )
+        if rows.any() and (name is None or not inputs.settings.pooled_only):
+            sums = cluster_sums(kl[rows], prompt[places.answer[rows]])
+            subset = ItemSubset(None if name is None else task, name, np.empty(0, dtype=np.int64))
+            results += of_subset(inputs, subset, {TRACES_KL: OverClusters(sums, skewed=True)})
     return results

@@ -75,7 +75,6 @@ TOP_PERCENT = MetricKey.percent(
 CLIPPED = MetricKey(
     name="distance/kl_clipped_mean",
     direction="lower",
-    low=0.0,
     high=CLIP,
     unit="nats",
     label="KL, clipped (gate)",
@@ -93,9 +92,6 @@ ABOVE_CLIP = MetricKey.percent(
 )
 KL_ITEMS = MetricKey(
     name="distance/kl_items",
-    direction="neither",
-    low=0.0,
-    high=math.inf,
     unit="items",
     meaning="Items that the mean KL is taken over; 0 where the answers of all items are generated.",
     gate=GateValue("gate/kl_items", lambda result, pooled: result.value),

@@ -18,8 +18,6 @@ def _bound(k: int, place: int) -> MetricKey:
     return MetricKey(
         name=f"distance/kl_top{k}",
         direction="lower",
-        low=0.0,
-        high=np.inf,
         unit="nats",
         meaning=f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
         label=f"KL, at least (top {k}, nats)",
@@ -42,9 +40,6 @@ KEPT = MetricKey.share(
 )
 CLIPPED_RESTS = MetricKey(
     name="distance/top_rests_clipped",
-    direction="neither",
-    low=0.0,
-    high=np.inf,
     unit="items",
     meaning="Items with a rest below 0 by rounding, which the bound takes for 0.",
     by_category=False,

@@ -1,4 +1,4 @@
-"""The noise floor: distances between two runs of the baseline, and which other distances exceed them."""
+"""Noise floors: what a second run, another engine or a server moves by itself, and which distances exceed it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, compute, key, metric
-from mlflow_compress.metrics.core.requirements import NOISE
+from mlflow_compress.metrics.core.requirements import (
+    ASKED_AGAIN,
+    ENGINE,
+    NOISE,
+    OPTION_BOUNDS,
+    OPTION_DISTANCES,
+    TOKEN_DISTANCES,
+    VARIANT,
+)
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
@@ -25,31 +33,95 @@ def floors() -> list[MetricKey]:
     return sorted(floors, key=lambda key: (key.headline is None, key.headline or 0, key.name))
 
 
-def _floor_keys() -> tuple[MetricKey, ...]:
-    """Return the key of every noise floor."""
+def _declare(prefix: str, keys: list[MetricKey], meaning: str, *, on_request: bool) -> tuple[MetricKey, ...]:
+    """Return the keys of noise floors; `meaning` has "{}" where the distance's name goes."""
     return tuple(
         MetricKey(
-            name=str(key.floor),
-            direction="neither",
+            name=_name(prefix, key),
             low=key.low,
             high=key.high,
             unit=key.unit,
-            meaning=f"{key.name} of the baseline's second run from its first.",
+            meaning=meaning.format(key.name),
+            on_request=on_request,
         )
-        for key in floors()
+        for key in keys
     )
+
+
+def _name(prefix: str, key: MetricKey) -> str:
+    return str(key.floor).replace("noise/", prefix)
+
+
+def _renamed(prefix: str, keys: list[MetricKey], results: list[MetricResult]) -> list[MetricResult]:
+    of_key = {result.name: result for result in results}
+    return [replace(of_key[key.name], name=_name(prefix, key)) for key in keys if key.name in of_key]
 
 
 @METRICS.register("noise_floor")
 @metric(
-    keys=_floor_keys,
+    keys=lambda: _declare("noise/", floors(), "{} of the baseline's second run from its first.", on_request=False),
     requires=(NOISE,),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
     """The pooled distances between two runs of the baseline that differ in batch composition only."""
-    found = {result.name: result for result in noise_distances(inputs)}
-    return [replace(found[key.name], name=str(key.floor)) for key in floors() if key.name in found]
+    return _renamed("noise/", floors(), noise_distances(inputs))
+
+
+def _of_both_engines() -> list[MetricKey]:
+    """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
+    bounds = {key.name for _, found in METRICS.items() if OPTION_BOUNDS in found.requires for key in found.keys}
+    return [key for key in floors() if key.name not in bounds]
+
+
+@METRICS.register("engine_distance")
+@metric(
+    keys=lambda: _declare(
+        "engine/",
+        _of_both_engines(),
+        "{} of transformers from another engine (vLLM), with the baseline's checkpoint in both.",
+        on_request=True,
+    ),
+    requires=(ENGINE,),
+    source="ours",
+)
+def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
+    """The pooled distances between two engines on one checkpoint: what another engine than vLLM's would move by itself.
+
+    They are measured on the sample of the noise floor. The reference is the engine that runs baseline and variant.
+    """
+    return _renamed("engine/", _of_both_engines(), own_distances(inputs, inputs.engine) if inputs.engine else [])
+
+
+def _of_a_server() -> list[MetricKey]:
+    """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
+    complete = {OPTION_DISTANCES, TOKEN_DISTANCES}
+    floored = [found for _, found in METRICS.items() if found.noise]
+    shown = {key.name for found in floored if not complete & set(found.requires) for key in found.keys}
+    return [key for key in floors() if key.name in shown]
+
+
+@METRICS.register("served_noise")
+@metric(
+    keys=lambda: _declare(
+        "served/",
+        _of_a_server(),
+        "{} of the served variant's second answers from its first, to the same prompts.",
+        on_request=True,
+    ),
+    requires=(VARIANT, ASKED_AGAIN),
+    source="ours",
+)
+def served_noise(inputs: MetricInputs) -> list[MetricResult]:
+    """The pooled distances between two answers of a served variant to the same prompts.
+
+    They are measured on the sample of the noise floor, which is that of the baseline: a server that batches, or shares
+    its GPU, adds noise of its own. The second time, nothing is taken from what was kept of the first.
+    """
+    if inputs.variant is None or inputs.asked_again is None:
+        return []
+    itself = MetricInputs(inputs.variant, settings=inputs.settings)
+    return _renamed("served/", _of_a_server(), own_distances(itself, inputs.asked_again))
 
 
 def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
@@ -119,18 +191,8 @@ def _ends(result: MetricResult) -> tuple[float, float]:
 def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
     """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
-    Parameters
-    ----------
-    inputs : MetricInputs
-        With a noise run; without one every floor and label is None.
-    results : iterable of MetricResult
-        What `compute_all` returned for it.
-
-    Returns
-    -------
-    list of dict
-        `name, value, low, high, label, floor, floor_low, floor_high`; the label is "distinguishable" or "not
-        distinguishable from the noise floor", and None as the floor is where the second run has no such distance.
+    The columns are `name, value, low, high, label, floor, floor_low, floor_high`; the label is "distinguishable" or
+    "not distinguishable from the noise floor". Both are None where the second run has no such distance.
     """
     floors = {r.name: r for r in noise_distances(inputs)}
     rows = []

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from mlflow_compress.metrics.core.estimates import Estimate, Number, OverClusters, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, cluster_sums, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
@@ -41,37 +42,36 @@ def _perplexity_ratio(sums: Float) -> Float:
     return np.asarray(np.exp((sums[..., 1] - sums[..., 0]) / sums[..., -1]), dtype=np.float64)
 
 
-def _ppl_key(name: str, direction: Direction, low: float, unit: str, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey(
-        name=f"quality/{name}", direction=direction, low=low, high=np.inf, unit=unit, meaning=meaning, **more
-    )
+RATIO = MetricKey(
+    name="quality/perplexity_ratio",
+    direction="lower",
+    unit="ratio",
+    meaning="Variant over baseline perplexity, paired by token.",
+    unchanged=1.0,
+)
+PERPLEXITY = MetricKey(
+    name="quality/perplexity",
+    direction="lower",
+    low=1.0,
+    unit="perplexity",
+    meaning="exp of the mean nll per scored token.",
+    label="Perplexity",
+    headline=60,
+    leaderboard=True,
+    difference=RATIO.name,
+    counted="tokens",
+)
+BASELINE = MetricKey(
+    name="quality/perplexity_baseline",
+    low=1.0,
+    unit="perplexity",
+    meaning="The baseline's perplexity on the same tokens.",
+)
 
 
 @METRICS.register("perplexity")
 @metric(
-    keys=(
-        _ppl_key(
-            "perplexity",
-            "lower",
-            1.0,
-            "perplexity",
-            "exp of the mean nll per scored token.",
-            label="Perplexity",
-            headline=60,
-            leaderboard=True,
-            difference="quality/perplexity_ratio",
-            counted="tokens",
-        ),
-        _ppl_key("perplexity_baseline", "neither", 1.0, "perplexity", "The baseline's perplexity on the same tokens."),
-        _ppl_key(
-            "perplexity_ratio",
-            "lower",
-            0.0,
-            "ratio",
-            "Variant over baseline perplexity, paired by token.",
-            unchanged=1.0,
-        ),
-    ),
+    keys=(PERPLEXITY, BASELINE, RATIO),
     requires=(TOKEN_SCORES,),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
 )
@@ -84,17 +84,13 @@ def perplexity(inputs: MetricInputs) -> list[MetricResult]:
         check_same_targets(ours, theirs)
         columns.append(finite("the variant's nll", matched(ours, theirs, "nll")))
     nll = np.column_stack(columns)
-    wanted = [("quality/perplexity", _perplexity(len(columns) - 1))]
+    wanted = {PERPLEXITY: _perplexity(len(columns) - 1)}
     if inputs.variant is not None:
-        wanted += [("quality/perplexity_baseline", _perplexity(0)), ("quality/perplexity_ratio", _perplexity_ratio)]
-    s = inputs.settings
+        wanted |= {BASELINE: _perplexity(0), RATIO: _perplexity_ratio}
     results = []
     for subset, windows in _subsets(inputs, ours):
         sums = cluster_sums(nll[subset.rows], windows)
-        for name, statistic in wanted:
-            value = float(statistic(sums.sum(axis=0)))
-            interval = bootstrap(sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-            results.append(subset.result(name, value, interval, n=len(subset.rows), level=s.level))
+        results += of_subset(inputs, subset, {key: OverClusters(sums, of_key) for key, of_key in wanted.items()})
     return results
 
 
@@ -138,74 +134,59 @@ def _percent_rms(sums: Float) -> Float:
     return np.asarray(100.0 * np.sqrt(sums[..., 4] / sums[..., -1]), dtype=np.float64)
 
 
+def _nats(name: str, meaning: str, **more: Any) -> MetricKey:
+    name = f"distance/corpus_{name}"
+    return MetricKey(name=name, direction="lower", unit="nats", meaning=meaning, counted="tokens", **more)
+
+
+def _agreement(name: str, meaning: str, **more: Any) -> MetricKey:
+    return MetricKey.share(f"distance/corpus_{name}", "higher", meaning, unchanged=1.0, counted="tokens", **more)
+
+
+KL = _nats(
+    "kl_mean",
+    "Mean KL(baseline || variant) per corpus token.",
+    label="KL, corpus (nats)",
+    headline=70,
+    floor="noise/corpus_kl_mean",
+)
+KL_P99 = _nats("kl_p99", "99th percentile of the KL over corpus tokens.")
+KL_MAX = _nats("kl_max", "Largest KL of any corpus token.")
+ACCEPTANCE = _agreement("acceptance", "Expected acceptance rate 1 - TV on corpus tokens.")
+TOP1 = _agreement(
+    "top1_agreement",
+    "Corpus tokens with the same most probable token.",
+    label="Same top token, corpus",
+    headline=80,
+    floor="noise/corpus_top1_agreement",
+)
+TOP10 = _agreement("top10_agreement", "Ten most probable corpus tokens that both have.")
+RBO10 = _agreement("rbo10", "Rank-biased overlap of the ten most probable tokens.")
+DP_MEAN = MetricKey.percent(
+    "distance/corpus_dp_mean_pct", "neither", "Mean change of the target's probability.", low=-100.0, counted="tokens"
+)
+DP_RMS = MetricKey.percent(
+    "distance/corpus_dp_rms_pct",
+    "lower",
+    "RMS change of the target's probability.",
+    floor="noise/corpus_dp_rms_pct",
+    counted="tokens",
+)
 # Columns: kl, tv complement, same_top, dp, dp², top10, rbo10; `cluster_sums` appends the token count as the last.
-_STATISTICS: dict[str, Callable[[Float], Float]] = {
-    "corpus_kl_mean": _mean_of(0),
-    "corpus_acceptance": _mean_of(1),
-    "corpus_top1_agreement": _mean_of(2),
-    "corpus_dp_mean_pct": _percent_mean,
-    "corpus_dp_rms_pct": _percent_rms,
-    "corpus_top10_agreement": _mean_of(5),
-    "corpus_rbo10": _mean_of(6),
+_STATISTICS: dict[MetricKey, Statistic] = {
+    KL: _mean_of(0),
+    ACCEPTANCE: _mean_of(1),
+    TOP1: _mean_of(2),
+    DP_MEAN: _percent_mean,
+    DP_RMS: _percent_rms,
+    TOP10: _mean_of(5),
+    RBO10: _mean_of(6),
 }
-
-
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
-    unchanged = 1.0 if direction == "higher" else 0.0
-    return MetricKey(
-        name=f"distance/{name}",
-        direction=direction,
-        low=low,
-        high=high,
-        unit=unit,
-        meaning=meaning,
-        unchanged=unchanged,
-        counted="tokens",
-        **more,
-    )
 
 
 @METRICS.register("corpus_distance")
 @metric(
-    keys=(
-        _key(
-            "corpus_kl_mean",
-            "lower",
-            0.0,
-            np.inf,
-            "nats",
-            "Mean KL(baseline || variant) per corpus token.",
-            label="KL, corpus (nats)",
-            headline=70,
-            floor="noise/corpus_kl_mean",
-        ),
-        _key("corpus_kl_p99", "lower", 0.0, np.inf, "nats", "99th percentile of the KL over corpus tokens."),
-        _key("corpus_kl_max", "lower", 0.0, np.inf, "nats", "Largest KL of any corpus token."),
-        _key("corpus_acceptance", "higher", 0.0, 1.0, "share", "Expected acceptance rate 1 - TV on corpus tokens."),
-        _key(
-            "corpus_top1_agreement",
-            "higher",
-            0.0,
-            1.0,
-            "share",
-            "Corpus tokens with the same most probable token.",
-            label="Same top token, corpus",
-            headline=80,
-            floor="noise/corpus_top1_agreement",
-        ),
-        _key("corpus_top10_agreement", "higher", 0.0, 1.0, "share", "Ten most probable corpus tokens that both have."),
-        _key("corpus_rbo10", "higher", 0.0, 1.0, "share", "Rank-biased overlap of the ten most probable tokens."),
-        _key("corpus_dp_mean_pct", "neither", -100.0, 100.0, "percent", "Mean change of the target's probability."),
-        _key(
-            "corpus_dp_rms_pct",
-            "lower",
-            0.0,
-            100.0,
-            "percent",
-            "RMS change of the target's probability.",
-            floor="noise/corpus_dp_rms_pct",
-        ),
-    ),
+    keys=(KL, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
     requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
     noise=True,
@@ -221,23 +202,13 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
     accepted = 1.0 - matched(ours, distances, "tv")
     top, top10, rbo10 = (matched(ours, distances, name) for name in ("same_top", "top10", "rbo10"))
     columns = np.column_stack([kl, accepted, top, dp, dp * dp, top10, rbo10])
-    s = inputs.settings
     results = []
     for subset, windows in _subsets(inputs, ours):
-        sums = cluster_sums(columns[subset.rows], windows)
-        n = len(subset.rows)
-        for name, statistic in _STATISTICS.items():
-            value = float(statistic(sums.sum(axis=0)))
-            if name == "corpus_kl_mean":  # skewed
-                interval = studentized_interval(
-                    sums[:, 0], sums[:, -1], resamples=s.resamples, level=s.level, seed=s.seed
-                )
-            else:
-                interval = bootstrap(
-                    sums, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-                )
-            results.append(subset.result(f"distance/{name}", value, interval, n=n, level=s.level))
+        sums, n = cluster_sums(columns[subset.rows], windows), len(subset.rows)
         p99, highest = np.quantile(kl[subset.rows], [0.99, 1.0])
-        results.append(subset.result("distance/corpus_kl_p99", float(p99), n=n, level=s.level))
-        results.append(subset.result("distance/corpus_kl_max", float(highest), n=n, level=s.level))
+        estimates: dict[MetricKey, Estimate] = {
+            key: OverClusters(sums, statistic, skewed=key is KL) for key, statistic in _STATISTICS.items()
+        }
+        estimates |= {KL_P99: Number(float(p99), n), KL_MAX: Number(float(highest), n)}
+        results += of_subset(inputs, subset, estimates)
     return results

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, ratio
+from mlflow_compress.metrics.stats.bootstrap import ratio
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult
 
@@ -42,13 +42,7 @@ def preference_shares(
 ) -> list[MetricResult]:
     """Return the share of each name over all comparisons, then by category; bootstrap over questions.
 
-    Parameters
-    ----------
-    preferences : iterable of Preference
-    settings : MetricSettings
-        Level, resamples and seed.
-    prefix : str
-        Put before each name: "judge/".
+    `prefix` is put before each name: "judge/".
     """
     given = list(preferences)
     questions = sorted({one.question for one in given})
@@ -72,9 +66,7 @@ def preference_shares(
             total, n = columns[rows].sum(axis=0)
             if n == 0:
                 continue
-            interval = bootstrap(
-                columns[rows], ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-            )
+            interval = s.interval(columns[rows], ratio)
             low, high = (None, None) if interval is None else interval
             counted = {"level": s.level, "n": int(n), "n_unscored": int(unscored[rows].sum()), "category": part}
             results.append(MetricResult(name=prefix + name, value=float(total / n), low=low, high=high, **counted))
@@ -95,17 +87,6 @@ def rater_agreement(
 
     Both are undefined where all ratings are one and the same. Kappa of all is the mean over the pairs. The result of a
     pair has "<one> and <other>" as its task. Intervals: bootstrap over questions.
-
-    Parameters
-    ----------
-    ratings : mapping of str to Ratings
-        By rater.
-    question : callable
-        The question of what was rated.
-    settings : MetricSettings
-        Level, resamples and seed.
-    kappa, alpha : str
-        Names of the results.
     """
     kappas, alphas, columns = [], [], []
     questions = sorted({question(key) for given in ratings.values() for key in given}, key=str)
@@ -116,7 +97,7 @@ def rater_agreement(
         value = cohen_kappa([ratings[one][k] for k in shared], [ratings[other][k] for k in shared])
         if value is not None:
             columns.append(_kappa_columns(two, shared, question, questions))
-            kappas.append(_result(kappa, value, n, _interval(columns[-1], _kappa, settings), settings, task=pair))
+            kappas.append(_result(kappa, value, n, settings.interval(columns[-1], _kappa), settings, task=pair))
         value = krippendorff_alpha(two)
         if value is not None:
             alphas.append(_result(alpha, value, n, _alpha_interval(two, question, settings), settings, task=pair))
@@ -126,7 +107,7 @@ def rater_agreement(
         alphas.append(_result(alpha, value, len(_rated_twice(ratings)), interval, settings))
     if kappas:
         mean, n = float(np.mean([result.value for result in kappas])), min(result.n for result in kappas)
-        kappas.append(_result(kappa, mean, n, _interval(np.hstack(columns), _mean_kappa, settings), settings))
+        kappas.append(_result(kappa, mean, n, settings.interval(np.hstack(columns), _mean_kappa), settings))
     return kappas + alphas
 
 
@@ -169,11 +150,6 @@ def _rated_twice(ratings: Mapping[str, Ratings]) -> list[Hashable]:
     """Return what two raters or more have rated."""
     every = sorted(set().union(*ratings.values()), key=str)
     return [unit for unit in every if sum(unit in given for given in ratings.values()) > 1]
-
-
-def _interval(columns: Float, statistic: Statistic, settings: MetricSettings) -> Interval | None:
-    s = settings
-    return bootstrap(columns, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
 
 
 def _kappa_columns(
@@ -221,4 +197,4 @@ def _alpha_interval(ratings: Mapping[str, Ratings], question: QuestionOf, settin
             expected = 2 * (n * squares - x**2) / (n * (n - 1))
             return np.asarray(1 - within / n / expected, dtype=np.float64)
 
-    return _interval(columns, alpha, settings)
+    return settings.interval(columns, alpha)

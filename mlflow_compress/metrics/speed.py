@@ -22,8 +22,6 @@ def _key(name: str, unit: str, direction: Direction, meaning: str, **more: Any) 
     return MetricKey(
         name=f"speed/{name}",
         direction=direction,
-        low=0.0,
-        high=float("inf"),
         unit=unit,
         meaning=meaning,
         by_category=False,

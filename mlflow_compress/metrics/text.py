@@ -16,7 +16,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
-from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio
+from mlflow_compress.metrics.stats.bootstrap import cluster_sums, ratio
 from mlflow_compress.records import Generations, MetricResult, align
 
 Strings = npt.NDArray[Any]
@@ -109,12 +109,11 @@ class AnswerPairs:
 
     def mean(self, name: str, scores: Float, inputs: MetricInputs) -> Iterator[MetricResult]:
         """Yield the mean of a score per answer, for each subset, with an interval over instructions."""
-        s = inputs.settings
         for subset in self.subsets():
             rows = subset.rows
             sums = cluster_sums(scores[rows], self.instruction[rows])
-            interval = bootstrap(sums, ratio, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-            yield subset.result(name, float(scores[rows].mean()), interval, n=len(rows), level=s.level)
+            interval = inputs.settings.interval(sums, ratio)
+            yield subset.result(name, float(scores[rows].mean()), interval, n=len(rows), level=inputs.settings.level)
 
 
 def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
@@ -148,7 +147,6 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
         MetricKey(
             name="judge/rouge_l",
             direction="higher",
-            low=0.0,
             high=1.0,
             unit="share",
             label="ROUGE-L",
@@ -157,7 +155,6 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
         MetricKey(
             name="judge/bleu",
             direction="higher",
-            low=0.0,
             high=100.0,
             unit="points",
             label="BLEU",

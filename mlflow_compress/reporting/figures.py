@@ -11,12 +11,12 @@ import matplotlib
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.metrics.core.greedy_tokens import forks
+from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPTION_DISTANCES, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.diagnosis import GroupsFound
+from mlflow_compress.metrics.divergent_tokens import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
-from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix
 from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories, draw_correlations

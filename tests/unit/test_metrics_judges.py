@@ -132,7 +132,7 @@ def test_the_interval_is_around_the_librarys_value(rows: list[list[float | None]
     seen: dict[str, list[float]] = {"kappa": [], "alpha": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "mlflow_compress.metrics.raters.bootstrap",
+            "mlflow_compress.metrics.core.metric_inputs.bootstrap",
             lambda columns, statistic, **_: (seen["kappa" if columns.shape[1] % 5 == 0 else "alpha"]).append(
                 float(statistic(columns.mean(axis=0)))
             ),
@@ -171,7 +171,7 @@ def test_the_noise_floor_is_the_spread_of_repeated_differences() -> None:
 
 
 def compute_noise_only(baseline: Grades, variant: Grades) -> dict[str, float]:
-    from mlflow_compress.metrics.judge_noise import _grades, _noise
+    from mlflow_compress.metrics.judge_scores import _grades, _noise
 
     groups = [_grades(judgments(grades)) for grades in (variant, baseline)]
     means = [float(np.mean([np.mean(g) for g in part])) for part in groups]

@@ -337,7 +337,7 @@ def test_one_word_answers_are_not_texts():
 
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.setattr("mlflow_compress.metrics.core.metric_inputs.find_spec", lambda name: None)
+    monkeypatch.setattr("mlflow_compress.metrics.core.requirements.find_spec", lambda name: None)
     assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
 
 

@@ -33,7 +33,7 @@ from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_o
 from mlflow_compress.decide.promotion import Candidate, decide
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.metrics.model_similarity import ModelSimilarity, model_similarity
+from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.records.embeddings import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of

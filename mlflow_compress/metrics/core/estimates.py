@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, bootstrap, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import Statistic
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import mcnemar_exact
 from mlflow_compress.records import MetricResult
@@ -106,12 +106,8 @@ class Mean:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the mean and its interval; None for the latter where there are too few values."""
-        s = settings
-        if self.skewed:
-            interval = studentized_interval(self.values, resamples=s.resamples, level=s.level, seed=s.seed)
-        else:
-            interval = bootstrap(self.values, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method)
-        return float(self.values.mean()), interval
+        interval = settings.skewed_interval if self.skewed else settings.interval
+        return float(self.values.mean()), interval(self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +131,35 @@ class Resampled:
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the value and its interval; None for the latter where resampling gives none."""
         s = settings
-        interval = bootstrap(
-            self.columns, self.statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-        )
+        interval = s.interval(self.columns, self.statistic)
         return self.value, interval
+
+
+def mean_of_sums(sums: Float) -> Float:
+    """Return the first sum over the last, which counts the values: the statistic of a mean over clusters."""
+    return np.asarray(sums[..., 0] / sums[..., -1], dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class OverClusters:
+    """A statistic of sums over clusters in the key's unit, with a bootstrap interval that draws whole clusters."""
+
+    sums: Float  # Sums of each cluster, its number of values last, as `cluster_sums` returns them
+    statistic: Statistic = mean_of_sums
+    skewed: bool = False  # Whether it is the mean of the first column, with the studentised bootstrap's interval
+    n_unscored: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of values."""
+        return int(self.sums[:, -1].sum())
+
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        """Return the value and its interval; None for the latter where resampling gives none."""
+        value = float(self.statistic(self.sums.sum(axis=0)))
+        if self.skewed:
+            return value, settings.skewed_interval(self.sums[:, 0], self.sums[:, -1])
+        return value, settings.interval(self.sums, self.statistic)
 
 
 def by_subset(

@@ -19,7 +19,8 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, compute
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions, option_means, predict
 from mlflow_compress.metrics.core.requirements import Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float
-from mlflow_compress.metrics.stats.bootstrap import Method
+from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
+from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult, OptionScores, RunRecords
 
 
@@ -46,6 +47,16 @@ class MetricSettings:
             raise ConfigError("resamples must be at least 100", got=self.resamples)
         if self.method not in ("bca", "percentile"):
             raise ConfigError("Unknown interval method", allowed=("bca", "percentile"), got=self.method)
+
+    def interval(self, columns: Float, statistic: Statistic = first_column) -> Interval | None:
+        """Return the bootstrap interval of a statistic of column means, one row per unit that is drawn."""
+        return bootstrap(
+            columns, statistic, resamples=self.resamples, level=self.level, seed=self.seed, method=self.method
+        )
+
+    def skewed_interval(self, values: Float, sizes: Float | None = None) -> Interval | None:
+        """Return the studentised bootstrap interval of a mean, or of a ratio of sums over clusters."""
+        return studentized_interval(values, sizes, resamples=self.resamples, level=self.level, seed=self.seed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from scipy.special import softmax
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.decide.scoreboard.scored_variant import DELTA
+from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.model_similarity import ModelSimilarity
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import AnswerKey, first_texts, mean_grades

@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
-from mlflow_compress.metrics.core.greedy_tokens import Forks
+from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.survival import kaplan_meier
-from mlflow_compress.metrics.model_similarity import ModelSimilarity
+from mlflow_compress.metrics.divergent_tokens import Forks
 from mlflow_compress.reporting.plots.style import (
     BASELINE,
     GRID,

@@ -1,0 +1,271 @@
+"""Where the greedy answers of two models part, and what both make of the baseline's answer.
+
+The names are those of the divergent token metrics: Deiseroth et al., "Divergent Token Metrics: Measuring degradation to
+prune away LLM components - and optimize quantization", arXiv 2311.01544.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.core.estimates import OverClusters, Proportion, pooled
+from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
+from mlflow_compress.metrics.core.survival import kaplan_meier
+from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
+from mlflow_compress.metrics.stats.bootstrap import cluster_sums
+from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
+
+REQUIRES = (VARIANT, GREEDY_ANSWERS, GREEDY_SCORES, GREEDY_DISTANCES)
+SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs, or that only one of the two has; None where both are equal."""
+    shared = min(len(ours), len(theirs))
+    for index in range(shared):
+        if ours[index] != theirs[index]:
+            return index
+    return None if len(ours) == len(theirs) else shared
+
+
+@dataclass(frozen=True)
+class Forks:
+    """Where the variant's greedy answers leave those of the baseline; every array has shape (n_answers,)."""
+
+    time: Int  # Number of the first token that differs, counted from 1. Of equal answers, the number of their tokens.
+    differs: Bool  # Whether the two answers differ. Of equal ones it is only known that they last beyond `time`.
+
+
+def forks(inputs: MetricInputs) -> Forks:
+    """Return where the answers part, in the order of the baseline's records.
+
+    Raises
+    ------
+    AlignmentError
+        When the models answered different instructions, or read different prompts.
+    """
+    assert inputs.baseline.greedy_answers is not None and inputs.variant is not None  # `requires` has been checked
+    assert inputs.variant.greedy_answers is not None
+    ours, theirs = inputs.baseline.greedy_answers, inputs.variant.greedy_answers
+    theirs = type(theirs)(theirs.table.take(pa.array(align(ours, theirs))))
+    prompts = zip(ours.table.column("prompt_tokens"), theirs.table.column("prompt_tokens"), strict=True)
+    for row, (prompt, other) in enumerate(prompts):
+        if prompt != other:
+            raise AlignmentError(
+                "Baseline and variant answered different prompts",
+                got=str(ours.key_rows()[row]),
+                fix="Generate both with the same instructions and prompt format",
+            )
+    tokens = [answers.table.column("tokens").to_pylist() for answers in (ours, theirs)]
+    first = [first_difference(a, b) for a, b in zip(*tokens, strict=True)]
+    time = [len(a) if fork is None else fork + 1 for a, fork in zip(tokens[0], first, strict=True)]
+    return Forks(np.array(time, dtype=np.int64), np.array([fork is not None for fork in first], dtype=bool))
+
+
+@dataclass(frozen=True)
+class AnswerPlaces:
+    """Which answer each scored token belongs to, and where it is in it; every array has shape (n_tokens,)."""
+
+    answer: Int  # Row of the answer in the records of answers
+    index: Int  # Place in the answer, from 0
+
+
+def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
+    """Return the place of each scored token in the answer that it belongs to.
+
+    Raises
+    ------
+    DataError
+        When the scores are not those of every token of these answers.
+    """
+    token_groups(scores)  # refuses repeated tokens
+    row_of = {window: row for row, window in enumerate(answers.windows())}
+    windows = scores.column("item_id")
+    if missing := sorted(set(windows) ^ set(row_of)):
+        raise DataError("Answers and their scores do not belong together", got=missing[:3])
+    answer = np.array([row_of[window] for window in windows], dtype=np.int64)
+    n_prompt, n_tokens = (
+        np.array([len(row) for row in answers.table.column(name).to_pylist()], dtype=np.int64)
+        for name in ("prompt_tokens", "tokens")
+    )
+    index = scores.column("position").astype(np.int64) - n_prompt[answer]
+    if (index < 0).any() or (np.bincount(answer, minlength=len(n_tokens)) != n_tokens).any():
+        raise DataError("The scores are not those of every token of the answers")
+    return AnswerPlaces(answer, index)
+
+
+@dataclass(frozen=True)
+class ForcedTokens:
+    """Both models on every token of the baseline's greedy answers; every array has shape (n_tokens,)."""
+
+    places: AnswerPlaces
+    kl: Float  # ``KL(P_b || P_q)`` in nats
+    divergent: Bool  # Whether the variant's most probable token, or the baseline's own, is not the token of the answer
+    divergent_baseline: Bool
+
+
+def forced_tokens(inputs: MetricInputs) -> ForcedTokens:
+    """Return what both models make of the baseline's greedy answers under teacher forcing."""
+    run, variant = inputs.baseline, inputs.variant
+    assert run.greedy_answers is not None and run.greedy_scores is not None  # `requires` has been checked
+    assert variant is not None and variant.greedy_scores is not None and variant.greedy_distances is not None
+    ours = run.greedy_scores
+    check_same_targets(ours, variant.greedy_scores)
+    target = ours.column("target")
+    return ForcedTokens(
+        answer_places(run.greedy_answers, ours),
+        finite("the KL of greedy answers", matched(ours, variant.greedy_distances, "kl")),
+        matched(ours, variant.greedy_scores, "argmax") != target,
+        ours.column("argmax") != target,
+    )
+
+
+FDT = MetricKey(
+    name="judge/first_divergent_token",
+    direction="higher",
+    low=1.0,
+    unit="tokens",
+    meaning="Median number of the first token that differs between both models' greedy answers (FDT).",
+    label="First divergent token",
+    headline=161,
+    unchanged=np.inf,
+    counted="answers",
+)
+
+
+@METRICS.register("first_divergent_token")
+@metric(
+    keys=(FDT,),
+    requires=(VARIANT, GREEDY_ANSWERS),
+    source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and the median is Kaplan-Meier's: "
+    "equal answers are censored at their length",
+)
+def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
+    """``FDT = min {t : G_b(t) != G_q(t)}`` for the greedy answers G of both models to one prompt; its median.
+
+    The end token counts: an answer that ends where the other goes on differs there. There is no result where so few
+    answers differ that the median lies beyond what was observed, and no interval where its upper end does.
+    """
+    found = forks(inputs)
+    curve = kaplan_meier(found.time, found.differs, level=inputs.settings.level)
+    if curve.median is None:
+        return []
+    everything, n = ItemSubset(None, None, np.empty(0, dtype=np.int64)), len(found.time)
+    return [everything.result(FDT.name, curve.median, curve.median_interval, n=n, level=inputs.settings.level)]
+
+
+IDENTICAL = MetricKey.percent(
+    "judge/identical_answers_pct",
+    "higher",
+    "Greedy answers of the variant that equal the baseline's, token for token to the end.",
+    label="Same greedy answer",
+    headline=160,
+    unchanged=100.0,
+    counted="answers",
+)
+
+
+@METRICS.register("identical_answers")
+@metric(
+    keys=(IDENTICAL,),
+    requires=(VARIANT, GREEDY_ANSWERS),
+    source="ours; the answers without a first divergent token (arXiv 2311.01544)",
+)
+def identical_answers(inputs: MetricInputs) -> list[MetricResult]:
+    """``100 #(equal answers)/n`` with Wilson's interval; two answers cut at the token limit are equal up to there."""
+    found = forks(inputs)
+    return pooled(inputs, {IDENTICAL: Proportion(int((~found.differs).sum()), len(found.time))})
+
+
+FLOOR = MetricKey.percent(
+    "judge/share_of_divergent_tokens_floor_pct",
+    "neither",
+    "The same share for the baseline on its own answers: near ties that rounding decides.",
+    counted="tokens",
+)
+SDT = MetricKey.percent(
+    "judge/share_of_divergent_tokens_pct",
+    "lower",
+    "Tokens of the baseline's greedy answers that are not the variant's most probable ones (SDT, teacher forcing).",
+    label="Divergent tokens",
+    headline=162,
+    floor=FLOOR.name,
+    counted="tokens",
+)
+
+
+def _percent(sums: Float) -> Float:
+    return np.asarray(100.0 * sums[..., 0] / sums[..., -1], dtype=np.float64)
+
+
+@METRICS.register("share_of_divergent_tokens")
+@metric(keys=(SDT, FLOOR), requires=REQUIRES, source=f"{SOURCE}; under teacher forcing on the baseline's answer")
+def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
+    """``SDT = 100 #{t : argmax q(. | prompt, x_<t) != x_t} / T`` on the baseline's greedy answers x, T tokens in all.
+
+    One forward pass and no decoding. The first such token of an answer is its first divergent token, up to rounding.
+    The interval is a bootstrap over answers.
+    """
+    found = forced_tokens(inputs)
+    columns = {SDT: found.divergent, FLOOR: found.divergent_baseline}
+    return pooled(
+        inputs,
+        {key: OverClusters(cluster_sums(of_key, found.places.answer), _percent) for key, of_key in columns.items()},
+    )
+
+
+def _kl_key(name: str, meaning: str) -> MetricKey:
+    return MetricKey(
+        name=f"judge/{name}",
+        direction="lower",
+        unit="nats",
+        meaning=meaning,
+        counted="tokens",
+    )
+
+
+ALL = _kl_key(
+    "kl_greedy",
+    "Mean KL(baseline || variant) per token of the baseline's greedy answers, over the whole vocabulary.",
+)
+BEFORE = _kl_key(
+    "kl_to_fork", "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it."
+)
+BEHIND = _kl_key(
+    "kl_behind_fork", "Mean KL per token of the baseline's greedy answers, behind the first divergent token."
+)
+
+
+@METRICS.register("kl_at_fork")
+@metric(
+    keys=(ALL, BEFORE, BEHIND),
+    requires=REQUIRES,
+    source="ours; the divergence of eq. 1 of Accuracy is Not All You Need, on the text of arXiv 2311.01544",
+)
+def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
+    """Means over tokens under teacher forcing; the studentised bootstrap draws answers.
+
+    The token at which the answers part counts to the part before: there both models still read the same text that both
+    would have written. Equal answers are wholly before. Behind the fork the variant reads a text that it would not have
+    written. There is no result for a part without tokens.
+    """
+    found = forced_tokens(inputs)
+    before = found.places.index < forks(inputs).time[found.places.answer]
+    parts = {ALL: np.ones(len(before), dtype=bool), BEFORE: before, BEHIND: ~before}
+    return pooled(
+        inputs,
+        {
+            key: OverClusters(cluster_sums(found.kl[part], found.places.answer[part]), skewed=True)
+            for key, part in parts.items()
+            if part.any()
+        },
+    )
