@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, TRACES, VARIANT
 from mlflow_compress.metrics.core.token_groups import matched
-from mlflow_compress.metrics.divergent_tokens import AnswerPlaces, answer_places
+from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums
 from mlflow_compress.records import MetricResult, Traces

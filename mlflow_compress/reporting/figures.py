@@ -15,7 +15,7 @@ from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPTION_DISTANCES, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.diagnosis import GroupsFound
-from mlflow_compress.metrics.divergent_tokens import forks
+from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix

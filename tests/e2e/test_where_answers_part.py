@@ -16,7 +16,7 @@ from mlflow_compress.commands.sweep.run import run_sweep
 from mlflow_compress.compression import compress_model, pipeline
 from mlflow_compress.compression.method import method_config
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.divergent_tokens import answer_places, first_difference
+from mlflow_compress.metrics.greedy_answers import answer_places, first_difference
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.run_names import RECORDS

@@ -11,7 +11,7 @@ import pytest
 
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
-from mlflow_compress.metrics.divergent_tokens import Forks
+from mlflow_compress.metrics.greedy_answers import Forks
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
