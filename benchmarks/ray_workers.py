@@ -54,7 +54,7 @@ def scored(
 ) -> tuple[float, Records]:
     """Return the seconds of one pass on `n` workers, and its records."""
     with started_workers(EngineConfig(engine="ray", workers=n), on_gpu=False) as workers:
-        scorer = Scorer(RemoteModel.of(open_light(config), workers), QUIET)
+        scorer = Scorer(RemoteModel.of(open_light(config), workers=workers), QUIET)
         scorer.score(requests[::4], baseline=store)  # every worker loads the model, and compiles its kernel
         timer = Timer(kill_after, kill_a_worker) if kill_after is not None else None
         if timer is not None:

@@ -73,7 +73,7 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
     path = str(variant.folder)
     with started_engine(settings) as vllm:
         try:
-            model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm)
+            model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm=vllm)
             found |= distances("vllm", reference, *score(model, baseline=store))
         except MlflowCompressError as error:
             reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]

@@ -13,7 +13,6 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate import models as open_models
-from mlflow_compress.commands.evaluate.baseline import identity
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import run_evaluate
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -21,6 +20,7 @@ from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.compression import compress_model
 from mlflow_compress.compression import pipeline as compress_run
 from mlflow_compress.config import InferenceConfig, SourceConfig
+from mlflow_compress.engines import local
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import Judgments, RunRecords
@@ -51,7 +51,7 @@ class Loads:
         self.folders: list[Path] = []
         self.alive_before: list[int] = []
         self._models: list[weakref.ref[Any]] = []
-        whole = open_models.load_model
+        whole = local.load_model
 
         def counted(config: Any) -> Any:
             self.alive_before.append(sum(model() is not None for model in self._models))
@@ -60,7 +60,7 @@ class Loads:
             self._models.append(weakref.ref(loaded.model))
             return loaded
 
-        monkeypatch.setattr(open_models, "load_model", counted)
+        monkeypatch.setattr(local, "load_model", counted)
 
 
 @pytest.fixture
@@ -129,14 +129,14 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
 
 def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
-    known = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
+    known = open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()).identity
     assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
     assert {"scoring", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
     assert (
-        identity(open_models.light(str(demo.MODEL_DIR), SourceConfig(), InferenceConfig())) == known
+        open_models.light(str(demo.MODEL_DIR), SourceConfig(), InferenceConfig()).identity == known
     )  # the folder's name decides nothing
     (tmp_path / "demo" / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
-    other = identity(open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()))
+    other = open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()).identity
     assert {name for name in known if known[name] != other[name]} == {"eos_token_id"}
 
 

@@ -53,7 +53,7 @@ def say(line: str) -> None:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[VllmModel]:
     with started_engine(SETTINGS) as vllm:
-        yield VllmModel.of(open_light(DEMO), vllm)
+        yield VllmModel.of(open_light(DEMO), vllm=vllm)
     assert n_workers() == 0
 
 

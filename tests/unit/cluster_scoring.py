@@ -55,7 +55,7 @@ def here(folder: Path) -> Any:
 
 def on(workers: Workers) -> Opened:
     """Return what opens a model on workers."""
-    return lambda folder: RemoteModel.of(open_light(LoadConfig(path=str(folder), device="cpu")), workers)
+    return lambda folder: RemoteModel.of(open_light(LoadConfig(path=str(folder), device="cpu")), workers=workers)
 
 
 def scored(scorer: Scorer, **how: Any) -> RunRecords:

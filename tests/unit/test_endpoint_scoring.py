@@ -179,7 +179,7 @@ def test_a_corpus_has_the_log_probabilities_of_the_model_in_this_process(loaded:
     text = " ".join(f"The {n} boats went down the river to the town." for n in range(60))
     exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score_corpus("text", text, window=64)
     with served_demo(loaded) as server:
-        scores = EndpointScorer(open_demo(server, loaded), progress=False).score_corpus("text", text, window=64)
+        scores, _ = EndpointScorer(open_demo(server, loaded), progress=False).score_corpus("text", text, window=64)
     assert np.abs(scores.column("nll") - exact.column("nll")).max() < NAT_PER_TOKEN
     assert scores.column("argmax").tolist() == exact.column("argmax").tolist()
     assert scores.table.column("entropy").null_count == len(scores)

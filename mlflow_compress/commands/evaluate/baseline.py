@@ -6,7 +6,7 @@ import gc
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mlflow_compress.commands.evaluate.models import OpenModel, RunningModel, facts, load, recognise, recognised_in
+from mlflow_compress.commands.evaluate.models import recognised_in
 from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import (
@@ -22,24 +22,12 @@ from mlflow_compress.commands.evaluate.stored import (
 from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
 from mlflow_compress.commands.shared.model_names import baseline_label
 from mlflow_compress.commands.shared.task_inputs import trace_prompts
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.engines.endpoint.served_model import ServedModel
-from mlflow_compress.engines.endpoint.top_lists import ShownLists
-from mlflow_compress.engines.vllm.vllm_model import VllmModel
-from mlflow_compress.errors import CheckpointError
-from mlflow_compress.files import read_json_object
+from mlflow_compress.engines.engine import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
-from mlflow_compress.models.loading import load_model
 from mlflow_compress.records import RunRecords, Traces
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.tracking import run_names
@@ -106,23 +94,6 @@ class Baseline:
     fresh: bool  # True if the baseline was evaluated now; False if the store had it
 
 
-def identity(model: IdentifiedModel) -> dict[str, object]:
-    """Return what a model's numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
-    if isinstance(model, ServedModel):
-        return model.identity
-    generation = model.path / "generation_config.json"
-    known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
-    return {
-        "weights": model.weights,
-        "tokenizer": tokenizer_hash(model.tokenizer),
-        "eos_token_id": known.get("eos_token_id"),
-        "dtype": str(model.dtype),
-        "device": model.device.type,
-        **engine_identity(model.path),
-        **model.engine,
-    }
-
-
 @dataclass(frozen=True)
 class _Runs:
     """What the runs of a baseline give: see `Baseline`."""
@@ -133,57 +104,44 @@ class _Runs:
     states: Path | None = None
 
 
-def scorer_of(loaded: RunningModel | ServedModel) -> Scorer | EndpointScorer:
-    """Return what scores with a model."""
-    return EndpointScorer(loaded) if isinstance(loaded, ServedModel) else Scorer(loaded, ScoringConfig())
+def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
+    """Return what the baseline's run gives, and its second run on a sample; of an engine's own kernels, a third one.
 
-
-def _run_twice(loaded: RunningModel | ServedModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
-    """Return what the baseline's run gives, and its second run on a sample; where vLLM runs it, a third one.
-
-    Where every answer is generated, no token is scored. Then there are no states, and no noise floor. A served baseline
-    is asked the same prompts twice, and its most probable tokens are its states.
+    Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
     """
+    loaded = model.load()
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
-        outputs = run_model(scorer_of(loaded), suite, resume=resume / RECORDS)
+        outputs = run_model(model.scorer(loaded), suite, resume=resume / RECORDS)
         return _Runs(outputs, RunRecords(items=sample.items))
+    recognised_in(resume, model)
     states = resume / STATES
-    if isinstance(loaded, ServedModel):
-        recognised_in(resume, loaded)
-        first = EndpointScorer(loaded)
-        outputs = run_model(first, suite, resume=resume / RECORDS)
-        lists = ShownLists.write(states, first.shown)
-        again = EndpointScorer(loaded, repeat=1)
-        noise = run_model(again, sample, baseline=lists, generations=False, resume=resume / NOISE).records
-        return _Runs(outputs, noise, states=states)
-    (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
-    with StateWriter(states, loaded) as writer:
-        outputs = run_model(Scorer(loaded, ScoringConfig()), suite, capture=writer, resume=resume / RECORDS)
-    captured = StateStore.open(states, baseline=loaded)
-    other_batches = ScoringConfig(batch_tokens=int(captured.manifest.limits["batch_tokens"]) // 2)
-    scorer = Scorer(loaded, other_batches)
-    noise = run_model(scorer, sample, baseline=captured, generations=False, resume=resume / NOISE).records
+    with model.capture(states, loaded) as capture:
+        outputs = run_model(model.scorer(loaded), suite, capture=capture, resume=resume / RECORDS)
+    stored = model.stored(states)
+    own = model.comparable_with(stored)
+    second = model.scorer(loaded, after=stored)
+    noise = run_model(second, sample, baseline=own, generations=False, resume=resume / NOISE).records
     engine = None
-    if isinstance(loaded, VllmModel):
-        loaded.vllm.release()  # memory may not hold the model twice
-        here = Scorer(load_model(loaded.config), ScoringConfig())
-        engine = run_model(here, sample, baseline=captured, generations=False, resume=resume / ENGINE).records
+    if model.abilities.own_kernels:
+        here = model.in_this_process()
+        scorer = here.scorer(here.load())
+        engine = run_model(scorer, sample, baseline=own, generations=False, resume=resume / ENGINE).records
     return _Runs(outputs, noise, engine, states)
 
 
-def _asked(model: OpenModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
+def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
     deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
-    return {**identity(model), **deciding, "tasks": suite.hashes()}
+    return {**model.identity, **deciding, "tasks": suite.hashes()}
 
 
-def evaluation_id(model: OpenModel, suite: Suite, config: EvaluateConfig) -> str:
+def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> str:
     """Return the evaluation id: a hash of baseline, tasks and settings. Runs that share it may be compared."""
     return digest(_asked(model, suite, config))[:16]
 
 
-def find_or_evaluate(store: Store, model: OpenModel, suite: Suite, config: EvaluateConfig) -> Baseline:
+def find_or_evaluate(store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig) -> Baseline:
     """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
 
     The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
@@ -193,10 +151,10 @@ def find_or_evaluate(store: Store, model: OpenModel, suite: Suite, config: Evalu
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
-        run.log_params({**identity(model), **settings_of(config), "noise_items": config.evaluation.noise_items})
-        if isinstance(model, ServedModel):
-            run.log_json(facts(model), FACTS)
-        runs = _run_twice(load(model), suite, config, resume)
+        run.log_params({**model.identity, **settings_of(config), "noise_items": config.evaluation.noise_items})
+        if (facts := model.facts()) is not None:
+            run.log_json(facts, FACTS)
+        runs = _run_twice(model, suite, config, resume)
         if runs.states is not None:
             run.log_folder(runs.states, STATES)
         records = runs.outputs.records
@@ -216,16 +174,17 @@ def find_or_evaluate(store: Store, model: OpenModel, suite: Suite, config: Evalu
     run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
-    elif isinstance(model, ServedModel):
-        recognise(model, store.fetch_json(run_id, FACTS))
+    elif model.facts() is not None:
+        model.recognise(store.fetch_json(run_id, FACTS))
     stored = store.fetch(run_id, RECORDS)
+    compared = model.abilities.own_kernels and suite.is_scored
     return Baseline(
         run_id=run_id,
         evaluation=evaluation,
         records=kept(("records", run_id), lambda: RunRecords.read(stored)),
         metadata=read_metadata(stored),
         noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
-        engine=RunRecords.read(store.fetch(run_id, ENGINE)) if model.engine and suite.is_scored else None,
+        engine=RunRecords.read(store.fetch(run_id, ENGINE)) if compared else None,
         states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
     )
@@ -235,7 +194,7 @@ STAGE = "baseline-traces"
 MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
-def _settings(base: OpenModel, config: EvaluateConfig) -> GenerationConfig:
+def _settings(base: EngineModel, config: EvaluateConfig) -> GenerationConfig:
     """Return how traces are drawn: from the whole distribution, because KL is an average over it."""
     asked, most = config.traces, config.traces.trace_max_new_tokens
     return GenerationConfig(
@@ -248,11 +207,11 @@ def _settings(base: OpenModel, config: EvaluateConfig) -> GenerationConfig:
     )
 
 
-def _written(store: Store, base: OpenModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
+def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
     """Get-or-create: return the baseline's answers; None where they are not there and nothing may be written."""
     prompts, drawn, system = trace_prompts(config), _settings(base, config), config.inference.system_prompt or ""
     fingerprint = {
-        **identity(base),
+        **base.identity,
         "chat_template": base.tokenizer.chat_template,
         "system_prompt": config.inference.system_prompt,
         "sampling": asdict(drawn),
@@ -262,7 +221,7 @@ def _written(store: Store, base: OpenModel, config: EvaluateConfig, *, write: bo
         return None
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
-        found = generate_answers(load(base), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
+        found = generate_answers(base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
         Traces(found.table).write(folder / RECORDS)
 
     run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
@@ -271,7 +230,7 @@ def _written(store: Store, base: OpenModel, config: EvaluateConfig, *, write: bo
     return kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
 
 
-def with_traces(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
 
     Parameters

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.engines.endpoint.served_model import ServedModel
-from mlflow_compress.engines.endpoint.top_lists import TopLists
+from mlflow_compress.engines.engine import ModelScorer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
-from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.records import Generations, OptionBounds, RunRecords, TokenDistances, TokenScores, Traces
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.engine import Scorer
-from mlflow_compress.scoring.execution import RunsElsewhere
+from mlflow_compress.records import (
+    Generations,
+    OptionBounds,
+    OptionDistances,
+    RunRecords,
+    TokenDistances,
+    TokenScores,
+    Traces,
+)
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.tracking import run_names
@@ -34,9 +36,7 @@ class ModelOutputs:
     n_truncated: int  # Requests and prompts that were too long for the model and lost their beginning
 
 
-def _answers(
-    loaded: LoadedModel | RunsElsewhere | ServedModel, encoder: Encoder, suite: Suite, resume: Path | None
-) -> tuple[Generations | None, int]:
+def _answers(loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None) -> tuple[Generations | None, int]:
     """Return the generated answers and the number of prompts that were too long; None where no task generates."""
     rows = []
     n_truncated = 0
@@ -72,11 +72,11 @@ def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, 
 
 
 def run_model(
-    scorer: Scorer | EndpointScorer,
+    scorer: ModelScorer,
     suite: Suite,
     *,
-    capture: StateWriter | None = None,
-    baseline: StateStore | TopLists | None = None,
+    capture: Any = None,
+    baseline: Any = None,
     generations: bool = True,
     resume: Path | None = None,
 ) -> ModelOutputs:
@@ -84,7 +84,7 @@ def run_model(
 
     Parameters
     ----------
-    scorer : Scorer or EndpointScorer
+    scorer : ModelScorer
         The model's scorer.
     suite : Suite
         Tasks and corpora.
@@ -98,22 +98,11 @@ def run_model(
     resume : Path, optional
         Folder of unfinished results, from which an interrupted call resumes.
     """
-    bounds: OptionBounds | None = None
-    distances = None
-    if isinstance(scorer, EndpointScorer):
-        assert baseline is None or not isinstance(baseline, StateStore)
-        scores, bounds = scorer.score(suite.requests, baseline=baseline, resume=resume)
-    else:
-        assert baseline is None or isinstance(baseline, StateStore)
-        scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
+    scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
     n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
     for name, text, most in _texts(suite):
-        if isinstance(scorer, EndpointScorer):
-            tokens.append(scorer.score_corpus(name, text, window=WINDOW, max_tokens=most, resume=resume))
-            continue
-        assert baseline is None or isinstance(baseline, StateStore)
         found, moved = scorer.score_corpus(
             name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
         )
@@ -124,8 +113,8 @@ def run_model(
     records = RunRecords(
         items=suite.items if len(suite.items) else None,  # corpora have none
         option_scores=scores if len(scores) else None,
-        option_distances=distances if distances is not None and len(distances) else None,
-        option_bounds=bounds if bounds is not None and len(bounds) else None,
+        option_distances=distances if isinstance(distances, OptionDistances) and len(distances) else None,
+        option_bounds=distances if isinstance(distances, OptionBounds) and len(distances) else None,
         token_scores=TokenScores.concat(tokens) if tokens else None,
         token_distances=TokenDistances.concat(token_distances) if token_distances else None,
         generations=answers,

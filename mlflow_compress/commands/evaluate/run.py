@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from mlflow_compress.commands.evaluate.baseline import (
-    Baseline,
-    find_or_evaluate,
-    identity,
-    noise_sample,
-    scorer_of,
-    with_traces,
-)
-from mlflow_compress.commands.evaluate.models import (
-    OpenModel,
-    engine_started,
-    facts,
-    load,
-    open_baseline,
-    open_variant,
-    recognise,
-    recognised_in,
-)
+from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, noise_sample, with_traces
+from mlflow_compress.commands.evaluate.models import engine_started, open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
@@ -36,9 +20,7 @@ from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, as_text
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.engines.endpoint.served_model import ServedModel
-from mlflow_compress.engines.endpoint.top_lists import ShownLists, StoredStates, TopLists
+from mlflow_compress.engines.engine import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
@@ -46,35 +28,13 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details
 from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
-_SHOWN = "shown"  # sub-folder of unfinished work: the lists of the first answers
-
-
-def asked_twice(first: EndpointScorer, suite: Suite, config: EvaluateConfig, resume: Path) -> RunRecords | None:
-    """Return the records of the second answers, with their distances from the first; None where nothing is scored.
-
-    Parameters
-    ----------
-    first : EndpointScorer
-        What has scored the variant on the whole suite.
-    suite : Suite
-    config : EvaluateConfig
-        `noise_items` bounds what is asked twice, as for the baseline.
-    resume : Path
-        Folder of unfinished results.
-    """
-    if not suite.is_scored:
-        return None
-    sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
-    lists = ShownLists.write(resume / _SHOWN, first.shown)
-    again = EndpointScorer(first.loaded, repeat=1)
-    return run_model(again, sample, baseline=lists, generations=False, resume=resume / NOISE).records
+_SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, where it is asked twice
 
 
 def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
@@ -88,7 +48,7 @@ def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") ->
     return suite.rendered(lambda message: chat.prompt([message], system=system))
 
 
-def readable(store: Store, base: OpenModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
 
     Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
@@ -128,35 +88,43 @@ def evaluate_variant(
     base = open_baseline(config)
     variant = open_variant(config, base)
     for model in (base, variant):
-        if isinstance(model, ServedModel):
-            say("\n".join(model.can.lines(model.name)))
+        if about := model.about():
+            say(about)
     check_same_tokenizer(base, variant)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config)
     # The id of the baseline's run identifies tasks, settings and states.
-    twice = {"asked_twice": config.evaluation.noise_items} if isinstance(variant, ServedModel) else {}
-    fingerprint = digest({"stage": "evaluate", **identity(variant), "baseline": baseline.run_id, **twice})
+    asked_twice = not variant.abilities.repeats
+    twice = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
+    fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
     run.log_params({"device": variant.device.type})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
     again: RunRecords | None = None
     earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if earlier:
-        if isinstance(variant, ServedModel):
-            recognise(variant, store.fetch_json(earlier[0].run_id, FACTS))
-            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE)) if suite.is_scored else None
+        if variant.facts() is not None:
+            variant.recognise(store.fetch_json(earlier[0].run_id, FACTS))
+        if asked_twice and suite.is_scored:
+            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
     else:
-        if isinstance(variant, ServedModel):
-            recognised_in(resume, variant)
-        states = states_for(baseline, base, variant)
-        scorer = scorer_of(load(variant))
-        outputs = run_model(scorer, suite, baseline=states, resume=resume)
-        if isinstance(scorer, EndpointScorer):
-            again = asked_twice(scorer, suite, config, resume)
-    if isinstance(variant, ServedModel):
-        run.log_json(facts(variant), FACTS)
+        recognised_in(resume, variant)
+        states, loaded = states_for(baseline, base, variant), variant.load()
+        with ExitStack() as stack:
+            own = resume / _SHOWN
+            capture = None
+            if asked_twice and suite.is_scored:
+                capture = stack.enter_context(variant.capture(own, loaded))
+            outputs = run_model(variant.scorer(loaded), suite, capture=capture, baseline=states, resume=resume)
+        if capture is not None:
+            sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
+            stored = variant.stored(own)
+            second, first = variant.scorer(loaded, after=stored), variant.comparable_with(stored)
+            again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
+    if (facts := variant.facts()) is not None:
+        run.log_json(facts, FACTS)
     log_harness_metrics(run, suite, outputs, baseline=baseline.records)
     return EvaluatedVariant(
         inputs=MetricInputs(
@@ -172,17 +140,9 @@ def evaluate_variant(
     )
 
 
-def states_for(baseline: Baseline, base: OpenModel, variant: OpenModel) -> StateStore | TopLists | None:
-    """Return what the variant is compared with: the baseline's states, or lists of its most probable tokens.
-
-    A served baseline has no states. So a variant in this process has no divergence from it: only its answers compare.
-    """
-    if baseline.states is None:
-        return None
-    if isinstance(base, ServedModel):
-        return ShownLists(baseline.states) if isinstance(variant, ServedModel) else None
-    store = StateStore.open(baseline.states, baseline=base)
-    return StoredStates(store) if isinstance(variant, ServedModel) else store
+def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> Any:
+    """Return the baseline's stored pass as the variant is compared with it: see `EngineModel.comparable_with`."""
+    return None if baseline.states is None else variant.comparable_with(base.stored(baseline.states))
 
 
 def log_evaluation(

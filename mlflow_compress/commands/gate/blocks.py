@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +16,13 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.gate.result import GateRow
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.engines.endpoint.top_lists import TopLists
+from mlflow_compress.engines.engine import ModelScorer
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.engine import Scorer
 
 Keys = Sequence[tuple[str, str]]
 """Items by task and id."""
@@ -69,8 +67,8 @@ class BlockScorer:
 
     suite: Suite  # All tasks
     # Loads the model when the first block must be scored; it stays loaded
-    scorer: Callable[[], Scorer | EndpointScorer]
-    states: StateStore | TopLists | None  # The baseline's states; for a served variant, its most probable tokens
+    scorer: Callable[[], ModelScorer]
+    states: Any  # What the variant is compared with: see `EngineModel.comparable_with`
     folder: Path  # Folder of finished blocks, which a gate that was interrupted finds again
 
     def records(self, number: int, keys: Keys) -> tuple[RunRecords, int]:

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from mlflow_compress import files as atomic
-from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, identity, scorer_of
-from mlflow_compress.commands.evaluate.models import OpenModel, load, open_baseline, open_variant, recognised_in
+from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
+from mlflow_compress.commands.evaluate.models import open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.run import readable, states_for
 from mlflow_compress.commands.gate.blocks import (
     BlockScorer,
@@ -37,15 +37,12 @@ from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, wit
 from mlflow_compress.decide.item_checks import ItemPolicy, check_places, item_policy
 from mlflow_compress.decide.policy_gates import gates_of, read_gates
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
-from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.table import escape_markdown
-from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
@@ -297,8 +294,8 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
     base = open_baseline(evaluation)
     variant = open_variant(evaluation, base)
     for model in (base, variant):
-        if isinstance(model, ServedModel):
-            progress("\n".join(model.can.lines(model.name)))
+        if about := model.about():
+            progress(about)
     check_same_tokenizer(base, variant)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
     with store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
@@ -318,12 +315,13 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         states = states_for(baseline, base, variant)
         # Other sizes of blocks are other work; another policy may be about other items.
         fingerprint = digest(
-            {"stage": "gate", **identity(variant), "baseline": baseline.run_id, "order": order, "block": config.block}
+            {"stage": "gate", **variant.identity, "baseline": baseline.run_id, "order": order, "block": config.block}
         )
         with resumable_workdir(store.uri, fingerprint) as folder:
-            if isinstance(variant, ServedModel):
-                recognised_in(folder, variant)
-            scorer = BlockScorer(suite=suite, scorer=_loaded_once(variant), states=states, folder=folder)
+            recognised_in(folder, variant)
+            # The model is loaded for the first block that must be scored.
+            load_once = cache(lambda: variant.scorer(variant.load()))
+            scorer = BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, made, timed, progress)
             link = store.link(run.run_id)
             found = verdict_of_gate(
@@ -350,11 +348,6 @@ def _check_served(made: Made, policy: Policy) -> None:
             got=of_size[0],
             fix="Leave it out",
         )
-
-
-def _loaded_once(variant: OpenModel) -> Callable[[], Scorer | EndpointScorer]:
-    """Return a function that loads the model when it is first called; a served one is loaded already."""
-    return cache(lambda: scorer_of(load(variant)))
 
 
 def _without_kl(policy: ItemPolicy) -> ItemPolicy:

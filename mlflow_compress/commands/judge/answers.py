@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mlflow_compress.commands.evaluate.baseline import STATES, identity
-from mlflow_compress.commands.evaluate.models import OneLoaded, OpenModel, RunningModel, light
+from mlflow_compress.commands.evaluate.baseline import STATES
+from mlflow_compress.commands.evaluate.models import OneLoaded, open_baseline
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
 from mlflow_compress.commands.shared.model_names import (
     baseline_label,
     described,
-    folder_or_hub,
     model_label,
-    model_path,
     read_manifest,
 )
 from mlflow_compress.commands.shared.task_inputs import instructions_of
-from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.engine import EngineModel
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.records import Generations, GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
-from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig
@@ -57,7 +51,7 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
 
 
 def _sample(
-    loaded: RunningModel | ServedModel,
+    loaded: Any,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -74,7 +68,7 @@ def _sample(
 
 
 def _answers(
-    loaded: RunningModel | ServedModel,
+    loaded: Any,
     instructions: list[Instruction],
     config: JudgeConfig,
     seed: int,
@@ -111,12 +105,12 @@ def _log_speed(run: OpenRun, speed: Speed) -> None:
 
 
 def _fingerprint(
-    model: IdentifiedModel, template: object, instructions: list[Instruction], config: JudgeConfig
+    model: EngineModel, template: object, instructions: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return everything that a model's answers depend on."""
     return {
-        **identity(model),
-        **({"chat_completions": model.can.chat} if isinstance(model, ServedModel) else {}),
+        **model.identity,
+        **model.answer_identity,
         "chat_template": template,
         "num_samples": config.answers.num_samples,
         "max_new_tokens": config.answers.max_new_tokens,
@@ -140,7 +134,7 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 
 
 def baseline_answers(
-    store: Store, base: OpenModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
+    store: Store, base: EngineModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
 ) -> tuple[str, Answers, Generations]:
     """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
 
@@ -160,7 +154,7 @@ def baseline_answers(
 def variant_answers(
     store: Store,
     run: OpenRun,
-    models: tuple[OpenModel, OpenModel],
+    models: tuple[EngineModel, EngineModel],
     instructions: list[Instruction],
     config: JudgeConfig,
     load: OneLoaded,
@@ -193,7 +187,7 @@ TASK = "instructions"
 _ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
-def _decoded(loaded: RunningModel, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
+def _decoded(loaded: Any, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
     """Return the greedy answer to the first turn of every instruction."""
     greedy = GenerationConfig(
         max_new_tokens=graded_tokens(config, loaded), temperature=0.0, top_k=0, top_p=1.0, samples=1
@@ -204,11 +198,11 @@ def _decoded(loaded: RunningModel, instructions: list[Instruction], config: Judg
 
 
 def _greedy_comparison_fingerprint(
-    model: LightModel, template: object, asked: list[Instruction], config: JudgeConfig
+    model: EngineModel, template: object, asked: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return everything that greedy answers and their scores depend on."""
     return {
-        **identity(model),
+        **model.identity,
         "rounding": model.rounding,
         "chat_template": template,
         "judge_max_tokens": config.answers.judge_max_tokens,
@@ -218,7 +212,7 @@ def _greedy_comparison_fingerprint(
 
 
 def baseline_greedy(
-    store: Store, base: LightModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
+    store: Store, base: EngineModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
 ) -> tuple[str, RunRecords]:
     """Get-or-create: return the run with the baseline's greedy answers, and its records.
 
@@ -229,9 +223,8 @@ def baseline_greedy(
         loaded = load(base)
         answers = _decoded(loaded, instructions, config, resume)
         states = resume / STATES
-        (states / MANIFEST).unlink(missing_ok=True)  # of an interrupted run that is resumed
-        with StateWriter(states, loaded) as writer:
-            scores, _ = Scorer(loaded).score_corpus(TASK, answers, capture=writer, resume=resume / _SCORED)
+        with base.capture(states, loaded) as writer:
+            scores, _ = base.scorer(loaded).score_corpus(TASK, answers, capture=writer, resume=resume / _SCORED)
         run.log_folder(states, STATES)
         RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
@@ -243,7 +236,7 @@ def baseline_greedy(
 def variant_greedy(
     store: Store,
     run: OpenRun,
-    models: tuple[LightModel, LightModel],
+    models: tuple[EngineModel, EngineModel],
     instructions: list[Instruction],
     config: JudgeConfig,
     load: OneLoaded,
@@ -262,8 +255,9 @@ def variant_greedy(
     def work(stored: OpenRun, folder: Path, resume: Path) -> None:
         loaded = replace(load(variant), tokenizer=base.tokenizer)
         answers = _decoded(loaded, instructions, config, resume)
-        states = StateStore.open(store.fetch(baseline_run, STATES), baseline=base)
-        scores, distances = Scorer(loaded).score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
+        states = variant.comparable_with(base.stored(store.fetch(baseline_run, STATES)))
+        scorer = variant.scorer(loaded)
+        scores, distances = scorer.score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
         assert distances is not None
         RunRecords(
             greedy_answers=answers,
@@ -281,9 +275,7 @@ def variant_greedy(
 
 def answer_baseline(config: JudgeConfig, store: Store) -> None:
     """Let the baseline answer the instructions, unless the store has its answers."""
-    path, instructions = model_path(config.source.model), instructions_of(config)
-    with folder_or_hub("model", path):
-        base = light(path, config.source, config.inference, config.running)
+    base, instructions = open_baseline(config), instructions_of(config)
     load = OneLoaded()
     baseline_answers(store, base, instructions, config, load)
     if any(JUDGES.get(name).greedy for name in chosen_judges(config.answers.judges)):

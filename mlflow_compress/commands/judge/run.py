@@ -24,7 +24,6 @@ from mlflow_compress.commands.shared.model_names import ServedVariant, baseline_
 from mlflow_compress.commands.shared.task_inputs import instructions_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction
@@ -42,7 +41,6 @@ from mlflow_compress.metrics.core.metric_inputs import (
     unmet,
 )
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.records.embeddings import Embeddings
@@ -190,21 +188,21 @@ def judge(
     base = open_baseline(config)
     models = base, open_variant(config, base)
     for model in models:
-        if isinstance(model, ServedModel):
-            say("\n".join(model.can.lines(model.name)))
+        if about := model.about():
+            say(about)
     check_same_tokenizer(*models)
     load, greedy = OneLoaded(), {}
     baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
     greedily = [name for name in judges if JUDGES.get(name).greedy]
     decoded, left_out = None, ""
-    if isinstance(base, ServedModel) or isinstance(models[1], ServedModel):
+    if not all(model.abilities.whole_distributions for model in models):
         judges = {name: opened for name, opened in judges.items() if name not in greedily}
         left_out = ", ".join(f"{name}: a server shows no whole distributions" for name in greedily)
     elif greedily:
         decoded = baseline_greedy(store, base, instructions, config, load)
     answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
-    if decoded is not None and isinstance(base, LightModel) and isinstance(models[1], LightModel):
-        of_variant = variant_greedy(store, run, (base, models[1]), instructions, config, load, decoded)
+    if decoded is not None:
+        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
         greedy = {"baseline": decoded[1], "variant": of_variant}
     load.free()
     spending = spending_of(config.judging)

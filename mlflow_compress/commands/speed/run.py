@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from mlflow_compress import demo
-from mlflow_compress.commands.evaluate.models import OpenModel, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import logged, results_json
 from mlflow_compress.commands.shared.model_names import (
@@ -30,12 +30,12 @@ from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.result import SpeedMeasurement
 from mlflow_compress.compression.gguf_model import write_plain
 from mlflow_compress.config import is_endpoint
-from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.served_timing import served_times
 from mlflow_compress.engines.vllm.vllm_environment import VARIABLE, find_python, named_python
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models import architectures
+from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
@@ -63,7 +63,7 @@ def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoic
     return choice, find_python(config.vllm_python)
 
 
-def _plan(config: SpeedConfig, model: OpenModel) -> TimingPlan:
+def _plan(config: SpeedConfig, model: IdentifiedModel) -> TimingPlan:
     asked, context = config.timing, model.max_length
     prompt = min(_PROMPT, context // 2) if asked.speed_prompt_tokens == "auto" else asked.speed_prompt_tokens
     new = min(_NEW, context // 4) if asked.speed_new_tokens == "auto" else asked.speed_new_tokens
@@ -140,11 +140,7 @@ def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:
     asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
     base = open_baseline(asked)
     variant = open_variant(asked, base)
-    assert isinstance(variant, ServedModel)
-    models = {"baseline": base, "variant": variant} if isinstance(base, ServedModel) else {"variant": variant}
-    for model in models.values():
-        if not model.can.ids_in:
-            return f"{model.can.server} takes prompts as text alone, so that their tokens are not ours to count"
+    models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
     return served_times(models, _plan(config, base))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.evaluate.baseline import evaluation_id
-from mlflow_compress.commands.evaluate.models import OpenModel, check_same_model, facts, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.checked_parameters import check_served, name_of, resolved_parameters
 from mlflow_compress.commands.main.parameters import MainConfig
@@ -24,7 +24,8 @@ from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig
 from mlflow_compress.config import CompressionConfig, is_endpoint
-from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.served_model import check_same_model
+from mlflow_compress.engines.engine import EngineModel
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.files import read_yaml
 from mlflow_compress.items.contamination import check_contamination
@@ -292,7 +293,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     for one, calibration in zip(chosen, calibrations, strict=True):
         known = resolved_parameters(one.config, calibration)
         if one.settings is None:
-            served = facts(_served(one, base))
+            served = _served(one, base)
             key = variant_key(one.config, str(served["weights"]), evaluation)
             variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
             continue
@@ -303,11 +304,11 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
 
 
-def _served(one: Combination, base: OpenModel) -> ServedModel:
-    """Return a served variant, after its server was asked what it can: one that cannot be used is refused now."""
-    found = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base)
-    assert isinstance(found, ServedModel)
-    return found
+def _served(one: Combination, base: EngineModel) -> dict[str, object]:
+    """Return what a served variant's server says of it now: one that cannot be used is refused before the sweep."""
+    facts = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).facts()
+    assert facts is not None
+    return facts
 
 
 def _calibration(one: Combination) -> CalibrationSet | None:

@@ -7,15 +7,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.engines.endpoint.routes import Position, TokenQuestion, TopList, Wanted, wanted
-from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.endpoint.routes import (
+    Capabilities,
+    Position,
+    Route,
+    TokenQuestion,
+    TopList,
+    Wanted,
+    wanted,
+)
 from mlflow_compress.engines.endpoint.top_k_bound import TopBound, top_k_bound
-from mlflow_compress.engines.endpoint.top_lists import TopLists
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.engines.endpoint.top_lists import ListWriter, TopLists
+from mlflow_compress.errors import EndpointError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store.store_manifest import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
@@ -25,6 +33,9 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_batches
 from mlflow_compress.scoring.plan.units import Ids
 from mlflow_compress.scoring.scoring_pass import Targets
+from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +72,119 @@ class ServedReport:
     seconds: float
 
 
+ANSWERS = "served_answers.jsonl"
+_BYTES_PER_ID = 4  # what paces requests by tokens counts bytes
+
+
+@dataclass(frozen=True)
+class ServedAnswers:
+    """Answers of one served model."""
+
+    endpoint: EndpointConfig
+    model: str  # Name of the model there
+    route: Route  # How it is asked
+    identity: str  # Digest of what is known of the model; the cache's keys begin with it
+    folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
+
+    def ask(
+        self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0, progress: bool = True
+    ) -> list[list[Position] | None]:
+        """Return the answer to each question, in order; None where no text of the server's terms asks it.
+
+        Equal questions are asked once. Questions with a common beginning follow each other.
+
+        Parameters
+        ----------
+        questions : sequence of TokenQuestion
+        label : str
+            Names the progress bar.
+        repeat : int
+            0 for the first time, 1 to ask the same again.
+        progress : bool
+            Show a progress bar on a terminal.
+
+        Raises
+        ------
+        EndpointError
+            A request failed for good. What others have returned is kept.
+        AlignmentError
+            The server reads other tokens than ours.
+        """
+        from tqdm import tqdm
+
+        cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None)
+        keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
+        by_key = dict(zip(keys, questions, strict=True))
+        requests = {key: self.route.request(question) for key, question in by_key.items() if cache.get(key) is None}
+        to_ask = sorted((key for key, request in requests.items() if request), key=lambda key: by_key[key].order)
+        if to_ask:
+            n_known = len(by_key) - len(requests)
+            with (
+                Transport(self.endpoint) as transport,
+                tqdm(
+                    initial=n_known,
+                    total=n_known + len(to_ask),
+                    desc=label,
+                    unit="request",
+                    disable=None if progress else True,
+                    leave=False,
+                ) as bar,
+            ):
+
+                async def one(key: str) -> NoReply | None:
+                    path, body = requests[key] or ("", {})
+                    found = await transport.post(
+                        path,
+                        body,
+                        lambda text: self.route.read(text, by_key[key]),
+                        model=self.model,
+                        n_bytes=_BYTES_PER_ID * len(by_key[key].tokens),
+                    )
+                    if isinstance(found, NoReply):
+                        return found
+                    cache.put(key, {"positions": [position.to_json() for position in found.found]})
+                    bar.update(1)
+                    return None
+
+                failed = [found for found in transport.for_all(one, to_ask) if found is not None]
+            if failed:
+                raise EndpointError(
+                    f"{len(failed)} of {len(to_ask)} requests to the served model failed: {failed[0].detail}",
+                    fix="What was answered is kept: the same command again asks only for the rest",
+                )
+        rows = {key: cache.get(key) for key in by_key}
+        return [_positions(rows[key]) for key in keys]
+
+
+def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[Position] | None:
+    return None if row is None else [Position.from_json(position) for position in row["positions"]]
+
+
+class AskedModel(Protocol):
+    """Interface of a served model, as far as scoring asks it."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    @property
+    def max_length(self) -> int:
+        """Context length in tokens."""
+
+    @property
+    def can(self) -> Capabilities:
+        """What its server can."""
+
+    def answers(self, folder: Path | None) -> ServedAnswers:
+        """Return what asks it, and keeps the answers in a folder."""
+
+
 class EndpointScorer:
     """Scores requests and corpora with a served model.
 
     Parameters
     ----------
-    loaded : ServedModel
+    loaded : AskedModel
     repeat : int
         1 asks again what was asked before, for the noise floor.
     progress : bool
@@ -76,20 +194,22 @@ class EndpointScorer:
     ----------
     report : ServedReport or None
         Describes the last pass over requests; None before the first.
-    shown : dict of bytes to TopList
-        The lists that the server has shown at the scored positions of options, by the position's key.
     """
 
-    def __init__(self, loaded: ServedModel, *, repeat: int = 0, progress: bool = True) -> None:
+    def __init__(self, loaded: AskedModel, *, repeat: int = 0, progress: bool = True) -> None:
         self.loaded = loaded
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ServedReport | None = None
-        self.shown: dict[bytes, TopList] = {}
         self._repeat = repeat
         self._progress = progress
 
     def score(
-        self, requests: Sequence[Request], *, baseline: TopLists | None = None, resume: Path | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        capture: ListWriter | None = None,
+        baseline: TopLists | None = None,
+        resume: Path | None = None,
     ) -> tuple[OptionScores, OptionBounds | None]:
         """Score continuations, and bound their distance from a baseline.
 
@@ -125,7 +245,9 @@ class EndpointScorer:
         asked = self._wanted(inputs, predicted, plan.sequence_rows)
         found, n_asked = self._ask(asked, label="options", resume=resume)
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
-        self.shown = {plan.keys[row].tobytes(): top for row, top in sorted(found.top.items())}
+        shown = {plan.keys[row].tobytes(): top for row, top in sorted(found.top.items())}
+        if capture is not None:
+            capture.write(shown)
         self.report = ServedReport(
             n_requests=len(requests),
             n_unscored=sum(value is None for value in scores.column("loglik").tolist()),
@@ -149,9 +271,11 @@ class EndpointScorer:
         window: int = 512,
         stride: int | None = None,
         max_tokens: int | None = None,
+        capture: ListWriter | None = None,
+        baseline: TopLists | None = None,
         resume: Path | None = None,
-    ) -> TokenScores:
-        """Score each token of a text, as `engine.Scorer.score_corpus` cuts it.
+    ) -> tuple[TokenScores, None]:
+        """Score each token of a text, as `engine.Scorer.score_corpus` cuts it. Lists are of options alone.
 
         Raises
         ------
@@ -171,7 +295,7 @@ class EndpointScorer:
                 got=f"windows of up to {max(map(len, windows.ids))} tokens",
                 fix="Serve the model with a longer context, or leave the corpus out of tasks",
             )
-        return token_scores(task, windows, result)
+        return token_scores(task, windows, result), None
 
     def _wanted(self, inputs: Sequence[Ids], predicted: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]]) -> Wanted:
         can = self.loaded.can

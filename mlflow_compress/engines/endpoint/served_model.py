@@ -6,24 +6,25 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ServedAnswers
 from mlflow_compress.engines.endpoint.routes import (
     LLAMA_CPP,
     Capabilities,
-    Position,
-    Route,
-    TokenQuestion,
     Vocabulary,
     route_of,
 )
-from mlflow_compress.errors import DataError, EndpointError
+from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, StoredStates, TopLists
+from mlflow_compress.engines.engine import Abilities
+from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.files import parse_json
 from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.generation.decoding import shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
@@ -31,7 +32,7 @@ from mlflow_compress.scoring.generation.sampling import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, ReplyCache, Usage, content_key
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
 
 
 @dataclass(frozen=True)
@@ -68,92 +69,29 @@ def _read(body: str, text_of: Callable[[Mapping[str, Any]], object]) -> ChatAnsw
     return ChatAnswer(text, usage) if isinstance(text, str) else NoReply(NOT_A_COMPLETION, "answered no text")
 
 
-ANSWERS = "served_answers.jsonl"
-_BYTES_PER_ID = 4  # what paces requests by tokens counts bytes
+SAME = 0.1
+"""Nats within which two answers about one position agree: in batches of another size kernels round otherwise."""
 
 
-@dataclass(frozen=True)
-class ServedAnswers:
-    """Answers of one served model."""
+def check_same_model(now: Mapping[str, object], earlier: object) -> None:
+    """Refuse a model that answers a fixed text otherwise than an earlier one of its name, by the `facts` of both.
 
-    endpoint: EndpointConfig
-    model: str  # Name of the model there
-    route: Route  # How it is asked
-    identity: str  # Digest of what is known of the model; the cache's keys begin with it
-    folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
-
-    def ask(
-        self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0, progress: bool = True
-    ) -> list[list[Position] | None]:
-        """Return the answer to each question, in order; None where no text of the server's terms asks it.
-
-        Equal questions are asked once. Questions with a common beginning follow each other.
-
-        Parameters
-        ----------
-        questions : sequence of TokenQuestion
-        label : str
-            Names the progress bar.
-        repeat : int
-            0 for the first time, 1 to ask the same again.
-        progress : bool
-            Show a progress bar on a terminal.
-
-        Raises
-        ------
-        EndpointError
-            A request failed for good. What others have returned is kept.
-        AlignmentError
-            The server reads other tokens than ours.
-        """
-        from tqdm import tqdm
-
-        cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None)
-        keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
-        by_key = dict(zip(keys, questions, strict=True))
-        requests = {key: self.route.request(question) for key, question in by_key.items() if cache.get(key) is None}
-        to_ask = sorted((key for key, request in requests.items() if request), key=lambda key: by_key[key].order)
-        if to_ask:
-            n_known = len(by_key) - len(requests)
-            with (
-                Transport(self.endpoint) as transport,
-                tqdm(
-                    initial=n_known,
-                    total=n_known + len(to_ask),
-                    desc=label,
-                    unit="request",
-                    disable=None if progress else True,
-                    leave=False,
-                ) as bar,
-            ):
-
-                async def one(key: str) -> NoReply | None:
-                    path, body = requests[key] or ("", {})
-                    found = await transport.post(
-                        path,
-                        body,
-                        lambda text: self.route.read(text, by_key[key]),
-                        model=self.model,
-                        n_bytes=_BYTES_PER_ID * len(by_key[key].tokens),
-                    )
-                    if isinstance(found, NoReply):
-                        return found
-                    cache.put(key, {"positions": [position.to_json() for position in found.found]})
-                    bar.update(1)
-                    return None
-
-                failed = [found for found in transport.for_all(one, to_ask) if found is not None]
-            if failed:
-                raise EndpointError(
-                    f"{len(failed)} of {len(to_ask)} requests to the served model failed: {failed[0].detail}",
-                    fix="What was answered is kept: the same command again asks only for the rest",
-                )
-        rows = {key: cache.get(key) for key in by_key}
-        return [_positions(rows[key]) for key in keys]
-
-
-def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[Position] | None:
-    return None if row is None else [Position.from_json(position) for position in row["positions"]]
+    Raises
+    ------
+    AlignmentError
+    """
+    then = earlier.get("probe") if isinstance(earlier, dict) else None
+    probe = now["probe"]
+    assert isinstance(probe, list | tuple)
+    if not isinstance(then, list | tuple) or len(then) != len(probe):
+        return
+    if any(abs(float(a) - b) > SAME for a, b in zip(then, probe, strict=True)):
+        raise AlignmentError(
+            f"The served model {now['served_model']!r} answers otherwise than when it was evaluated under this name",
+            allowed=", ".join(f"{float(value):.2f}" for value in then),
+            got=", ".join(f"{value:.2f}" for value in probe),
+            fix="Serve each variant under a name of its own, and give it as served_model",
+        )
 
 
 _MOST_STOPS = 4  # of OpenAI's protocol
@@ -179,6 +117,10 @@ class ServedModel:
     max_length: int
     path: Path  # Folder of that tokenizer
     can: Capabilities  # What the server can
+
+    abilities: ClassVar[Abilities] = Abilities(
+        whole_distributions=False, generates=True, served=True, places_itself=True, own_kernels=False, repeats=False
+    )
 
     @property
     def weights(self) -> str:
@@ -220,6 +162,47 @@ class ServedModel:
             "top_list": self.can.n_top,
             **code_identity(),
         }
+
+    @property
+    def answer_identity(self) -> dict[str, object]:
+        """What its answers depend on besides: whether conversations are sent as such."""
+        return {"chat_completions": self.can.chat}
+
+    def load(self) -> ServedModel:
+        """Return itself: its server has loaded it."""
+        return self
+
+    def scorer(self, loaded: ServedModel, *, after: TopLists | None = None) -> EndpointScorer:
+        """Return what asks it; `after` a stored pass it is asked everything again."""
+        return EndpointScorer(loaded, repeat=0 if after is None else 1)
+
+    def capture(self, folder: Path, loaded: ServedModel) -> ListWriter:
+        """Return what stores the lists that its server shows."""
+        return ListWriter(folder)
+
+    def stored(self, folder: Path) -> ShownLists:
+        """Return the stored lists."""
+        return ShownLists(folder)
+
+    def comparable_with(self, stored: StateStore | ShownLists) -> TopLists:
+        """Return the baseline's most probable tokens, of its whole distributions where it has them."""
+        return StoredStates(stored) if isinstance(stored, StateStore) else stored
+
+    def in_this_process(self) -> ServedModel:
+        """Return itself: nobody has its weights."""
+        return self
+
+    def facts(self) -> dict[str, object]:
+        """Return what the server can, and who it is: no address, no key."""
+        return {"served_model": self.name, "weights": self.weights, **asdict(self.can)}
+
+    def recognise(self, earlier: object) -> None:
+        """Refuse a server that answers a fixed text otherwise than it did; see `check_same_model`."""
+        check_same_model(self.facts(), earlier)
+
+    def about(self) -> str:
+        """Return what the server can, in lines."""
+        return "\n".join(self.can.lines(self.name))
 
     @property
     def takes_stop_ids(self) -> bool:

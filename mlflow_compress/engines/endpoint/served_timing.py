@@ -14,6 +14,7 @@ import httpx
 
 from mlflow_compress.engines.endpoint.routes import LLAMA_CPP
 from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.engines.engine import EngineModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timings_in_turn
 
@@ -118,16 +119,22 @@ def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def served_times(models: Mapping[str, ServedModel], plan: TimingPlan) -> dict[str, ModelTimes]:
-    """Return when each token came, of each served model in turn. Neither memory nor load time is seen from here.
+def served_times(models: Mapping[str, EngineModel], plan: TimingPlan) -> dict[str, ModelTimes] | str:
+    """Return when each token came, of each served model in turn; or the reason why that cannot be measured.
+
+    Neither memory nor load time is seen from here. Models that no server has are left out.
 
     Raises
     ------
     EndpointError
         A server does not stream, fails, or writes another number of tokens than asked.
     """
+    served = {name: model for name, model in models.items() if isinstance(model, ServedModel)}
+    for model in served.values():
+        if not model.can.ids_in:
+            return f"{model.can.server} takes prompts as text alone, so that their tokens are not ours to count"
     with ExitStack() as stack:
-        streams = {name: stack.enter_context(ServedStream(model)) for name, model in models.items()}
+        streams = {name: stack.enter_context(ServedStream(model)) for name, model in served.items()}
         timings = timings_in_turn(streams, plan)
     return {
         name: ModelTimes(
@@ -136,5 +143,5 @@ def served_times(models: Mapping[str, ServedModel], plan: TimingPlan) -> dict[st
             memory=None,
             described={"runtime": model.can.server, "device": "endpoint", "dtype": "served"},
         )
-        for name, model in models.items()
+        for name, model in served.items()
     }

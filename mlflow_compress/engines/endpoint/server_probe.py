@@ -22,7 +22,7 @@ from mlflow_compress.engines.endpoint.routes import (
     completion_logprobs,
     route_of,
 )
-from mlflow_compress.engines.endpoint.served_model import ChatAnswer, ServedModel, read_chat
+from mlflow_compress.engines.endpoint.served_model import SAME, ChatAnswer, ServedModel, read_chat
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
@@ -117,8 +117,6 @@ def _page(endpoint: EndpointConfig, url: str) -> dict[str, Any] | None:
 TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
 TOPS = (100, 50, 20, 10, 5, 1)
 """Lengths of a top list that are tried, the longest first; servers show up to 20 (vLLM) or 5 (OpenAI) by default."""
-SAME = 0.1
-"""Nats within which two answers about one position agree: in batches of another size kernels round otherwise."""
 _RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 

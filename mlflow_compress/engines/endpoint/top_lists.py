@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +77,9 @@ class ShownLists:
                 f"The baseline's top lists cannot be read: {error}", fix="Evaluate the baseline again"
             ) from error
 
-    @classmethod
-    def write(cls, folder: Path, lists: dict[bytes, TopList]) -> ShownLists:
-        """Write lists by the key of their position, and return them."""
+    @staticmethod
+    def write(folder: Path, lists: Mapping[bytes, TopList]) -> None:
+        """Write lists by the key of their position."""
         folder.mkdir(parents=True, exist_ok=True)
         columns = {
             "key": pa.array(lists, pa.binary(16)),
@@ -86,7 +87,6 @@ class ShownLists:
             "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
         }
         pq.write_table(pa.table(columns), folder / FILE)
-        return cls(folder)
 
     @property
     def most(self) -> int:
@@ -104,6 +104,23 @@ class ShownLists:
             )
         rows = [self._row[name] for name in names]
         return [(np.asarray(self._ids[r][:k], np.int64), _floats(self._logprobs[r][:k])) for r in rows]
+
+
+class ListWriter:
+    """Stores the lists that a server shows in one pass over requests; a context manager, as `StateWriter` is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: `write` has written all."""
+
+    def write(self, lists: Mapping[bytes, TopList]) -> None:
+        """Write the lists of the pass, by the key of their position."""
+        ShownLists.write(self._folder, lists)
 
 
 def _floats(values: list[float]) -> npt.NDArray[np.float64]:

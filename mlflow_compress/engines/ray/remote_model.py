@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from mlflow_compress.engines.ray.cluster_worker import ModelFacts, ModelRef, ShardResult, ShardTask
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
+from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelFacts, ModelRef, ShardResult, ShardTask
 from mlflow_compress.engines.ray.shards import shards_for
+from mlflow_compress.engines.ray.started_workers import current_workers, started_workers
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel
@@ -27,19 +32,21 @@ from mlflow_compress.scoring.journal import Arrays
 
 
 @dataclass(frozen=True)
-class RemoteModel(LightModel):
+class RemoteModel(FileModel):
     """A model that workers load when they are first asked for it."""
 
     workers: Workers
 
+    abilities = Abilities(
+        whole_distributions=True, generates=True, served=False, places_itself=True, own_kernels=False, repeats=True
+    )
+
     @classmethod
-    def of(cls, light: LightModel, workers: Workers) -> RemoteModel:
-        """Return the model on the workers' device."""
-        known = {field.name: getattr(light, field.name) for field in fields(LightModel)}
-        device = torch.device("cuda:0" if workers.device == "cuda" else workers.device)
-        return cls(
-            **{**known, "device": device, "config": replace(light.config, device=workers.device)}, workers=workers
-        )
+    def of(cls, light: LightModel, **more: Workers) -> Self:
+        """Return the model on the device of its `workers`."""
+        at = more["workers"].device
+        device = torch.device("cuda:0" if at == "cuda" else at)
+        return super().of(replace(light, device=device, config=replace(light.config, device=at)), **more)
 
     @property
     def rounding(self) -> dict[str, str]:
@@ -49,7 +56,7 @@ class RemoteModel(LightModel):
     @property
     def stored_config(self) -> dict[str, Any]:
         """The configuration as a baseline store keeps it, see `LoadedModel`."""
-        return self.facts.stored_config
+        return self.loaded_facts.stored_config
 
     @cached_property
     def ref(self) -> ModelRef:
@@ -57,7 +64,7 @@ class RemoteModel(LightModel):
         return ModelRef(self.config, self.weights)
 
     @cached_property
-    def facts(self) -> ModelFacts:
+    def loaded_facts(self) -> ModelFacts:
         """What a worker knows of it once it is loaded."""
         found: ModelFacts = self.workers.call("facts", self.ref)
         return found
@@ -115,7 +122,7 @@ class ShardedExecution:
     @property
     def whole_model_reason(self) -> str | None:
         """Why the whole model runs instead of its body."""
-        return self._model.facts.whole_model_reason
+        return self._model.loaded_facts.whole_model_reason
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
@@ -171,3 +178,20 @@ class ShardedExecution:
     def _head_file(self) -> bytes:
         found: bytes = self._workers.call("head_file", self._model.ref)
         return found
+
+
+@engine("ray")
+class RayEngine:
+    """Runs models on the workers of a Ray cluster, each with a copy."""
+
+    abilities = RemoteModel.abilities
+
+    def started(
+        self, running: EngineConfig, *, on_gpu: bool | None, workers: type[ClusterWorker] | None = None
+    ) -> AbstractContextManager[Workers]:
+        """Return the block of `started_workers`."""
+        return started_workers(running, on_gpu=on_gpu, kind=workers or ClusterWorker)
+
+    def open(self, request: ModelRequest) -> RemoteModel:
+        """Return a model that the workers of this block load."""
+        return RemoteModel.of(open_request(request, device="cpu"), workers=current_workers())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,11 @@ import torch
 from safetensors import safe_open
 from tqdm.auto import tqdm
 
-from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
+from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.engines.local import LocalModel
+from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, current_engine, started_engine
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import stored_config
@@ -198,15 +203,14 @@ _PROBE = 12  # tokens of which vLLM's own log-probabilities are compared with ou
 
 
 @dataclass(frozen=True)
-class VllmModel(LightModel):
+class VllmModel(FileModel):
     """A model that vLLM loads when it is first needed."""
 
     vllm: VllmEngine
 
-    @classmethod
-    def of(cls, light: LightModel, vllm: VllmEngine) -> VllmModel:
-        """Return the model in vLLM."""
-        return cls(**{field.name: getattr(light, field.name) for field in fields(LightModel)}, vllm=vllm)
+    abilities = Abilities(
+        whole_distributions=True, generates=True, served=False, places_itself=True, own_kernels=True, repeats=True
+    )
 
     @property
     def engine(self) -> dict[str, str]:
@@ -237,6 +241,11 @@ class VllmModel(LightModel):
     def execution(self) -> VllmExecution:
         """Runs passes with it."""
         return VllmExecution(self)
+
+    def in_this_process(self) -> LocalModel:
+        """Return the same checkpoint under transformers. vLLM's process ends: memory may not hold the model twice."""
+        self.vllm.release()
+        return LocalModel.of(self)
 
     def process(self) -> VllmProcess:
         """Return the process in which vLLM holds it, checked when it is new.
@@ -370,3 +379,20 @@ class VllmExecution:
             body.clear()
             if body.busy:  # the pass was interrupted
                 self._model.vllm.release()
+
+
+@engine("vllm")
+class InVllm:
+    """Runs bodies in vLLM, with its own kernels, and heads in this process."""
+
+    abilities = VllmModel.abilities
+
+    @contextmanager
+    def started(self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None) -> Iterator[None]:
+        """Within this block there is a vLLM; see `vllm_process.started_engine`."""
+        with started_engine(running):
+            yield None
+
+    def open(self, request: ModelRequest) -> VllmModel:
+        """Return a model that the vLLM of this block loads."""
+        return VllmModel.of(open_request(request), vllm=current_engine())

@@ -1,0 +1,195 @@
+"""An engine runs models. Commands ask what it can, as data, and never which class they hold.
+
+A new engine is one file in this package, or one module of another distribution that an entry point of the group
+``mlflow_compress.engines`` names. It registers an `Engine` with the `engine` decorator; `file_model.FileModel` is what
+a model in a folder needs, apart from how its passes run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mlflow_compress.config import EngineConfig, InferenceConfig, ServedConfig, SourceConfig
+from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.records import (
+    OptionBounds,
+    OptionDistances,
+    OptionScores,
+    Request,
+    TokenAnswers,
+    TokenDistances,
+    TokenScores,
+)
+from mlflow_compress.registry import Registry
+from mlflow_compress.scoring.plan.encoding import Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What an engine can."""
+
+    whole_distributions: bool  # Has the head's inputs, and so all probabilities; if not, the most probable tokens alone
+    generates: bool  # Writes answers
+    served: bool  # Reaches models by an address; the others read a folder or a hub id
+    places_itself: bool  # Chooses devices itself, so that device=balanced means nothing
+    own_kernels: bool  # A baseline is also scored under transformers: the engine's own distance
+    repeats: bool  # Gives the same numbers twice; a variant of an engine that does not is asked twice
+
+
+class Report(Protocol):
+    """What every scorer reports of its last pass."""
+
+    @property
+    def n_truncated(self) -> int:
+        """Requests that were cut on the left."""
+
+
+class ModelScorer(Protocol):
+    """Scores requests and corpora with one model.
+
+    `capture` is what the model's `capture` has returned, and `baseline` what its `comparable_with` has.
+    """
+
+    @property
+    def loaded(self) -> Any:
+        """The model that generates: what `EngineModel.load` has returned."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """How requests become tokens."""
+
+    @property
+    def report(self) -> Report | None:
+        """Report on the last pass; None before the first."""
+
+    def score(
+        self, requests: Sequence[Request], *, capture: Any = None, baseline: Any = None, resume: Path | None = None
+    ) -> tuple[OptionScores, OptionDistances | OptionBounds | None]:
+        """Return one row per request, in order, and the distances from a baseline: exact, or bounds on them.
+
+        An interrupted call resumes from the folder `resume`, and gives the same records.
+        """
+
+    def score_corpus(
+        self,
+        task: str,
+        text: str | Sequence[str] | TokenAnswers,
+        *,
+        window: int = 512,
+        stride: int | None = None,
+        max_tokens: int | None = None,
+        capture: Any = None,
+        baseline: Any = None,
+        resume: Path | None = None,
+    ) -> tuple[TokenScores, TokenDistances | None]:
+        """Return one row per scored token, and the distances where the engine has whole distributions."""
+
+
+class EngineModel(IdentifiedModel, Protocol):
+    """A model as its engine knows it. Its weights are loaded by `load`, and not before."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """What its engine can."""
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What its numbers depend on, besides the tasks: weights, tokenizer, dtype, device and software."""
+
+    @property
+    def answer_identity(self) -> dict[str, object]:
+        """What its answers depend on besides."""
+
+    def load(self) -> Any:
+        """Return the model ready to generate and to score, for `generate_answers` and for `scorer`."""
+
+    def scorer(self, loaded: Any, *, after: Any = None) -> ModelScorer:
+        """Return what scores with the loaded model.
+
+        With `after`, the stored pass of the same model, it scores a second time under other conditions (other batches,
+        or the server is asked again). The distance between the two is the noise floor.
+        """
+
+    def capture(self, folder: Path, loaded: Any) -> AbstractContextManager[Any]:
+        """Return what stores a pass, so that others can be compared with it. What an interrupted one left goes."""
+
+    def stored(self, folder: Path) -> Any:
+        """Return the pass that `capture` has stored: a `StateStore`, or `TopLists`."""
+
+    def comparable_with(self, stored: Any) -> Any:
+        """Return a baseline's stored pass as this model is compared with it; None where only answers compare."""
+
+    def in_this_process(self) -> EngineModel:
+        """Return the same checkpoint under transformers (`own_kernels`); the engine's own memory is freed."""
+
+    def facts(self) -> dict[str, object] | None:
+        """Return what a run logs, so that the model is recognised later; None where its weights have a hash."""
+
+    def recognise(self, earlier: object) -> None:
+        """Refuse a model that is not the one of these facts."""
+
+    def about(self) -> str:
+        """Return what a person should know before numbers come; empty where there is nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """Which model is opened, and how."""
+
+    address: str  # Folder, hub id, or address of a server
+    source: SourceConfig = field(default_factory=SourceConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    running: EngineConfig = field(default_factory=EngineConfig)
+    served: ServedConfig = field(default_factory=ServedConfig)
+    name: str = ""  # At the server
+    reader: IdentifiedModel | None = None  # Whose tokenizer a served model has
+    parameter: str = "model"  # Parameters that hold address and name, for messages
+    name_parameter: str = "baseline_served_model"
+
+
+class Engine(Protocol):
+    """What an engine registers."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can."""
+
+    def started(
+        self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None
+    ) -> AbstractContextManager[Any]:
+        """Return a block within which the engine runs. Blocks within it share it.
+
+        The block yields what hands out work to several processes; None where nothing does. `workers` is the class of
+        these processes, None for those that score. `on_gpu` None leaves the choice to the engine.
+        """
+
+    def open(self, request: ModelRequest) -> EngineModel:
+        """Return a model without loading its weights."""
+
+
+ENGINES: Registry[Engine] = Registry("engine", "mlflow_compress.engines", group="mlflow_compress.engines")
+
+C = TypeVar("C", bound=Callable[[], Engine])
+
+
+def engine(name: str) -> Callable[[C], C]:
+    """Class decorator: register one instance of an `Engine` under this name."""
+
+    def decorate(cls: C) -> C:
+        ENGINES.register(name)(cls())
+        return cls
+
+    return decorate
+
+
+def engines_of_files() -> list[str]:
+    """Return the names that the parameter `engine` takes: engines that read folders."""
+    return [name for name, one in ENGINES.items() if not one.abilities.served]

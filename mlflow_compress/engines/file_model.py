@@ -1,0 +1,102 @@
+"""A model in a folder, whichever engine runs it: states are stored, and compared exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from mlflow_compress.engines.engine import Abilities, ModelRequest
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.models.light_model import LightModel, open_light
+from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store.store_manifest import MANIFEST
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.engine_identity import engine_identity
+
+
+@dataclass(frozen=True)
+class FileModel(LightModel):
+    """An `EngineModel` of a checkpoint. A subclass says how it is loaded, or (`execution`, `decode`) where it runs."""
+
+    abilities: ClassVar[Abilities]
+
+    @classmethod
+    def of(cls, light: LightModel, **more: Any) -> Self:
+        """Return the model with the fields of `light`, and these."""
+        return cls(**{one.name: getattr(light, one.name) for one in fields(LightModel)}, **more)
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What its numbers depend on, besides the tasks."""
+        generation = self.path / "generation_config.json"
+        known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
+        return {
+            "weights": self.weights,
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "eos_token_id": known.get("eos_token_id"),
+            "dtype": str(self.dtype),
+            "device": self.device.type,
+            **engine_identity(self.path),
+            **self.engine,
+        }
+
+    @property
+    def answer_identity(self) -> dict[str, object]:
+        """Nothing more."""
+        return {}
+
+    def load(self) -> Any:
+        """Return the model itself: what runs it loads the weights when they are first needed."""
+        return self
+
+    def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
+        """Return what scores with it; `after` a stored pass with batches of half the size."""
+        half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2
+        return Scorer(loaded, ScoringConfig(batch_tokens=half))
+
+    def capture(self, folder: Path, loaded: Any) -> StateWriter:
+        """Return what stores the head's inputs."""
+        (folder / MANIFEST).unlink(missing_ok=True)
+        return StateWriter(folder, loaded)
+
+    def stored(self, folder: Path) -> StateStore:
+        """Return the stored states, checked to be this model's."""
+        return StateStore.open(folder, baseline=self)
+
+    def comparable_with(self, stored: object) -> StateStore | None:
+        """Return stored states; None of a server's lists: there only answers compare."""
+        return stored if isinstance(stored, StateStore) else None
+
+    def in_this_process(self) -> FileModel:
+        """Return itself."""
+        return self
+
+    def facts(self) -> None:
+        """Return None: its weights have a hash."""
+
+    def recognise(self, earlier: object) -> None:
+        """Do nothing: the hash recognises it."""
+
+    def about(self) -> str:
+        """Return nothing."""
+        return ""
+
+
+def open_request(request: ModelRequest, *, device: str | None = None) -> LightModel:
+    """Return the model of a request without its weights, with the dtype and the device that are asked for."""
+    source = request.source
+    return open_light(
+        LoadConfig(
+            path=request.address,
+            dtype=request.inference.dtype,
+            device=device or source.device,
+            max_memory=source.max_memory,
+            offload_dir=source.offload_dir,
+            trust_remote_code=source.trust_remote_code,
+        )
+    )

@@ -1,0 +1,42 @@
+"""``engine=local``: transformers in this process."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow_compress.config import EngineConfig
+from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
+from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.models.loading import LoadedModel, load_model
+
+
+@dataclass(frozen=True)
+class LocalModel(FileModel):
+    """A model that this process loads."""
+
+    abilities = Abilities(
+        whole_distributions=True, generates=True, served=False, places_itself=False, own_kernels=False, repeats=True
+    )
+
+    def load(self) -> LoadedModel:
+        """Return the model with its weights in memory."""
+        return load_model(self.config)
+
+
+@engine("local")
+class LocalEngine:
+    """Loads models into this process."""
+
+    abilities = LocalModel.abilities
+
+    def started(
+        self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None
+    ) -> AbstractContextManager[None]:
+        """Return an empty block."""
+        return nullcontext()
+
+    def open(self, request: ModelRequest) -> LocalModel:
+        """Return a model without its weights."""
+        return LocalModel.of(open_request(request))
