@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mlflow_compress.engines.engine import Abilities, ModelRequest
+from mlflow_compress.engines.interface import Abilities, ModelRequest
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models.identity import tokenizer_hash

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
 from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.models.loading import LoadedModel, load_model
 
 

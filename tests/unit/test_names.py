@@ -105,3 +105,28 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         }
         imports[name] = names & dotted.keys()
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_only_engines_ask_for_an_engines_class() -> None:
+    trees = _trees()
+    rooms = {path: path.relative_to(PACKAGE).parts[0] for path in trees}
+    classes = {
+        node.name
+        for p, t in trees.items()
+        if rooms[p] == "engines"
+        for node in t.body
+        if isinstance(node, ast.ClassDef)
+    }
+    classes |= {"LightModel"}  # what the local engine, and those in other processes, are made of
+    asked = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree) if rooms[path] != "engines" else ():
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("isinstance", "issubclass")
+            ):
+                names = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                asked += [f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}" for name in sorted(names & classes)]
+    assert {"EndpointScorer", "FileModel", "LocalModel", "RemoteModel", "ServedModel", "VllmModel"} <= classes
+    assert asked == []

@@ -15,7 +15,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.model_names import baseline_label, folder_or_hub, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
-from mlflow_compress.engines.engine import ENGINES, EngineModel, ModelRequest, engines_of_files
+from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, engines_of_files
 from mlflow_compress.engines.local import LocalEngine, LocalModel
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.engines.engine import ModelScorer
+from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.records import (

@@ -20,7 +20,7 @@ from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, as_text
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.engines.engine import EngineModel
+from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer

@@ -16,7 +16,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.gate.result import GateRow
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy
-from mlflow_compress.engines.engine import ModelScorer
+from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.item_table import row_keys

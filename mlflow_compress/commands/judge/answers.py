@@ -17,7 +17,7 @@ from mlflow_compress.commands.shared.model_names import (
     read_manifest,
 )
 from mlflow_compress.commands.shared.task_inputs import instructions_of
-from mlflow_compress.engines.engine import EngineModel
+from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES

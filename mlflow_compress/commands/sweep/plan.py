@@ -25,7 +25,7 @@ from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig
 from mlflow_compress.config import CompressionConfig, is_endpoint
 from mlflow_compress.engines.endpoint.served_model import check_same_model
-from mlflow_compress.engines.engine import EngineModel
+from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.files import read_yaml
 from mlflow_compress.items.contamination import check_contamination

@@ -9,7 +9,7 @@ from typing import Any
 from mlflow_compress.config import ENDPOINT, EngineConfig, ServedConfig
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
-from mlflow_compress.engines.engine import ModelRequest, engine
+from mlflow_compress.engines.interface import ModelRequest, engine
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.transport.addresses import SERVED_VARIABLE, check_served_address
 from mlflow_compress.transport.endpoint import EndpointConfig, shown_url

@@ -20,7 +20,7 @@ from mlflow_compress.engines.endpoint.routes import (
     route_of,
 )
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, StoredStates, TopLists
-from mlflow_compress.engines.engine import Abilities
+from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.files import parse_json
 from mlflow_compress.models.identity import tokenizer_hash

@@ -14,7 +14,7 @@ import httpx
 
 from mlflow_compress.engines.endpoint.routes import LLAMA_CPP
 from mlflow_compress.engines.endpoint.served_model import ServedModel
-from mlflow_compress.engines.engine import EngineModel
+from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timings_in_turn
 

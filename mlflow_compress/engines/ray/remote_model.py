@@ -14,8 +14,8 @@ import torch
 from tqdm.auto import tqdm
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
 from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelFacts, ModelRef, ShardResult, ShardTask
 from mlflow_compress.engines.ray.shards import shards_for
 from mlflow_compress.engines.ray.started_workers import current_workers, started_workers

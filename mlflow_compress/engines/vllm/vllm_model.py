@@ -16,8 +16,8 @@ from safetensors import safe_open
 from tqdm.auto import tqdm
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.engine import Abilities, ModelRequest, engine
 from mlflow_compress.engines.file_model import FileModel, open_request
+from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, current_engine, started_engine
 from mlflow_compress.errors import UnsupportedError
@@ -382,7 +382,7 @@ class VllmExecution:
 
 
 @engine("vllm")
-class InVllm:
+class InVllmEngine:
     """Runs bodies in vLLM, with its own kernels, and heads in this process."""
 
     abilities = VllmModel.abilities

@@ -28,7 +28,7 @@ class LlamaCppError(Exception):
     """llama.cpp reported an error."""
 
 
-class Engine:
+class LlamaCppEngine:
     """A GGUF file on the CPU, with llama.cpp's defaults: 16-bit caches, and the attention that it chooses."""
 
     def __init__(self, file: str, threads: int) -> None:
@@ -130,7 +130,7 @@ def main() -> int:
         out.flush()
 
     try:
-        engine = Engine(sys.argv[1], int(sys.argv[2]))
+        engine = LlamaCppEngine(sys.argv[1], int(sys.argv[2]))
         say(vocabulary=engine.vocabulary)
         for line in sys.stdin.buffer:
             logits = engine.logits(**json.loads(line))
