@@ -174,13 +174,9 @@ class Judgment:
 class Asker:
     """Asks one judge model. A reply to the same question as an earlier one is read from the cache.
 
-    Parameters
-    ----------
-    config : AskingConfig
-    cache : ReplyCache, optional
-        Stores every reply before anything else happens, readable or not. So an interrupted run loses at
-        most the calls under way, and the replies that a judgment has had count as its attempts in a later run too.
-        Failures, which cost nothing, are not stored, and a later run asks again.
+    Every reply is stored before anything else happens, readable or not. So an interrupted run loses at most the calls
+    under way, and the replies that a judgment has had count as its attempts in a later run too. Failures, which cost
+    nothing, are not stored, and a later run asks again.
     """
 
     def __init__(self, config: AskingConfig, *, cache: ReplyCache | None = None) -> None:
@@ -209,20 +205,7 @@ class Asker:
     ) -> list[Judgment]:
         """Return the judgment of every question, in order; equal questions are asked once.
 
-        Parameters
-        ----------
-        questions : sequence of Question
-        read : Read
-            Reads a reply.
-        spending : Spending, optional
-            Counts tokens, and holds the budget.
-        label : str
-            Name of the progress bar.
-
-        Raises
-        ------
-        JudgeError
-            Every further call would be useless (`Transport.complete`). Replies until then are in the cache.
+        An error, such as a wrong key, leaves the replies until then in the cache. `label` names the progress bar.
         """
         from tqdm import tqdm
 

@@ -25,21 +25,8 @@ class Asked:
 def gradings(instructions: Sequence[AskedInstruction], answers: Generations, *, repeats: int = 1) -> list[Asked]:
     """Return the gradings of sample 0 of every turn of every instruction.
 
-    Parameters
-    ----------
-    instructions : sequence of AskedInstruction
-        Math, reasoning and coding need reference answers.
-    answers : Generations
-        All turns of every instruction.
-    repeats : int
-        Number of times each answer is graded, because judges are not deterministic even at temperature 0.
-
-    Raises
-    ------
-    DataError
-        A reference answer is missing.
-    AlignmentError
-        An answer is missing.
+    Each answer is graded `repeats` times, because judges are not deterministic even at temperature 0. Math, reasoning
+    and coding need reference answers.
     """
     texts = first_samples(answers)
     return [

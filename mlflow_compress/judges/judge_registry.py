@@ -119,12 +119,9 @@ def declared_settings(kind: type[S], config: JudgeSettings) -> S:
 
 
 def open_judge(name: str, config: JudgeSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
-    """Return the function that judges answers. What a plug-in raises, or returns wrongly, names the plug-in.
+    """Return the function that judges answers, which may store paid results in `folder`.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the judge may store paid results.
+    What a plug-in raises, or returns wrongly, is an error that names the plug-in.
     """
     judge = JUDGES.get(name)
     with JUDGES.blaming(name):

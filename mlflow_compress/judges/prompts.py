@@ -138,14 +138,8 @@ def grading_prompt(
 ) -> Prompt:
     """Return the prompt that grades one answer.
 
-    Parameters
-    ----------
-    category : str
-        Decides whether the reference-guided template is used.
-    turn : int
-        0 shows the first question and answer. 1 shows both turns, and asks for a grade of the second answer.
-    questions, answers, reference : sequence of str
-        Texts by turn. Answers are made `harmless`. `reference` is read only if the category needs it.
+    Turn 0 shows the first question and answer; turn 1 shows both turns, and asks for a grade of the second answer.
+    Answers are made `harmless`. `reference` is read only if the category needs it.
     """
     guided = needs_reference(category)
     values = {f"question_{t + 1}": questions[t] for t in range(turn + 1)}
@@ -209,13 +203,7 @@ OURS: Mapping[str, _Template] = {
 
 
 def read_pair_prompts(path: Path) -> dict[str, _Template]:
-    """Return the pair prompts of FastChat's ``judge_prompts.jsonl``.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, lacks one of the four prompts, or one of them asks for values that there are not.
-    """
+    """Return the pair prompts of FastChat's ``judge_prompts.jsonl``."""
     found = {}
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -241,18 +229,9 @@ def pair_prompt(
     second: Sequence[str],
     reference: Sequence[str] = (),
 ) -> Prompt:
-    """Return the prompt that compares two answers.
+    """Return the prompt that compares two answers; `first` is assistant A's.
 
-    Parameters
-    ----------
-    templates : mapping
-        `OURS`, or what `read_pair_prompts` returned.
-    category : str
-        Decides whether the reference answer is shown.
-    turn : int
-        0 shows the first turn. 1 shows both, and asks about the second.
-    questions, first, second, reference : sequence of str
-        Texts by turn; `first` is assistant A's. Answers are made `harmless`.
+    Turn 0 shows the first turn; turn 1 shows both, and asks about the second. Answers are made `harmless`.
     """
     name = ("pair-math-v1" if needs_reference(category) else "pair-v2") + ("-multi-turn" if turn else "")
     template = templates[name]

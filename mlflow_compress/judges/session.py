@@ -28,10 +28,7 @@ _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 def judge_models(settings: JudgeModelConfig) -> list[str]:
     """Return the judge models that are asked for.
 
-    Raises
-    ------
-    ConfigError
-        A name is there twice; or one of several, which become part of metric names, has other characters than those.
+    None may be named twice. The names of several become part of metric names, which allow few characters.
     """
     names = [name.strip() for name in settings.judge_model.split(",")]
     if len(set(names)) != len(names):
@@ -43,13 +40,7 @@ def judge_models(settings: JudgeModelConfig) -> list[str]:
 
 
 def prices_of(settings: JudgeModelConfig) -> dict[str, Price]:
-    """Return the prices of the judge models; empty if none are given.
-
-    Raises
-    ------
-    ConfigError
-        The file of prices is broken or lacks a judge model, or there is a limit without prices.
-    """
+    """Return the prices of the judge models; empty if none are given. A limit without prices is refused."""
     if settings.judge_prices is None:
         if settings.judge_max_cost:
             fix = "Give judge_prices=FILE with a line 'model: {prompt: 2.5, completion: 10}', per million tokens"

@@ -18,21 +18,8 @@ from mlflow_compress.records import Generations
 def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder, *, turn: int = 0) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
-    Parameters
-    ----------
-    answers : mapping of str to Generations
-        Each model's samples for the same instructions, with the same number k per instruction.
-    encoder : AnswerEncoder
-        Encodes all texts in one pass, so that equal answers of two models have equal vectors.
-    turn : int
-        The turn whose answers are embedded.
-
-    Raises
-    ------
-    DataError
-        There are no answers, answers of several tasks, or instructions with different numbers of samples.
-    AlignmentError
-        The models have answered different instructions.
+    All models have answered the same instructions of one task, with the same number k of samples. All texts are encoded
+    in one pass, so that equal answers of two models have equal vectors.
     """
     if not answers:
         raise DataError("No answers to embed")

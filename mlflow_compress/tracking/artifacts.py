@@ -40,13 +40,7 @@ _one_thread = threading.Lock()
 
 
 def limit_bytes() -> int:
-    """Return the size limit of the cache in bytes: ``MLFLOW_COMPRESS_CACHE_GB`` (20 if not set) times 10^9.
-
-    Raises
-    ------
-    ConfigError
-        The variable is not a positive number.
-    """
+    """Return the size limit of the cache in bytes: ``MLFLOW_COMPRESS_CACHE_GB`` (20 if not set) times 10^9."""
     text = os.environ.get(LIMIT_VARIABLE, str(_DEFAULT_GB))
     try:
         gigabytes = float(text)
@@ -61,14 +55,8 @@ class Downloads:
     """Cache of downloaded folders. The least recently used ones are deleted first, but none that a process uses.
 
     An entry ``KEY/`` is complete if its listing ``KEY.json`` exists. The listing holds the SHA-256 of each file. It is
-    checked when a process first uses the entry. Readers, writers and deleting processes lock ``KEY.lock``.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the cache; created when needed.
-    limit : int
-        Size limit in bytes. Entries in use count, but are never deleted, even above the limit.
+    checked when a process first uses the entry. Readers, writers and deleting processes lock ``KEY.lock``. Entries in
+    use count for `limit` (bytes), but are never deleted, even above it.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -76,14 +64,9 @@ class Downloads:
         self.limit = limit
 
     def get(self, key: str, download: Callable[[Path], None]) -> Path:
-        """Return the folder of an entry. It is downloaded if it is missing or damaged.
+        """Return the folder of an entry. `download` fills an empty folder if the entry is missing or damaged.
 
-        Parameters
-        ----------
-        key : str
-            Name of the entry, a valid file name; equal keys must mean equal content.
-        download : callable (folder)
-            Fills an empty folder.
+        `key` is a valid file name; equal keys must mean equal content.
         """
         entry = self.folder / key
         with _one_thread:

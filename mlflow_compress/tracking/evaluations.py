@@ -76,14 +76,9 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
 
 
 def evaluations(tracker: Tracker, base_model: str) -> tuple[list[EvaluationGroup], list[Run]]:
-    """Return the finished main runs of a baseline, grouped by evaluation.
+    """Return the finished main runs of a baseline by evaluation: most items first, then newest first.
 
-    Returns
-    -------
-    evaluations : list of EvaluationGroup
-        Most items first, then newest first.
-    without : list of mlflow.entities.Run
-        Runs of an earlier release, without an evaluation id. They can be compared with no other run.
+    The second list has runs without an evaluation id. They can be compared with no other run.
     """
     groups: dict[str, list[Run]] = {}
     without = []

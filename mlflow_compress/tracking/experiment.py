@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +11,7 @@ from urllib.parse import quote
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.utils import get_results_from_paginated_fn
 from mlflow.utils.file_utils import get_local_path_or_none
 
 from mlflow_compress.tracking.database import ARTIFACTS, database_file
@@ -20,6 +21,7 @@ AUTO = "auto"
 NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
 BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
+_PAGE = 1000  # results of one request
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 
 
@@ -97,13 +99,13 @@ def _quoted(value: str) -> str | None:
 def search_runs(client: Any, filter_string: str) -> list[Run]:
     """Return the MLflow runs that a filter finds, newest first, over all experiments."""
     experiments = [e.experiment_id for e in client.search_experiments(view_type=ViewType.ACTIVE_ONLY)]
-    found: list[Run] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            experiments, filter_string=filter_string, order_by=["attributes.start_time DESC"], page_token=token
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
+    order = ["attributes.start_time DESC"]
+    return every_page(client.search_runs, experiments, filter_string=filter_string, order_by=order)
+
+
+def every_page(search: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    """Return what one of the client's searches finds, on all its pages."""
+    found: list[Any] = get_results_from_paginated_fn(
+        lambda most, token: search(*args, max_results=most, page_token=token, **kwargs), _PAGE
+    )
+    return found

@@ -29,13 +29,7 @@ RUN_FILE = "run.json"
 
 
 class FolderRun:
-    """One open run in a folder, with the methods of `TrackedRun`.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's folder. Its name is the run's id.
-    """
+    """One open run in a folder, with the methods of `TrackedRun`. The folder's name is the run's id."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,13 +97,7 @@ class FolderRun:
 
 
 class FolderStore:
-    """A folder that stores runs.
-
-    Parameters
-    ----------
-    root : Path or str
-        The folder; created if it does not exist.
-    """
+    """A folder that stores runs. It is created if it does not exist."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).expanduser().resolve()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from mlflow.exceptions import MlflowException
 
 from mlflow_compress.errors import StoreAwayError, TrackingError
+from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.waiting import PatientClient
 
 logger = logging.getLogger(__name__)
@@ -26,21 +27,13 @@ _DEAD_AFTER_S = 60.0  # without a beat
 class Lease:
     """The right to do one piece of work, among all processes that use one tracking server.
 
-    A lease is a tag of an experiment: its value names the holder, and changes every ten seconds. A process that sees
-    no lease on the work writes one, and then looks again: where several have written at once, all of them withdraw, and
+    A lease is a tag of an experiment: its value names the holder, and changes every ten seconds. A process that sees no
+    lease on the work writes one, and then looks again: where several have written at once, all of them withdraw, and
     try again after a random pause. A process that waits, and sees no change for 60 seconds of its own clock, takes the
     next number. So clocks are never compared, and a dead holder needs no hand.
 
-    Parameters
-    ----------
-    client : PatientClient
-        Client of the server.
-    experiment_id : str
-        The experiment that gets the tag. The leases of all experiments count.
-    key : str
-        Names the work: letters and digits.
-    holder : str
-        Name of this process.
+    `key` names the work in letters and digits. The tag goes to the given experiment; the leases of all experiments
+    count.
     """
 
     def __init__(self, client: PatientClient, experiment_id: str, key: str, holder: str) -> None:
@@ -143,15 +136,10 @@ def give_back_leases(client: PatientClient, holders: set[str]) -> None:
 def _leases(client: PatientClient) -> dict[str, tuple[str, str]]:
     """Return the experiment and the value of every lease, by its tag."""
     leases: dict[str, tuple[str, str]] = {}
-    token = None
-    while True:
-        page = client.search_experiments(page_token=token)
-        for experiment in page:
-            tags = experiment.tags.items()
-            leases |= {tag: (experiment.experiment_id, value) for tag, value in tags if tag.startswith(PREFIX)}
-        token = page.token
-        if not token:
-            return leases
+    for experiment in every_page(client.search_experiments):
+        tags = experiment.tags.items()
+        leases |= {tag: (experiment.experiment_id, value) for tag, value in tags if tag.startswith(PREFIX)}
+    return leases
 
 
 def _delete(client: PatientClient, experiment_id: str, tag: str) -> None:

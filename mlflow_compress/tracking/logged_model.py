@@ -126,16 +126,9 @@ class VariantEntry:
 
 
 def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
-    """Log a variant as an MLflow model and return the model's id. A resumed run keeps its model.
+    """Log the variant of a main run as an MLflow model and return the model's id. A resumed run keeps its model.
 
     The checkpoint is copied or referenced, never loaded.
-
-    Parameters
-    ----------
-    tracker : Tracker
-    run_id : str
-        The variant's main run.
-    entry : VariantEntry
     """
     client = tracker.client
     storage = entry.storage
@@ -242,14 +235,7 @@ def log_model_values(
 ) -> None:
     """Log metrics to a run and a model, so that `mlflow.search_logged_models` can filter and rank by them.
 
-    Parameters
-    ----------
-    tracker : Tracker
-    run_id, model_id : str
-    values : mapping of str to float
-        Values by metric name.
-    data_set : DataSet, optional
-        Data set of the metrics; sizes and times have none.
+    Sizes and times have no data set.
     """
     now = int(time.time() * 1000)
     link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}

@@ -13,6 +13,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 from mlflow_compress.decide.champion import Incumbent
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker
 
 _TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
@@ -28,19 +29,7 @@ def planned_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple
     """Return the name of the registered model of one baseline, whether it exists or not. Nothing is written.
 
     Two baselines may have the same label (folders of the same name). The first one gets the plain name. The names of
-    the others end in eight digits of their weights' hash.
-
-    Parameters
-    ----------
-    tracker : Tracker
-    base_model, base_weights : str
-        The baseline's label, and the SHA-256 of its weight files.
-
-    Returns
-    -------
-    name : str
-    remark : str or None
-        Explains an unusual name; None for the plain name.
+    the others end in eight digits of their weights' hash. A remark explains an unusual name.
     """
     plain = registered_name(base_model)
     tags = _tags(tracker, plain)
@@ -72,16 +61,11 @@ def registered_models(tracker: Tracker, base_model: str) -> dict[str, str | None
     """Return the registered models of all baselines of one label, each with the hash of its base weights, if known."""
     plain = registered_name(base_model)
     found: dict[str, str | None] = {}
-    token = None
-    while True:
-        page = tracker.client.search_registered_models(f"name LIKE '{plain}%'", page_token=token)
-        for model in page:
-            owner = model.tags.get(run_names.BASE_WEIGHTS)
-            if model.name == plain or (owner is not None and model.name == f"{plain}-{owner[:8]}"):
-                found[str(model.name)] = owner
-        token = page.token
-        if not token:
-            return found
+    for model in every_page(tracker.client.search_registered_models, f"name LIKE '{plain}%'"):
+        owner = model.tags.get(run_names.BASE_WEIGHTS)
+        if model.name == plain or (owner is not None and model.name == f"{plain}-{owner[:8]}"):
+            found[str(model.name)] = owner
+    return found
 
 
 def create_model(tracker: Tracker, name: str, base_weights: str) -> None:
@@ -97,14 +81,8 @@ def create_model(tracker: Tracker, name: str, base_weights: str) -> None:
 
 def versions_by_run(tracker: Tracker, name: str) -> dict[str, ModelVersion]:
     """Return the versions of a registered model by the id of their run; none if there is no such model."""
-    found: dict[str, ModelVersion] = {}
-    token = None
-    while True:
-        page = tracker.client.search_model_versions(f"name = '{name}'", page_token=token)
-        found |= {str(version.run_id): version for version in page}
-        token = page.token
-        if not token:
-            return found
+    versions = every_page(tracker.client.search_model_versions, f"name = '{name}'")
+    return {str(version.run_id): version for version in versions}
 
 
 def register_version(tracker: Tracker, name: str, run: Run) -> str:

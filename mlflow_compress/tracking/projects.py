@@ -27,8 +27,7 @@ from mlflow_compress.lifetime import STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
-from mlflow_compress.tracking.new_runs import create_run
-from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.waiting import away, patiently
 
@@ -46,12 +45,8 @@ def project_folder(stage: str) -> Path:
 def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun) -> str:
     """Run a stage's MLflow project as a child of `parent`, in this environment. Return the child's run id.
 
-    Raises
-    ------
-    StageError
-        The stage failed. The message has the child's error, or the signal that killed it. The child's run is FAILED.
-    KeyboardInterrupt
-        This process was interrupted. The child was ended first, and its run is KILLED.
+    A stage that fails is a `StageError` with the child's error, or the signal that killed it; its run is FAILED. Where
+    this process is interrupted, the child is ended first, and its run is KILLED.
     """
     child = _create_child(tracker, stage, parent)
     try:
@@ -71,17 +66,7 @@ def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, pa
 def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, parent: TrackedRun) -> str:
     """Run a stage's work in this process, as a child of `parent`. Return the child's run id.
 
-    Parameters
-    ----------
-    work : callable
-        Opens the stage's run with `tracker.run`, and does the work.
-
-    Raises
-    ------
-    StageError
-        The stage failed. The message has its error. The child's run is FAILED.
-    KeyboardInterrupt
-        This process was interrupted. The child's run is KILLED.
+    `work` opens the stage's run with `tracker.run`. A stage that fails is a `StageError`, and its run is FAILED.
     """
     child = _create_child(tracker, stage, parent)
     try:

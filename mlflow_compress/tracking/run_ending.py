@@ -69,12 +69,8 @@ def drop_unfinished(client: PatientClient, run_id: str) -> None:
 def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[None]:
     """Let the run end FINISHED, FAILED with the error, or KILLED when interrupted.
 
-    Where the store cannot be told, the run stays open, and the next process that starts ends it.
-
-    Raises
-    ------
-    MachineError
-        In place of what a full disk, too little memory or missing rights have raised.
+    Where the store cannot be told, the run stays open, and the next process that starts ends it. What a full disk, too
+    little memory or missing rights raise becomes a `MachineError`.
     """
     try:
         yield

@@ -41,6 +41,8 @@ from mlflow_compress.errors import TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.judged_answers import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.experiment import search_runs, tags_filter
+from mlflow_compress.tracking.live_processes import open_runs, own_name, run_opened
 from mlflow_compress.tracking.logged_values import new_parameters, rounded
 from mlflow_compress.tracking.waiting import PatientClient
 
@@ -49,13 +51,7 @@ _PREVIEW = 1000  # characters of question and answer in the list of traces
 
 
 def log_judged_answers(uri: str, experiment_id: str, run_id: str, judged: Sequence[JudgedAnswer]) -> None:
-    """Write one trace per answer, linked to the run.
-
-    Raises
-    ------
-    TrackingError
-        The store refused a trace. Those before it are written.
-    """
+    """Write one trace per answer, linked to the run. If the store refuses a trace, those before it are written."""
     client = TracingClient(uri)
     written = 0
     try:
@@ -130,15 +126,7 @@ _TAG_LIMIT = 5000
 
 
 class TrackedRun:
-    """One open run, to which stages write.
-
-    Parameters
-    ----------
-    client : PatientClient
-        Connected client.
-    run_id : str
-        The run's id.
-    """
+    """One open run, to which stages write."""
 
     def __init__(self, client: PatientClient, run_id: str) -> None:
         self._client = client
@@ -229,3 +217,23 @@ class TrackedRun:
     def set_note(self, markdown: str) -> None:
         """Set the run's description, cut to MLflow's limit."""
         self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])
+
+
+def create_run(client: PatientClient, uri: str, experiment_id: str, name: str, tags: Mapping[str, object]) -> str:
+    """Return the id of a new run, which is open in this process.
+
+    A server that goes away may have made the run, and not have said so. Then this run is taken, and no second one made.
+    """
+    mine = {run_names.PROCESS: own_name(uri)}
+    every = {**{key: str(value) for key, value in tags.items()}, **mine}
+
+    def made(asked: Any) -> str | None:
+        found = search_runs(asked, f"{tags_filter(mine)} and attributes.status = 'RUNNING'")
+        return next((str(run.info.run_id) for run in found if run.info.run_id not in open_runs(uri)), None)
+
+    def make(asked: Any) -> str:
+        return str(asked.create_run(experiment_id, run_name=name, tags=every).info.run_id)
+
+    run_id = client.once(make, made)
+    run_opened(uri, run_id)
+    return run_id

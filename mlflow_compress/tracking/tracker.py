@@ -30,10 +30,9 @@ from mlflow_compress.tracking.experiment import (
 )
 from mlflow_compress.tracking.lease import leased
 from mlflow_compress.tracking.live_processes import own_name, run_opened
-from mlflow_compress.tracking.new_runs import create_run
 from mlflow_compress.tracking.run_ending import close_dead_runs, until_ended
 from mlflow_compress.tracking.store import RunLink, StoredRun
-from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.waiting import PatientClient, shown_store
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
@@ -64,15 +63,8 @@ def _stored(run: Run) -> StoredRun:
 class Tracker:
     """A tested connection to the store that MLflow is configured for (default: SQLite in the working folder).
 
-    Parameters
-    ----------
-    experiment : str
-        Name of the experiment for new runs; "auto" is explained by `choose_experiment`.
-
-    Raises
-    ------
-    TrackingError
-        The store cannot be reached or written.
+    New runs go to `experiment`; "auto" is explained by `choose_experiment`. A store that cannot be reached or written
+    is a `TrackingError`.
     """
 
     def __init__(self, experiment: str = AUTO) -> None:
@@ -164,15 +156,8 @@ class Tracker:
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
         """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted.
 
-        Parameters
-        ----------
-        name, stage : str
-            Run name and the `stage` tag.
-        tags : mapping
-            More tags.
-        own : bool
-            True fills the run that `mlflow run` has created for this process, if there is one. False creates another
-            run, for example for the baseline of an evaluation.
+        `own=True` fills the run that `mlflow run` has created for this process, if there is one. False creates another
+        run, for example for the baseline of an evaluation.
         """
         given, signpost = self._take_given() if own else (None, None)
         try:

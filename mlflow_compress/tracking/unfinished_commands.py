@@ -45,16 +45,7 @@ def _notes(uri: str) -> Path:
 def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[None]:
     """Keep a note of a command, until it has ended by itself: well, or with an error that would come again.
 
-    The stages of a command that is noted need no note of their own.
-
-    Parameters
-    ----------
-    uri : str
-        The tracking store.
-    command : str
-        The command's verb.
-    parameters : mapping of str to str
-        Its parameters; they must hold no secret.
+    The stages of a command that is noted need no note of their own. The parameters must hold no secret.
     """
     if STARTED_IN in os.environ:
         yield
@@ -87,10 +78,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
 def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
     """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first.
 
-    Raises
-    ------
-    TrackingError
-        A note cannot be read.
+    A note that cannot be read is a `TrackingError`.
     """
     found = []
     for path in sorted(_notes(uri).glob("*.json"), key=lambda path: path.stat().st_mtime):

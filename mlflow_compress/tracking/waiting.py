@@ -28,13 +28,7 @@ _given_up: set[str] = set()  # stores that this process has waited for in vain: 
 
 
 def longest_wait() -> float:
-    """Return for how many seconds a store is waited for: ``MLFLOW_COMPRESS_SERVER_WAIT``, 600 if it is not set.
-
-    Raises
-    ------
-    ConfigError
-        The variable is not a number of seconds.
-    """
+    """Return for how many seconds a store is waited for: ``MLFLOW_COMPRESS_SERVER_WAIT``, 600 if it is not set."""
     text = os.environ.get(WAIT_VARIABLE, str(_DEFAULT_WAIT_S))
     try:
         seconds = float(text)
@@ -66,21 +60,9 @@ def outage(error: BaseException, uri: str) -> str | None:
 def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] | None = None) -> T:
     """Return what a call returns. While the store does not answer, the call is repeated, and the user is told.
 
-    Parameters
-    ----------
-    call : callable
-        Reads from the store, or writes to it. It may be called several times.
-    uri : str
-        The store.
-    made : callable, optional
-        Returns what a call has made whose answer was lost; None if it has made nothing. It is for calls that make
-        something new each time.
-
-    Raises
-    ------
-    StoreAwayError
-        The store did not answer for `longest_wait` seconds. Whoever calls next is told so at once, without another
-        wait, until it answers again.
+    A call that makes something new each time needs `made`, which returns what was made where the answer was lost (None
+    if nothing was). If the store does not answer for `longest_wait` seconds, this is a `StoreAwayError`. Whoever calls
+    next is told so at once, without another wait, until it answers again.
     """
     began: float | None = None
     pause = _FIRST_PAUSE_S
@@ -142,15 +124,7 @@ def shown_store(uri: str) -> str:
 
 
 class PatientClient:
-    """An MLflow client whose every call waits for a store that is away, see `patiently`.
-
-    Parameters
-    ----------
-    client : mlflow.tracking.MlflowClient
-        The client; it is also there as `impatient`.
-    uri : str
-        Its store.
-    """
+    """An MLflow client whose every call waits for a store that is away, see `patiently`. `impatient` is plain."""
 
     def __init__(self, client: Any, uri: str) -> None:
         self.impatient, self.uri = client, uri
@@ -167,11 +141,6 @@ class PatientClient:
     def once(self, make: Callable[[Any], T], made: Callable[[Any], T | None]) -> T:
         """Return what `make` makes, which must not be made twice where the answer to the first call was lost.
 
-        Parameters
-        ----------
-        make : callable (client)
-            Makes something new in the store.
-        made : callable (client)
-            Finds what an earlier call has made, if anything.
+        `made` finds what an earlier call has made, if anything. Both are called with the plain client.
         """
         return patiently(lambda: make(self.impatient), self.uri, made=lambda: made(self.impatient))

@@ -37,13 +37,7 @@ T = TypeVar("T")
 
 
 class LoopInThread:
-    """Runs asynchronous work in its own thread.
-
-    Parameters
-    ----------
-    at_once : int
-        Most things that `for_all` works on at the same time.
-    """
+    """Runs asynchronous work in its own thread, at most `at_once` things of `for_all` at the same time."""
 
     def __init__(self, at_once: int) -> None:
         self._places = asyncio.Semaphore(at_once)
@@ -150,8 +144,7 @@ class Failure:
 def refused(
     config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str
 ) -> Failure | MlflowCompressError:
-    """Return what an HTTP error meansx
-    : useless to go on, to be tried again, or the end of this call."""
+    """Return what an HTTP error means: an error if it is useless to go on, otherwise a failure that may pass or not."""
     error = body if isinstance(body, dict) else {}
     code, said = str(error.get("code") or ""), config.clean(message)
     if status in (401, 403):
@@ -176,10 +169,7 @@ def refused(
 def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoReply:
     """Return why a call is not made again.
 
-    Raises
-    ------
-    MlflowCompressError
-        Of the kind `config.error`. The endpoint has never `answered` as one: its address is wrong.
+    Where the endpoint has never `answered` as one, its address is wrong: that is raised.
     """
     tried = f"Tried {config.max_retries + 1} times"
     reason, detail = found.no_reply.reason, f"{config.where} {found.no_reply.detail}"
@@ -194,14 +184,9 @@ MINUTE = 60.0
 
 
 class PerMinute:
-    """At most `limit` units in any minute, for calls of one event loop.
+    """At most `limit` units (requests or tokens) in any minute, for calls of one event loop; 0 is no limit.
 
-    Parameters
-    ----------
-    limit : int
-        Units (requests or tokens) in a minute; 0 is no limit. A call that alone is larger waits for an empty minute.
-    minute : float
-        Length of the minute in seconds.
+    A call that alone is larger waits for an empty minute.
     """
 
     def __init__(self, limit: int, *, minute: float = MINUTE) -> None:
@@ -267,13 +252,7 @@ class Dialect:
         return settings if self.system else {**settings, "system": "in the user's message"}
 
     def learn(self, refusal: str) -> bool:
-        """Change what the endpoint's message refuses. Return whether the call should be made again.
-
-        Parameters
-        ----------
-        refusal : str
-            Message and parameter name of an HTTP 400 or 422.
-        """
+        """Change what the endpoint's message (of an HTTP 400 or 422) refuses. Return whether to call again."""
         if self.length == "max_tokens" and _LENGTH.search(refusal):
             self.length = "max_completion_tokens"
         elif self.temperature and _TEMPERATURE.search(refusal):
@@ -293,12 +272,7 @@ class Transport:
     """An open connection to one endpoint, to be used as a context manager.
 
     The calls run in an event loop in a thread of its own, so that callers stay synchronous, in a notebook too.
-
-    Parameters
-    ----------
-    config : EndpointConfig
-    spending : Spending, optional
-        Counts tokens, and holds the budget.
+    `spending` counts tokens, and holds the budget.
     """
 
     def __init__(self, config: EndpointConfig, spending: Spending | None = None) -> None:
@@ -334,22 +308,10 @@ class Transport:
         return self._loop.for_all(function, things)
 
     async def complete(self, messages: Sequence[dict[str, str]], *, model: str, max_tokens: int) -> Reply | NoReply:
-        """Return a completion at temperature 0, or the reason why there is none.
+        """Return a completion at temperature 0, or the reason why there is none. A model that reasons gets more room.
 
-        Parameters
-        ----------
-        messages : sequence of dict
-            The chat messages.
-        model : str
-            The model that is asked.
-        max_tokens : int
-            Longest visible reply; a model that reasons gets more room.
-
-        Raises
-        ------
-        MlflowCompressError
-            Of the kind `config.error`. Every further call would be useless: wrong key, unknown model, wrong address, no
-            credit left.
+        Wrong key, unknown model, wrong address, no credit left: an error of the kind `config.error`, because every
+        further call would be useless.
         """
         dialect = self._dialects.setdefault(model, Dialect())
         if not dialect.settled:
@@ -362,13 +324,7 @@ class Transport:
         return await self._try(messages, model, max_tokens, dialect)
 
     async def embed(self, texts: Sequence[str], *, model: str) -> Embedded | NoReply:
-        """Return one vector per text, or the reason why there are none.
-
-        Raises
-        ------
-        MlflowCompressError
-            As `complete`.
-        """
+        """Return one vector per text, or the reason why there are none; errors as in `complete`."""
 
         async def once() -> Embedded | NoReply | Failure:
             n_bytes = sum(len(text.encode()) for text in texts)
@@ -387,25 +343,10 @@ class Transport:
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], *, model: str, n_bytes: int
     ) -> A | NoReply:
-        """Return what `read` finds in the answer to any request, or the reason why there is none.
+        """Return what `read` finds in the answer to any request, or why there is nothing; errors as in `complete`.
 
-        Parameters
-        ----------
-        path : str
-            Below the endpoint's address, or a whole address.
-        body : mapping
-            What is sent, as JSON.
-        read : callable (body)
-            Reads the response; a `NoReply` is asked again.
-        model : str
-            The model that is asked.
-        n_bytes : int
-            Length of what is sent in bytes; with `tokens_per_minute` it decides the pace.
-
-        Raises
-        ------
-        MlflowCompressError
-            As `complete`.
+        `path` is below the endpoint's address, or a whole address. `n_bytes` is the length of what is sent: with
+        `tokens_per_minute` it decides the pace. What `read` returns as a `NoReply` is asked again.
         """
         import httpx
 
@@ -480,16 +421,7 @@ class Transport:
     ) -> A | NoReply | Failure:
         """Return the outcome of one request, after rate limits and budget allow it.
 
-        Parameters
-        ----------
-        send : callable () -> awaitable
-            Makes the request.
-        read : callable (body)
-            Reads the response.
-        model : str
-            The model that is asked.
-        n_bytes, room : int
-            Length of what is sent in bytes, and of the longest reply in tokens.
+        `n_bytes` is the length of what is sent, `room` that of the longest reply in tokens.
         """
         most = self.spending.most(model, n_bytes, room)
         async with self._money:

@@ -65,12 +65,7 @@ class NoReply:
 def read_completion(body: str, model: str) -> Reply | NoReply:
     """Return the completion in a response's body; a `NoReply` if there is none in it.
 
-    Parameters
-    ----------
-    body : str
-        The response as it came: perhaps cut off, HTML, or JSON of another kind.
-    model : str
-        The model that was asked: the name of a completion that has none.
+    The body may be cut off, HTML, or JSON of another kind. `model` is the name of a completion that has none.
     """
     try:
         found = parse_json(body, source="the reply")
@@ -98,17 +93,7 @@ class Embedded:
 
 
 def read_embeddings(body: str, model: str, n: int) -> Embedded | NoReply:
-    """Return the vectors in a response's body, in the order of the n texts; a `NoReply` if they are not in it.
-
-    Parameters
-    ----------
-    body : str
-        The response as it came.
-    model : str
-        The model that was asked: the name of a response that has none.
-    n : int
-        Number of texts.
-    """
+    """Return the vectors in a response's body, in the order of the n texts; a `NoReply` if they are not in it."""
     try:
         found = parse_json(body, source="the reply")
     except DataError:
@@ -174,15 +159,10 @@ def content_key(**content: Any) -> str:
 
 
 class ReplyCache:
-    """Answers by content key. A new one is on disk before `put` returns.
+    """Answers by content key, in a file or (None) in memory. A new one is on disk before `put` returns.
 
     A last line that is incomplete, because its process was killed, is dropped. Any other broken line is a `DataError`.
     Several processes may share the file. A lock file next to it keeps their lines complete.
-
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        The file; None for a cache in memory.
     """
 
     def __init__(self, path: Path | None) -> None:

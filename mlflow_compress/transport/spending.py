@@ -33,13 +33,7 @@ class Price(BaseModel):
 
 
 def read_prices(path: Path) -> dict[str, Price]:
-    """Return the prices of a YAML file, ``model: {prompt: 2.5, completion: 10}``, by model.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or an entry is not a price.
-    """
+    """Return the prices of a YAML file, ``model: {prompt: 2.5, completion: 10}``, by model."""
     given = read_file(path, parameter="judge_prices")
     try:
         return TypeAdapter(dict[str, Price]).validate_python(given)

@@ -60,14 +60,7 @@ def judged_answers(
 ) -> list[JudgedAnswer]:
     """Return every answer that was judged, in the order of the instructions.
 
-    Parameters
-    ----------
-    instructions : sequence of Instruction
-        What was asked.
-    answers : mapping of str to Generations
-        One answer per turn of "baseline" and "variant".
-    judgments : mapping of str to Judgments or None
-        What judges say of them, by the same names. A comparison of two answers stands with the variant's.
+    `answers` and `judgments` are by "baseline" and "variant". A comparison of two answers stands with the variant's.
     """
     found = []
     for who, generations in answers.items():
@@ -126,13 +119,7 @@ def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> Ru
 
 
 def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
-    """Return the embedded answers; None if no judge computes embeddings.
-
-    Raises
-    ------
-    ConfigError
-        Two judges give embeddings. A similarity is computed from one set of embeddings.
-    """
+    """Return the embedded answers; None if no judge computes embeddings. Similarity is computed from one set."""
     vectors = {name: one.vectors for name, one in judged.items() if one.vectors is not None}
     if len(vectors) > 1:
         raise ConfigError("Only one judge may give embeddings", got=", ".join(vectors), fix="Uninstall one of them")
@@ -303,13 +290,8 @@ def run_judge(
 ) -> AnswerEvaluation:
     """Run the stage in its own run, and return the results. Wrong parameters are refused before a run is made.
 
-    `say` shows a line to the user: what the judgments will cost.
-
-    Raises
-    ------
-    MlflowCompressError
-        A missing checkpoint, broken instructions, an encoder that does not load, a judge that cannot be reached. If too
-        many judgments have no rating, or the money is spent, everything is logged first.
+    `say` shows a line to the user: what the judgments will cost. If too many judgments have no rating, or the money is
+    spent, everything is logged before the error is raised.
     """
     check_address(config)
     prices_of(config.judging)

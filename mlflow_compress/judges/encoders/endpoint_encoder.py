@@ -50,13 +50,9 @@ class EndpointEncoder:
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one vector per text, shape (n, d); each distinct text is paid for once.
 
-        An empty text is sent as one space, because endpoints refuse empty texts.
-
-        Raises
-        ------
-        JudgeError
-            A call failed for good; what other calls have returned is kept. Or the endpoint changed its model, or the
-            length of its vectors, between two calls.
+        An empty text is sent as one space, because endpoints refuse empty texts. A call that failed for good is a
+        `JudgeError`; what other calls have returned is kept. So is an endpoint that changed its model, or the length of
+        its vectors.
         """
         distinct = list(dict.fromkeys(texts))
         missing = [text for text in distinct if self.cache.get(self._key(text)) is None]
@@ -124,13 +120,7 @@ class EncoderSettings(BaseModel):
 
 
 def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEncoder:
-    """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`.
-
-    Raises
-    ------
-    ConfigError
-        The address is none, ENCODER_API_KEY is not set, or `encoder` names no model of the endpoint.
-    """
+    """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`."""
     if settings.encoder_base_url is None:
         raise ConfigError("No address of an encoder given", fix="Set encoder_base_url")
     if settings.encoder == EMBEDDED or not settings.encoder.strip():

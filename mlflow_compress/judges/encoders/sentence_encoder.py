@@ -55,25 +55,11 @@ class SentenceEncoder:
 
 
 def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEncoder:
-    """Return a loaded sentence encoder.
+    """Return a loaded sentence encoder: "embedded", one in a folder, or one of the hub.
 
-    Parameters
-    ----------
-    encoder : str
-        "embedded", a folder, or a hub name such as "sentence-transformers/all-MiniLM-L12-v2", which is ConSCompF's.
-        Any model that the library sentence-transformers reads from safetensors weights without code of its own.
-    device : str
-        "auto" (a GPU if there is one), "cpu" or "cuda".
-
-    Raises
-    ------
-    MissingDependencyError
-        sentence-transformers or the package with the embedded encoder is not installed.
-    CheckpointError
-        The embedded weights are not those that this version expects, a folder or hub model cannot be read, does not
-        say how it pools (`modules.json`), brings code of its own, or has pickled weights.
-    ConfigError
-        The name is empty.
+    Any model that the library sentence-transformers reads, such as ConSCompF's
+    "sentence-transformers/all-MiniLM-L12-v2". It must have safetensors weights, say how it pools (`modules.json`), and
+    bring no code of its own.
     """
     if not encoder.strip():
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
