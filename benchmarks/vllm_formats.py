@@ -21,7 +21,7 @@ import numpy as np
 
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.compression import method_table
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.commands.rate.rating_files import read_ratings
+from mlflow_compress.commands.rate.run import read_ratings
 from mlflow_compress.reporting.answers_page import render_answers
 from mlflow_compress.reporting.rating_sheet import rating_page
 from tests.browser import AXE, Browser, browser, chromium

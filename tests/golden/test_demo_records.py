@@ -19,7 +19,7 @@ import torch
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store.state_store import StateStore

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import mlflow_compress as mc
 from mlflow_compress.cli import main
-from mlflow_compress.commands.rate.rating_files import RatingKey, drawn_sheet, read_ratings
-from mlflow_compress.commands.rate.run import rating_results
+from mlflow_compress.commands.rate.run import RatingKey, drawn_sheet, rating_results, read_ratings
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.reporting.answers_page import ComparedAnswer, as_jsonl

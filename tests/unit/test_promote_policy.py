@@ -13,7 +13,7 @@ import yaml
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate.stored import results_json
-from mlflow_compress.commands.shared.speed_runs import skipped_tag
+from mlflow_compress.commands.shared.past_runs import skipped_tag
 from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all

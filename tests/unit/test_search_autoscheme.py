@@ -11,9 +11,8 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.commands.search import choice as autoscheme
-from mlflow_compress.commands.search.choice import autoscheme_choices, integer_formats
+from mlflow_compress.commands.search.choice import autoscheme_choices, candidates, integer_formats
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.search.space import candidates
 from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
 from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
 from mlflow_compress.errors import MissingDependencyError, UnsupportedError

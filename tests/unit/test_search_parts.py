@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.commands.search.measured_costs import joined_distances, read_search_text
-from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.search.result import SearchedVariant
-from mlflow_compress.commands.search.run import UnitKl, _windows
-from mlflow_compress.commands.search.space import (
+from mlflow_compress.commands.search.choice import (
     candidates,
     limits_of,
     recipe_variant,
     require_in_reach,
     require_mixable,
 )
+from mlflow_compress.commands.search.measured_costs import joined_distances, read_search_text
+from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.commands.search.result import SearchedVariant
+from mlflow_compress.commands.search.run import UnitKl, _windows
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.decide.cost_table import Limit

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mlflow_compress as mc
-from mlflow_compress.commands.shared.model_names import model_path
+from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.vllm_limits import check_target
 from mlflow_compress.errors import UnsupportedError

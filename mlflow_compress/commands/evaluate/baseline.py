@@ -20,8 +20,7 @@ from mlflow_compress.commands.evaluate.stored import (
     write_metadata,
 )
 from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
-from mlflow_compress.commands.shared.model_names import baseline_label
-from mlflow_compress.commands.shared.task_inputs import trace_prompts
+from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded

@@ -13,7 +13,7 @@ from typing import Any
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.shared.model_names import baseline_label, folder_or_hub, model_path
+from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
 from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, engines_of_files
 from mlflow_compress.engines.local import LocalEngine, LocalModel

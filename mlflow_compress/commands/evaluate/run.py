@@ -14,8 +14,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.evaluate.stored import EvalMetadata, logged, results_json, settings_of, write_metadata
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.model_names import ServedVariant, baseline_label, described
-from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.inputs import ServedVariant, baseline_label, described, suite_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, as_text

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.task_inputs import task_settings
+from mlflow_compress.commands.shared.inputs import task_settings
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite

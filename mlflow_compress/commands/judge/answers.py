@@ -10,13 +10,13 @@ from mlflow_compress.commands.evaluate.baseline import STATES
 from mlflow_compress.commands.evaluate.models import OneLoaded, open_baseline
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
-from mlflow_compress.commands.shared.model_names import (
+from mlflow_compress.commands.shared.inputs import (
     baseline_label,
     described,
+    instructions_of,
     model_label,
     read_manifest,
 )
-from mlflow_compress.commands.shared.task_inputs import instructions_of
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.judges import JUDGES, chosen_judges

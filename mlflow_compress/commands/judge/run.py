@@ -20,8 +20,13 @@ from mlflow_compress.commands.judge.answers import (
 )
 from mlflow_compress.commands.judge.answers_artifact import log_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.shared.model_names import ServedVariant, baseline_label, described, folder_or_hub
-from mlflow_compress.commands.shared.task_inputs import instructions_of
+from mlflow_compress.commands.shared.inputs import (
+    ServedVariant,
+    baseline_label,
+    described,
+    folder_or_hub,
+    instructions_of,
+)
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError

@@ -17,8 +17,7 @@ from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.parameters import PlanConfig
 from mlflow_compress.commands.plan.result import CostPlan, StageCost
-from mlflow_compress.commands.shared.model_names import model_label
-from mlflow_compress.commands.shared.task_inputs import instructions_of, suite_of
+from mlflow_compress.commands.shared.inputs import instructions_of, model_label, suite_of
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError

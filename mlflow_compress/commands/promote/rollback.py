@@ -7,8 +7,8 @@ from typing import Any
 
 from mlflow_compress.commands.promote.parameters import HistoryConfig, RollbackConfig
 from mlflow_compress.commands.promote.result import AliasHistory, Rollback, Tenure
-from mlflow_compress.commands.shared.model_names import model_label
-from mlflow_compress.commands.shared.registered import registered_model_of
+from mlflow_compress.commands.shared.inputs import model_label
+from mlflow_compress.commands.shared.past_runs import registered_model_of
 from mlflow_compress.config import as_text
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking import run_names

@@ -10,9 +10,8 @@ from typing import Any
 
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.result import Promotion
-from mlflow_compress.commands.shared.candidate_values import candidates_of, records_of
-from mlflow_compress.commands.shared.model_names import model_label
-from mlflow_compress.commands.shared.registered import base_weights
+from mlflow_compress.commands.shared.inputs import model_label
+from mlflow_compress.commands.shared.past_runs import base_weights, candidates_of, records_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import NONE

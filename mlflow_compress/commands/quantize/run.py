@@ -10,8 +10,7 @@ from filelock import FileLock
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.result import CompressedModel
-from mlflow_compress.commands.shared.model_names import model_label, model_path
-from mlflow_compress.commands.shared.task_inputs import calibration_set
+from mlflow_compress.commands.shared.inputs import calibration_set, model_label, model_path
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import AUTO, METHODS, NONE, MethodConfig, Setting, method_config, variant_label

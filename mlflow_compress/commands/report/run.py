@@ -25,8 +25,8 @@ from mlflow_compress.commands.report.scores import (
     score_runs,
     unlike,
 )
-from mlflow_compress.commands.shared.candidate_values import absent_values
-from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
+from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
+from mlflow_compress.commands.shared.past_runs import absent_values
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import read_policy
 from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read_gates

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import stored_results
-from mlflow_compress.commands.shared.speed_runs import timed_in
+from mlflow_compress.commands.shared.past_runs import timed_in
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline

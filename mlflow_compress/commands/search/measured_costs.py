@@ -15,7 +15,7 @@ import torch
 from mlflow_compress.commands.evaluate.models import light
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
-from mlflow_compress.commands.shared.model_names import model_path
+from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.decide.cost_estimate import (
     EstimateKind,

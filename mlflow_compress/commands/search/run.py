@@ -12,12 +12,18 @@ import numpy as np
 
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
+    CandidateFormat,
     Choice,
     autoscheme_choices,
+    candidates,
     choose_formats,
     first_table,
     integer_formats,
+    limits_of,
     measured,
+    recipe_variant,
+    require_in_reach,
+    require_mixable,
 )
 from mlflow_compress.commands.search.measured_costs import (
     SwapCosts,
@@ -27,17 +33,8 @@ from mlflow_compress.commands.search.measured_costs import (
 )
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
-from mlflow_compress.commands.search.space import (
-    CandidateFormat,
-    candidates,
-    limits_of,
-    recipe_variant,
-    require_in_reach,
-    require_mixable,
-)
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.model_names import folder_or_hub, model_label, model_path, read_manifest
-from mlflow_compress.commands.shared.task_inputs import suite_of
+from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep

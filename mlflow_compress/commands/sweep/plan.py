@@ -12,14 +12,20 @@ from typing import Any
 from mlflow_compress.commands.evaluate.baseline import evaluation_id
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
-from mlflow_compress.commands.main.checked_parameters import check_served, name_of, resolved_parameters
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.run import variant_key
+from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, variant_key
 from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
 from mlflow_compress.commands.report.scores import stage_seconds
-from mlflow_compress.commands.shared.model_names import SERVED_METHOD, folder_or_hub, model_label, model_path
+from mlflow_compress.commands.shared.inputs import (
+    SERVED_METHOD,
+    calibration_set,
+    folder_or_hub,
+    instructions_of,
+    model_label,
+    model_path,
+    suite_of,
+)
 from mlflow_compress.commands.shared.progress import duration
-from mlflow_compress.commands.shared.task_inputs import calibration_set, instructions_of, suite_of
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig

@@ -1,20 +1,27 @@
-"""Path, display name and manifest of a model, without loading it."""
+"""What parameters name, read and checked before a model is loaded: models, tasks, instructions, calibration text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED, is_endpoint
+from mlflow_compress.config import EMBEDDED, as_text, is_endpoint
 from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.items.sources.instructions import Instruction, find_instructions
+from mlflow_compress.items.suite import Suite, load_suite
+from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.kept import kept
 from mlflow_compress.paths import started_in
 
 
@@ -131,4 +138,53 @@ def _no_folder(parameter: str, value: str, *, allowed: str) -> ConfigError:
     looked = "" if Path(value).is_absolute() else f" (looked for in {started_in()})"
     return ConfigError(
         f"Parameter '{parameter}' names no folder{looked}", allowed=allowed, got=value, fix="Give its absolute path"
+    )
+
+
+def task_settings(config: EvaluateConfig) -> TaskSettings:
+    """Return how items are drawn and shown: the parameters of the same names, with "" for a text that is not given."""
+    values = config.values()
+    named = {field.name: values[field.name] for field in fields(TaskSettings)}
+    given: dict[str, Any] = {name: "" if value is None else value for name, value in named.items()}
+    return TaskSettings(**given)
+
+
+def suite_of(config: EvaluateConfig) -> Suite:
+    """Return the suite that a configuration names: tasks and corpora."""
+    deciding = tuple((name, value) for name, value in as_text(config).items() if name != "checkpoint")
+    suite = kept(
+        ("suite", deciding),
+        lambda: load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config)),
+    )
+    if any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
+        trace_prompts(config)  # a wrong set is refused now, not when a model has been loaded
+    return suite
+
+
+def trace_prompts(config: EvaluateConfig) -> list[Instruction]:
+    """Return the instructions that the baseline answers for the task `traces`: a seeded draw, in the set's order."""
+    asked, settings = config.traces, task_settings(config)
+    found = find_instructions(
+        asked.trace_instructions, model=config.source.model, settings=settings, parameter="trace_instructions"
+    )
+    if not 0 < asked.trace_prompts < len(found):
+        return found
+    chosen = seeded(settings, "traces").sample(range(len(found)), asked.trace_prompts)
+    return [found[number] for number in sorted(chosen)]
+
+
+def instructions_of(config: JudgeConfig) -> list[Instruction]:
+    """Return the instructions that a configuration names."""
+    settings = TaskSettings(
+        seed=config.source.seed, limit=config.answers.instruction_limit, data_dir=config.source.data_dir or ""
+    )
+    return find_instructions(config.answers.instructions, model=config.source.model, settings=settings)
+
+
+def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:
+    """Return the calibration set of a method; None where the method needs no calibration."""
+    if not METHODS.get(config.compression.method).needs_calibration:
+        return None
+    return load_calibration(
+        config.compression.calibration, model=config.source.model, data_dir=config.source.data_dir or ""
     )

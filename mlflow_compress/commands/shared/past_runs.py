@@ -1,21 +1,101 @@
-"""Variants as candidates: with the numbers that a policy reads of their evaluations, and the stages that finished."""
+"""What earlier runs say: values that candidates compete by, registered versions, and the runtime of a speed stage."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import results_from_json
-from mlflow_compress.commands.shared.model_names import SERVED_METHOD, compresses
-from mlflow_compress.commands.shared.speed_runs import timed_in
+from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
+from mlflow_compress.config import EMBEDDED
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.promotion import Candidate
+from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.kept import kept
+from mlflow_compress.models.source_model import resolve as resolve_source
+from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
+from mlflow_compress.tracking.model_registry import registered_models
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
+
+
+def weights_of(model: str) -> str:
+    """Return the hash of a baseline's weights, which promotions of its variants share; of a hub id too."""
+    source = resolve_source(model_path(model))
+    return kept(("weights", source.folder), lambda: hash_weights(source.folder)[1])
+
+
+def base_weights(model: str) -> str | None:
+    """Return the hash of the weights in a folder (or of the demo); None for a name."""
+    if model == EMBEDDED or Path(model).is_dir():
+        return hash_weights(Path(model_path(model)))[1]
+    return None
+
+
+def registered_model_of(tracker: Tracker, model: str) -> str:
+    """Return the registered model of a baseline, given by its folder or by a name that only one model has.
+
+    Raises
+    ------
+    ConfigError
+        Nothing of this baseline is registered, or several models have this name.
+    """
+    label, weights = model_label(model), base_weights(model)
+    every = registered_models(tracker, label)
+    found = [name for name, owner in every.items() if weights in (None, owner)]
+    if len(found) != 1:
+        what = "Nothing was promoted of this model" if not found else f"'{label}' is the name of {len(found)} models"
+        fix = "Promote a variant first" if not found else "Give the model's folder"
+        raise ConfigError(what, allowed=sorted(every) or None, got=model, fix=fix)
+    return found[0]
+
+
+_DESCRIBED = "speed_"  # before the names of the parameters that describe the runtime
+_PARTS = ("runtime", "device", "dtype")
+_SKIPPED = "speed: "
+
+
+@dataclass(frozen=True)
+class TimedIn:
+    """The runtime with its version, or the reason why there is none; the other of the two is empty."""
+
+    runtime: str = ""
+    reason: str = ""
+
+
+def skipped_tag(reason: str) -> dict[str, str]:
+    """Return the tag of a stage's run that has timed nothing."""
+    return {run_names.SKIPPED: f"{_SKIPPED}{reason}"}
+
+
+def description(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a stage's run that describe the runtime: its version, the device and the dtype."""
+    return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS}
+
+
+def described_runtime(run: Any) -> dict[str, str]:
+    """Return what describes the runtime of a stage's run; nothing where nothing was timed."""
+    params = run.data.params
+    return {name: params[f"{_DESCRIBED}{name}"] for name in _PARTS if f"{_DESCRIBED}{name}" in params}
+
+
+def timed_in(run: Any | None) -> TimedIn:
+    """Return what the run of a variant's speed stage says; None where a variant has no such run."""
+    if run is None:
+        return TimedIn(reason=NO_SPEED_STAGE)
+    if run.info.status != "FINISHED":
+        return TimedIn(reason=f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}")
+    if run_names.SKIPPED in run.data.tags:
+        return TimedIn(reason=run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED))
+    return TimedIn(runtime=described_runtime(run)["runtime"])
+
 
 _MEASURING = ("evaluate", "judge", "speed")  # stages whose runs hold results
 
