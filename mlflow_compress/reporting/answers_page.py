@@ -13,7 +13,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.reporting.table import TEMPLATES
+from mlflow_compress.reporting.tables import TEMPLATES
 
 _WORD = re.compile(r"\s*\S{1,40}|\s+")
 _LONGEST_WORD = 20  # characters by which the mark may begin before the difference

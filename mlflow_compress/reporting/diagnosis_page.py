@@ -9,7 +9,7 @@ from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.html import embedded, setting_pairs
 from mlflow_compress.reporting.numbers import NATS, PLAIN, interval_text
-from mlflow_compress.reporting.table import TEMPLATES, Column, Table
+from mlflow_compress.reporting.tables import TEMPLATES, Column, Table
 
 if TYPE_CHECKING:
     from mlflow_compress.reporting.figures import Figure

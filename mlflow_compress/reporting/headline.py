@@ -20,7 +20,7 @@ from mlflow_compress.reporting.numbers import (
     scale_of,
     value_text,
 )
-from mlflow_compress.reporting.table import Column, Named, Table, escape_markdown, result_text
+from mlflow_compress.reporting.tables import Column, Named, Table, escape_markdown, result_text
 
 
 def _side(change: float, direction: str) -> str:
@@ -323,21 +323,21 @@ _WIDTH = 100
 _IN_A_TERMINAL = ("metric", "n", "baseline", "variant")
 
 
-def headline_rows_table(pooled: Pooled, rows: Iterable[HeadlineRow]) -> Table:
-    """Return the headline table of `headline_rows`."""
+def headline_rows_table(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None) -> Table:
+    """Return the headline table with all its columns."""
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True), *map(Column, _IN_A_TERMINAL[1:]), Column(difference, left=True)]
     return Table(
         columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
         rows=[
             (Named(r.label, r.meaning), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
-            for r in rows
+            for r in headline_rows(pooled, sizes, gates)
         ],
     )
 
 
 def _narrow(pooled: Pooled, manifest: Sizes | None, gates: Mapping[str, float] | None) -> Table:
-    table = headline_rows_table(pooled, headline_rows(pooled, manifest, gates))
+    table = headline_rows_table(pooled, manifest, gates)
     return table.only(*(column.label for column in table.columns[:5]))
 
 

@@ -15,12 +15,11 @@ from mlflow_compress.reporting.headline import (
     Sizes,
     failures,
     footnotes,
-    headline_rows,
     headline_rows_table,
     interval_percent,
 )
 from mlflow_compress.reporting.numbers import scale_of, value_text
-from mlflow_compress.reporting.table import TEMPLATES, Cell, Column, Named, Table, result_text
+from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Named, Table, result_text
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.reporting.figures import Figure
@@ -179,7 +178,7 @@ def render_report(
         title=title,
         verdict=verdict,
         failures=failures(failed_stages),
-        headline=headline_rows_table(pooled, headline_rows(pooled, manifest, gates)),
+        headline=headline_rows_table(pooled, manifest, gates),
         notes=footnotes(pooled, gates=gates, n_truncated=n_truncated),
         figures=[embedded(figure) for figure in figures],
         flips=flip_rows(flips),

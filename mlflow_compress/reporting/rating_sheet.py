@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from mlflow_compress.reporting.table import TEMPLATES, csv_text
+from mlflow_compress.reporting.tables import TEMPLATES, csv_text
 
 CHOICES = ("A", "tie", "B", "both bad")
 """What a rater may choose."""

@@ -8,7 +8,7 @@ from mlflow_compress.decide.scoreboard.scored_variant import DELTA, JUDGE, NO_SP
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
-from mlflow_compress.reporting.table import MISSING, Column, Table, csv_text, escape_markdown
+from mlflow_compress.reporting.tables import MISSING, Column, Table, csv_text, escape_markdown, filled
 
 _WITH_INTERVAL = (DELTA, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
@@ -160,15 +160,19 @@ def similarity_csv(found: ModelSimilarity) -> str:
     )
 
 
-def scoreboard_columns(board: Scoreboard) -> dict[str, list[object]]:
-    """Return the main columns with plain numbers, as MLflow shows a table."""
+_UNITS = {"bytes": "bytes", "percent": "%", "share": "share of 1"}  # Labels name the other units
+
+
+def scoreboard_columns(board: Scoreboard, *, every: bool = False) -> dict[str, list[object]]:
+    """Return the main columns, or every one, with plain numbers under their label and unit, as MLflow shows a table."""
     found: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
-    for column in (column for column in board.columns if column.main):
-        cells = [row.cells.get(column.key) for row in board.rows]
-        found[column.label] = [None if cell is None else cell.value for cell in cells]
-        if column.key in _WITH_INTERVAL:
-            found[f"{column.label}, low"] = [None if cell is None else cell.low for cell in cells]
-            found[f"{column.label}, high"] = [None if cell is None else cell.high for cell in cells]
+    for column in board.columns:
+        if column.main or every:
+            label = f"{column.label} ({_UNITS[column.unit]})" if column.unit in _UNITS else column.label
+            ends = ("value", "low", "high") if every or column.key in _WITH_INTERVAL else ("value",)
+            for end in ends:
+                values = [getattr(row.cells.get(column.key), end, None) for row in board.rows]
+                found[label if end == "value" else f"{label}, {end}"] = values
     found["accuracy p (Holm)"] = [row.accuracy_p_holm for row in board.rows]
     found["Pareto front"] = [row.on_front for row in board.rows]
     if _is_timed(board):
@@ -177,3 +181,11 @@ def scoreboard_columns(board: Scoreboard) -> dict[str, list[object]]:
     found["status"] = [row.status if not row.reason else f"{row.status}: {row.reason}" for row in board.rows]
     found["run_id"] = [row.run_id for row in board.rows]
     return found
+
+
+def scoreboard_frame(board: Scoreboard) -> list[dict[str, object]]:
+    """Return one row per variant with every column that is not always empty."""
+    columns = scoreboard_columns(board, every=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    names = filled(rows)
+    return [{name: row[name] for name in names} for row in rows]

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import NATS, bytes_text, interval_text, value_text
-from mlflow_compress.reporting.table import MISSING, Column, Table, csv_text, escape_markdown
+from mlflow_compress.reporting.tables import MISSING, Column, Table, csv_text, escape_markdown
 
 Row = Mapping[str, Any]
 

@@ -10,7 +10,8 @@ from typing import Any
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.diagnosis_page import diagnosis_sentence, group_row
+from mlflow_compress.reporting.diagnosis_page import diagnosis_sentence, group_row, groups_table
+from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -69,6 +70,10 @@ class Diagnosis(Tabular):
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per group of weights, in the model's order."""
         return [group_row(group) for group in self.found.groups]
+
+    def table(self) -> Table:
+        """Return the groups of weights, the one that moves most first."""
+        return groups_table(self.found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""

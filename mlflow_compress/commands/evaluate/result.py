@@ -11,6 +11,7 @@ from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 if TYPE_CHECKING:
@@ -70,10 +71,12 @@ class Measurement(Tabular):
         """Return one row per result."""
         return [asdict(result) for result in self.results]
 
-    def notebook_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the headline results: the others are too many for a notebook."""
-        part = ("task", "category")
-        return [{k: v for k, v in asdict(result).items() if k not in part} for result in self.pooled.values()]
+    def table(self) -> Table:
+        """Return the headline table: the other values are too many for a reader."""
+        from mlflow_compress.reporting.headline import headline_rows_table
+
+        table = headline_rows_table(self.pooled, getattr(self, "manifest", None), getattr(self, "gates", None))
+        return (table if table.rows else super().table()).filled()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""

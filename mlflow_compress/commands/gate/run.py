@@ -41,7 +41,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import RunRecords
-from mlflow_compress.reporting.table import escape_markdown
+from mlflow_compress.reporting.tables import escape_markdown
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS

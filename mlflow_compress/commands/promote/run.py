@@ -22,7 +22,7 @@ from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, gates_
 from mlflow_compress.decide.promotion import Candidate, Decision, Score, decide
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
-from mlflow_compress.reporting.table import escape_markdown
+from mlflow_compress.reporting.tables import escape_markdown
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.model_registry import (

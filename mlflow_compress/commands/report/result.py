@@ -10,6 +10,7 @@ from typing import Any
 from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreRow
+from mlflow_compress.reporting.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,18 @@ class VariantsReport(Tabular):
             }
             for row in self.board.rows
         ]
+
+    def table(self) -> Table:
+        """Return the scoreboard."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_table
+
+        return scoreboard_table(self.board)
+
+    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
+
+        return scoreboard_frame(self.board)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""

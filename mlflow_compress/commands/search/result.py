@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.reporting.search_tables import search_finding, search_notes, search_table
+from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -218,6 +219,10 @@ class Search(Tabular):
             {**asdict(one), "prediction_error": one.prediction_error, "against_mix": one.against_mix}
             for one in self.variants
         ]
+
+    def table(self) -> Table:
+        """Return every variant with the linear mix of its size."""
+        return search_table(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""

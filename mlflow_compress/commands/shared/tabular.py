@@ -1,10 +1,15 @@
-"""What every result with rows offers: pandas, Arrow, a dictionary, and a table in a notebook."""
+"""What every result with rows offers: a data frame, an Arrow table, a short text, and a table in a notebook."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.metrics.core.metric_registry import all_keys
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.tables import Column, Table, filled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -12,9 +17,18 @@ if TYPE_CHECKING:
 
     from mlflow_compress.tracking.store import RunLink
 
+_MOST_LINES = 24  # of the table in `repr`, which fits a terminal of 30 lines with the sentence and what is left out
+_WIDEST = 160  # characters of one of its lines
+_SENTENCE = 400  # characters of its sentence
+
 
 class Tabular(ABC):
     """A result that is a table of rows."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Keep the short `repr` where a dataclass would write one with every record."""
+        super().__init_subclass__(**more)
+        cls.__repr__ = Tabular.__repr__  # type: ignore[method-assign]
 
     @abstractmethod
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -29,30 +43,55 @@ class Tabular(ABC):
         """Return what the command line shows."""
         return self.summary
 
+    def table(self) -> Table:
+        """Return the rows as reports and terminals show them: a metric's label, its value with unit and interval."""
+        rows, keys = self.to_rows(), all_keys()
+        if not rows or not all({"name", "value", "low", "high"} <= row.keys() and row["name"] in keys for row in rows):
+            return Table.of(self.frame_rows())
+        names = ("name", "value", "low", "high")
+        shown = [
+            {"metric": keys[r["name"]].label or r["name"], "task": r.get("task"), "category": r.get("category")}
+            | {"value": MetricResult(*(r[name] for name in names)), "n": r.get("n")}
+            for r in rows
+        ]
+        return Table.of(shown)
+
+    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the data frame: label and unit stand beside a metric's name, no column is always empty."""
+        rows, keys = self.to_rows(), all_keys()
+        names = filled(rows)
+        if "name" not in names or not any(row["name"] in keys for row in rows):
+            return [{name: row[name] for name in names} for row in rows]
+        found = []
+        for row in rows:
+            key = keys.get(row["name"])
+            shown = {"label": key.label or key.meaning, "unit": key.unit} if key else {"label": "", "unit": ""}
+            found.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
+        return found
+
     def to_pandas(self) -> pd.DataFrame:
         """Return the rows as a pandas data frame."""
         import pandas as pd
 
-        return pd.DataFrame(list(self.to_rows()))
+        return pd.DataFrame(list(self.frame_rows()))
 
     def to_arrow(self) -> pa.Table:
         """Return the rows as an Arrow table."""
         import pyarrow as pa
 
-        return pa.Table.from_pylist([dict(row) for row in self.to_rows()])
+        return pa.Table.from_pylist([dict(row) for row in self.frame_rows()])
 
-    def notebook_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows that a notebook shows: all of them, unless a result has too many."""
-        return self.to_rows()
+    def __repr__(self) -> str:
+        """Return the sentence and the first rows."""
+        lines = self.table().lines()
+        cut = [line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…" for line in lines[:_MOST_LINES]]
+        more = [f"({len(lines) - _MOST_LINES} more rows: to_pandas() has all)"] if len(lines) > _MOST_LINES else []
+        sentence = self.summary.splitlines()[0] if len(self.summary) <= _SENTENCE else f"{self.summary[:_SENTENCE]}…"
+        return "\n".join([f"{type(self).__name__}: {sentence}", "", *cut, *more])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sentence, then rows."""
-        from html import escape
-
-        import pandas as pd
-
-        table = pd.DataFrame(list(self.notebook_rows())).to_html(index=False, na_rep="", border=0)
-        return f"<p>{escape(self.summary)}</p>{table}"
+        """Return what a notebook shows: the sentence, then the table."""
+        return f"<p>{escape(self.summary)}</p>{self.table().html()}"
 
 
 def lines_of_run(run: RunLink | None) -> list[str]:
@@ -62,5 +101,5 @@ def lines_of_run(run: RunLink | None) -> list[str]:
 
 def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines with aligned columns."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
-    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in table]
+    head, *rows = table
+    return Table(columns=[Column(text, left=True) for text in head], rows=rows).lines(ruled=False)

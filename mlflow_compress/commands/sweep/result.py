@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -183,6 +184,18 @@ class Sweep(Tabular):
             }
             for row in self.scoreboard.rows
         ]
+
+    def table(self) -> Table:
+        """Return the scoreboard."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_table
+
+        return scoreboard_table(self.scoreboard)
+
+    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
+
+        return scoreboard_frame(self.scoreboard)
 
     def to_dict(self) -> dict[str, Any]:
         """Return scoreboard and plan as plain values, ready for JSON."""

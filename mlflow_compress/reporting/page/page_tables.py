@@ -13,7 +13,7 @@ from mlflow_compress.decide.gates import FLIPS
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.page_content import PageContent, shared_changes
-from mlflow_compress.reporting.table import MISSING, Column, Named, Table
+from mlflow_compress.reporting.tables import MISSING, Column, Named, Table
 
 LEVELS = 8
 """Shades of a heat map."""

@@ -12,7 +12,7 @@ from mlflow_compress.reporting.html import setting_pairs
 from mlflow_compress.reporting.page.page_content import PageContent
 from mlflow_compress.reporting.page.page_tables import flips_by_part, heat_map, items_by_task, made_table, shared_table
 from mlflow_compress.reporting.scoreboard_text import score_text, scoreboard_markdown
-from mlflow_compress.reporting.table import Column, Table, escape_markdown
+from mlflow_compress.reporting.tables import Column, Table, escape_markdown
 
 _TOLD = (RATIO, KL, FLIPS, DECODE_SPEEDUP, MEMORY_RATIO)
 _FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}

@@ -29,7 +29,7 @@ from mlflow_compress.reporting.page.page_text import (
     sample_prompts,
 )
 from mlflow_compress.reporting.scoreboard_text import correlation_text, finding, legend, main_correlations, score_text
-from mlflow_compress.reporting.table import TEMPLATES
+from mlflow_compress.reporting.tables import TEMPLATES
 
 _HERE = Path(__file__).parent
 MOST_WARNINGS = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,10 @@ class Table:
         rows = [[row[i] for i in places] for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in places], rows=rows)
 
+    def filled(self) -> Table:
+        """Return the columns that are not empty in every row."""
+        return self.only(*(c.label for i, c in enumerate(self.columns) if any(_has(row[i]) for row in self.rows)))
+
     def texts(self) -> list[list[str]]:
         """Return the cells as text."""
         return [[cell_text(cell) for cell in row] for row in self.rows]
@@ -148,10 +152,12 @@ def _plain(value: Any) -> Cell:
 
 
 def filled(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of rows, without those that are None, "" or an empty collection in every row."""
-    return [
-        name for name in (records[0] if records else ()) if any(r[name] not in (None, "", (), [], {}) for r in records)
-    ]
+    """Return the keys of rows, without those that are None or empty in every row."""
+    return [name for name in (records[0] if records else ()) if any(_has(record[name]) for record in records)]
+
+
+def _has(value: Any) -> bool:
+    return value is not None and not (isinstance(value, Sized) and len(value) == 0)
 
 
 def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
