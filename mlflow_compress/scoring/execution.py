@@ -15,7 +15,7 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.generation.remote_decoding import RemoteCausalLM
+from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts
 from mlflow_compress.scoring.plan.units import Plan, group_units
 from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets, joined_arrays

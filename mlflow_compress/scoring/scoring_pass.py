@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.baseline_store.store_manifest import Keys
+from mlflow_compress.scoring.baseline_store.state_writer import Keys
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.journal import Arrays

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
+from mlflow_compress.scoring.kernels import numba_kernel, row_stats
 from mlflow_compress.scoring.kernels import row_stats as top_tokens
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
 from mlflow_compress.scoring.kernels.row_stats import stable_divergences
@@ -24,7 +24,7 @@ NAMES = ("kl", "kl_reverse", "js", "tv")
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """On a CPU the loops run; here what runs elsewhere has to pass the same tests."""
     if request.param == "torch":
-        monkeypatch.setattr(numba_kernel, "compute_row_stats", torch_kernel.compute_row_stats)
+        monkeypatch.setattr(numba_kernel, "compute_row_stats", row_stats.compute_row_stats)
     return str(request.param)
 
 

@@ -16,7 +16,7 @@ from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.records.kinds import ServingMemory, Timings
-from mlflow_compress.scoring.speed.measured_model import MeasuredModel, RuntimeCall, runtime_of
+from mlflow_compress.scoring.speed.timing import MeasuredModel, RuntimeCall, runtime_of
 
 
 def timings(rounds: list[list[float]], batch: int = 1, prompt_tokens: int = 10) -> Timings:

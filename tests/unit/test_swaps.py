@@ -16,8 +16,16 @@ from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_answers
 from mlflow_compress.scoring.swaps import swap_meter
-from mlflow_compress.scoring.swaps.layer_outputs import KeptOutputs
-from mlflow_compress.scoring.swaps.swap_meter import ALL, NO_SWAP, WHOLE, Swap, SwapMeter, noise_swap, swapped
+from mlflow_compress.scoring.swaps.swap_meter import (
+    ALL,
+    NO_SWAP,
+    WHOLE,
+    KeptOutputs,
+    Swap,
+    SwapMeter,
+    noise_swap,
+    swapped,
+)
 from tests.unit.scoring_models import CONFIGS, VOCAB, load_random
 
 NAMES = list(CONFIGS)

@@ -41,8 +41,17 @@ from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.records import RunRecords
 from mlflow_compress.records.kinds import ServingMemory, Timings
-from mlflow_compress.scoring.speed.measured_model import LLAMA_CPP, VLLM, RuntimeCall, RuntimeChoice, runtime_of
-from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timed_in_turn
+from mlflow_compress.scoring.speed.timing import (
+    BATCHES,
+    LLAMA_CPP,
+    VLLM,
+    ModelTimes,
+    RuntimeCall,
+    RuntimeChoice,
+    TimingPlan,
+    runtime_of,
+    timed_in_turn,
+)
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS

@@ -25,7 +25,7 @@ from mlflow_compress.engines.endpoint.top_k_bound import TopBound, top_k_bound
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, TopLists
 from mlflow_compress.errors import EndpointError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
-from mlflow_compress.scoring.baseline_store.store_manifest import Keys
+from mlflow_compress.scoring.baseline_store.state_writer import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut

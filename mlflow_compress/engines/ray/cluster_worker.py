@@ -17,8 +17,7 @@ from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store.state_store import SentHead, SentStates, as_bytes, from_bytes
-from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows, StoredRows, head_file
-from mlflow_compress.scoring.baseline_store.store_manifest import Keys
+from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows, Keys, StoredRows, head_file
 from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode

@@ -26,18 +26,18 @@ from safetensors.torch import load_file
 from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
-from mlflow_compress.scoring.baseline_store.store_manifest import (
+from mlflow_compress.scoring.baseline_store.state_writer import (
     FORMAT,
     HEAD_FILE,
     LOG_PROBS,
     MANIFEST,
     Keys,
+    StateWriter,
     StoreManifest,
 )
 from mlflow_compress.scoring.forward.head import Head, LanguageModelHead, rebuild_head
 
-__all__ = ["StateStore", "StateWriter", "StoreManifest"]
+__all__ = ["StateStore", "StateWriter"]
 
 _OPEN_SHARDS = 2
 _PROBES = 16  # keys that are compared before the complete sequence of keys

@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from mlflow_compress.scoring.forward.body import scaled_positions
 from mlflow_compress.scoring.generation.drawing import draw
-from mlflow_compress.scoring.generation.generation_rows import CausalLM, Ending, GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import AnsweringModel, CausalLM, Ending, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
 
 Tensor = torch.Tensor
@@ -366,3 +367,29 @@ def _own_settings(loaded: CausalLM, ends: Collection[int]) -> Iterator[None]:
         yield
     finally:
         loaded.model.generation_config = original
+
+
+class RemoteCausalLM(AnsweringModel, Protocol):
+    """Interface of a model that is not in this process, and decodes where it is (`cluster.remote_model`)."""
+
+    def decode(
+        self,
+        rows: Sequence[GenerationRow],
+        config: GenerationConfig,
+        *,
+        until: Sequence[str],
+        end_tokens: Collection[int],
+        label: str,
+        after_shard: Callable[[], None] = lambda: None,
+        speed: Speed | None = None,
+    ) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does."""
+
+
+AnyCausalLM = CausalLM | RemoteCausalLM
+
+
+def decoder(loaded: AnyCausalLM) -> Callable[..., None]:
+    """Return what decodes with this model: the model itself where it is elsewhere, `decode` in this process."""
+    elsewhere = getattr(type(loaded), "decode", None)
+    return partial(decode, cast(CausalLM, loaded)) if elsewhere is None else partial(elsewhere, loaded)

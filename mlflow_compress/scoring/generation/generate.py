@@ -21,8 +21,8 @@ import numpy as np
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
-from mlflow_compress.scoring.generation.remote_decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.encoding import Encoder

@@ -9,8 +9,7 @@ from functools import cached_property
 import torch
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.kernels import numba_kernel, torch_kernel
-from mlflow_compress.scoring.kernels import numba_kernel as kl_kernel
+from mlflow_compress.scoring.kernels import numba_kernel, row_stats
 from mlflow_compress.scoring.kernels.row_stats import (
     DIVERGENCES,
     RowStats,
@@ -63,9 +62,9 @@ class KlBaseline:
     logits: Tensor  # shape (n, vocab_size)
 
     @cached_property
-    def rows(self) -> kl_kernel.BaselineRows:
+    def rows(self) -> numba_kernel.BaselineRows:
         """The rows with their normalisers, for the CPU."""
-        return kl_kernel.baseline_rows(self.logits.cpu())
+        return numba_kernel.baseline_rows(self.logits.cpu())
 
 
 def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
@@ -80,7 +79,7 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
         base = baseline.logits.to(logits.device)
         sums = _sums(logits, base)
         return _distances(logits, base, sums)["kl"], most_probable(logits, sums.maxima).cpu()
-    found = kl_kernel.compute_kl_rows(logits, baseline.rows)
+    found = numba_kernel.compute_kl_rows(logits, baseline.rows)
     _require_finite(found.log_normaliser, found.base_log_normaliser)
     kl = found.kl
     for row in _unsure(kl[None], logits.shape[1]):
@@ -91,7 +90,7 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
 
 def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:
     """Return the sums of all rows. Logits that are not numbers are refused."""
-    kernel = numba_kernel if logits.device.type == "cpu" else torch_kernel
+    kernel = numba_kernel if logits.device.type == "cpu" else row_stats
     sums: RowStats = kernel.compute_row_stats(logits, baseline)
     _require_finite(sums.log_normaliser, sums.base_log_normaliser)
     return sums

@@ -1,14 +1,164 @@
-"""Times a baseline and a variant in turn, so that what else the machine does weighs on both alike."""
+"""Times models in the runtimes that they are meant for: one process per model, baseline and variant in turn."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
+from mlflow_compress.errors import WorkerError
+from mlflow_compress.models import architectures
 from mlflow_compress.records.kinds import Timings
-from mlflow_compress.scoring.speed.measured_model import MeasuredModel, Memory, RuntimeCall
+from mlflow_compress.scoring.child_process import exit_reason
+
+TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
+
+_OF_VLLM = ("compressed-tensors", "gptq", "awq", "fp8")
+
+
+@dataclass(frozen=True)
+class RuntimeChoice:
+    """The runtime that a checkpoint is meant for; None, and the reason, where there is none to be timed in."""
+
+    runtime: str | None
+    reason: str = ""
+
+
+def runtime_of(folder: Path, device: str) -> RuntimeChoice:
+    """Return the runtime whose kernels compute with what the checkpoint stores."""
+    files = architectures.weight_files(folder)
+    if files and files[0].suffix == ".gguf":
+        if importlib.util.find_spec("llama_cpp") is None:
+            return RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
+        return RuntimeChoice(LLAMA_CPP)
+    kind = architectures.quant_method(folder)
+    if kind is None:
+        return RuntimeChoice(TRANSFORMERS)
+    if kind in architectures.OWN_FORMATS:
+        return RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
+    if kind in _OF_VLLM:
+        return RuntimeChoice(VLLM)
+    if kind == "bitsandbytes" and device == "cpu":
+        return RuntimeChoice(None, "bitsandbytes' weights are expanded on a CPU: its kernels run on a GPU")
+    if kind in ("torchao", "bitsandbytes"):
+        return RuntimeChoice(TRANSFORMERS)
+    return RuntimeChoice(None, f"it is not known which runtime computes with the format {kind}")
+
+
+_PROCESS = Path(__file__).with_name("model_process.py")
+_RUNTIMES = Path(__file__).with_name("in_runtimes")
+_PACKAGE_ROOT = str(Path(__file__).parents[3])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeCall:
+    """How a runtime opens one model."""
+
+    runtime: str  # "transformers", "vllm" or "llama.cpp"
+    python: str  # The interpreter of the runtime's environment
+    folder: str  # The checkpoint, or the GGUF file
+    dtype: str  # "auto" for the checkpoint's own
+    device: str  # "cpu" or "cuda"
+    n_threads: int  # Threads on a CPU
+    n_context: int  # Longest sequence in tokens
+    n_batch: int  # Most sequences at the same time
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a model takes above the libraries, after it has worked, and at most."""
+
+    resident: int
+    peak: int
+
+
+class MeasuredModel:
+    """A loaded model in its runtime. Use it as a context manager: the process ends with the block.
+
+    `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
+    version, device and dtype.
+
+    Raises `WorkerError`: the runtime cannot load the model, or has ended; with its own last words.
+    """
+
+    def __init__(self, call: RuntimeCall) -> None:
+        self._call = call
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        script = _RUNTIMES / f"in_{call.runtime.replace('.', '_')}.py"
+        threads = str(call.n_threads)
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if call.runtime == "transformers":
+            known = (_PACKAGE_ROOT, os.environ.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(part for part in known if part)
+        else:
+            environment.pop("PYTHONPATH", None)  # other environments have other libraries
+        self._process = subprocess.Popen(
+            [call.python, "-P", str(_PROCESS), str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+
+    def open(self) -> None:
+        """Load the model."""
+        call = self._call
+        found = self._ask(
+            do="open",
+            folder=call.folder,
+            dtype=call.dtype,
+            device=call.device,
+            n_threads=call.n_threads,
+            n_context=call.n_context,
+            n_batch=call.n_batch,
+        )
+        self.load_seconds = float(found.pop("load_seconds"))
+        self.described = {name: str(value) for name, value in found.items()}
+
+    def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
+        """Continue all prompts together by `n_new` tokens; return the seconds from the start to each step's end."""
+        found = self._ask(do="generate", prompts=[list(map(int, prompt)) for prompt in prompts], n_new=n_new)
+        return [float(seconds) for seconds in found["seconds"]]
+
+    def memory(self) -> Memory:
+        """Return the memory that the model takes."""
+        found = self._ask(do="memory")
+        return Memory(int(found["resident_bytes"]), int(found["peak_bytes"]))
+
+    def _ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
+        if "error" in answer:
+            raise WorkerError(f"{self._call.runtime} failed with {self._call.folder}: {answer['error']}")
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
 
 BATCHES = (1, 8)
 """Sequences that are generated together: one user, and a busy server."""
