@@ -36,8 +36,8 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / IDENTITY
         if path.is_file():
-            found = _json(path.read_bytes(), path)
-            differ = sorted(k for k in found.keys() | identity.keys() if found.get(k) != identity.get(k))
+            stored = _json(path.read_bytes(), path)
+            differ = sorted(k for k in stored.keys() | identity.keys() if stored.get(k) != identity.get(k))
             if differ:
                 raise StoreError(
                     f"The folder holds an interrupted pass with other {', '.join(differ)}",
@@ -86,10 +86,10 @@ class Journal:
 
 
 def _json(data: bytes, path: Path) -> dict[str, Any]:
-    found = parse_json(data, source=path, error=StoreError)
-    if not isinstance(found, dict):
+    value = parse_json(data, source=path, error=StoreError)
+    if not isinstance(value, dict):
         raise StoreError(f"{path.name} holds no object", got=str(path), fix="Delete the folder to start again")
-    return found
+    return value
 
 
 logger = logging.getLogger(__name__)

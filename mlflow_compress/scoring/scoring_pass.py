@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -199,7 +199,8 @@ class ScoringPass:
             try:
                 return [body.run(unit, attention)]
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                # On a CPU it is a plain RuntimeError.
+                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 if not _can_split(unit):
                     raise UnsupportedError(
@@ -236,8 +237,3 @@ def joined_arrays(parts: Sequence[Arrays]) -> Arrays:
 
 def _can_split(unit: PackedBatch | PaddedBatch) -> bool:
     return len(unit.sequences) > 1 if isinstance(unit, PaddedBatch) else len(unit.ids) > 1
-
-
-def _is_out_of_memory(error: Any) -> bool:
-    """Whether an error means that memory ran out; on a CPU that is a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

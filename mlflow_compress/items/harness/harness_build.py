@@ -104,14 +104,14 @@ def harness_metrics(
     A document with an option longer than the model's context is left out and counted. (The harness's own backend raises
     an error there.)
     """
-    found: list[HarnessMetric] = []
+    metrics: list[HarnessMetric] = []
     for leaf in leaves:
         responses = _responses(name, leaf, records)
         scored = [document for document in leaf.documents if document.item_id in responses]
         if scored:
             values = {"sample_len": len(scored), **_aggregated(leaf.task, _values(leaf, scored, responses))}
-            found += _listed(leaf.name, values, n_unscored=len(leaf.documents) - len(scored))
-    return found + group_averages(groups, found)
+            metrics += _listed(leaf.name, values, n_unscored=len(leaf.documents) - len(scored))
+    return metrics + group_averages(groups, metrics)
 
 
 def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
@@ -124,25 +124,23 @@ def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) 
     for metric in members:
         table.setdefault(metric.part, {"sample_len": metric.n})[f"{metric.metric},{metric.filter}"] = metric.value
         unscored[metric.part] = metric.n_unscored
-    found: list[HarnessMetric] = []
+    metrics: list[HarnessMetric] = []
     for group in groups.values():
         names = [task.task_name for task in group.get_all_tasks() if task.task_name in table]
         if group.has_aggregation and names:
-            found += _listed(group.name, group.aggregate(table), n_unscored=sum(unscored[name] for name in names))
-    return found
+            metrics += _listed(group.name, group.aggregate(table), n_unscored=sum(unscored[name] for name in names))
+    return metrics
 
 
 def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[HarnessMetric]:
     """Return the metrics of one row of the harness's table of results, without its standard errors."""
-    found = []
-    for key, value in values.items():
-        metric, comma, kind = key.partition(",")
-        if comma and not metric.endswith("_stderr") and isinstance(value, int | float | np.number):
-            n = int(values["sample_len"])
-            found.append(
-                HarnessMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
-            )
-    return found
+    n = int(values["sample_len"])
+    columns = ((*key.partition(","), value) for key, value in values.items())
+    return [
+        HarnessMetric(part=part, metric=metric, filter=kind, value=float(value), n=n, n_unscored=n_unscored)
+        for metric, comma, kind, value in columns
+        if comma and not metric.endswith("_stderr") and isinstance(value, int | float | np.number)
+    ]
 
 
 def judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
@@ -176,12 +174,8 @@ def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
         for task, item, option, loglik, greedy in zip(*(wanted.column(c).to_pylist() for c in columns), strict=True)
         if loglik is not None
     }
-    found: dict[str, list[Any]] = {}
-    for document in leaf.documents:
-        keys = _keys(name, leaf, document)
-        if all(key in scores for key in keys):
-            found[document.item_id] = [scores[key] for key in keys]
-    return found
+    keys = {document.item_id: _keys(name, leaf, document) for document in leaf.documents}
+    return {item: [scores[key] for key in its] for item, its in keys.items() if all(key in scores for key in its)}
 
 
 def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int]]:
@@ -230,7 +224,7 @@ def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dic
 
 def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the value per "metric,filter", aggregated as in `lm_eval.evaluator`; by default the mean."""
-    found: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     for kind, rows in by_filter.items():
         columns: dict[str, list[Any]] = defaultdict(list)
         for row in rows:
@@ -238,8 +232,8 @@ def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]])
                 columns[metric].append(value)
         for metric, values in columns.items():
             aggregate = task.aggregation().get(metric, lambda v: sum(v) / len(v))
-            found[f"{metric},{kind}"] = aggregate(values)
-    return found
+            values_by_name[f"{metric},{kind}"] = aggregate(values)
+    return values_by_name
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -267,23 +261,21 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     Raises `UnsupportedError`: the task samples its answers, needs images or sound, or runs generated code.
     """
     loaded = load_harness_tasks(name, shots=shots, data_dir=settings.data_dir, folders=folders)
-    is_one_task = name in loaded.groups and _averages_items(loaded.groups[name])
-    found = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
-    shapes = {(_family(leaf), _rule(leaf)) for leaf in found}
-    if is_one_task and (len(shapes) > 1 or found[0].kind != "options"):
-        found = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in found]
+    group = loaded.groups.get(name)
+    is_one_task = (
+        group is not None and group.has_aggregation and all(m.weight_by_size for m in group.aggregate_metric_list)
+    )
+    leaves = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
+    shapes = {(_family(leaf), _rule(leaf)) for leaf in leaves}
+    if is_one_task and (len(shapes) > 1 or leaves[0].kind != "options"):
+        leaves = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in leaves]
         is_one_task = False
     if is_one_task:
-        return Parts(tasks=tuple(_tasks(name, found, loaded.groups)))
-    tasks = tuple(task for leaf in found for task in _tasks(leaf.name, [leaf], {}))
+        return Parts(tasks=tuple(_tasks(name, leaves, loaded.groups)))
+    tasks = tuple(task for leaf in leaves for task in _tasks(leaf.name, [leaf], {}))
     averaged = any(group.has_aggregation for group in loaded.groups.values())
     averages = (GroupAverages(name=name, average=partial(group_averages, loaded.groups)),) if averaged else ()
     return Parts(tasks=tasks, averages=averages)
-
-
-def _averages_items(group: Any) -> bool:
-    """Return whether the harness averages a group over its items, rather than over its members."""
-    return bool(group.has_aggregation) and all(metric.weight_by_size for metric in group.aggregate_metric_list)
 
 
 def _renamed(leaf: Leaf) -> list[Document]:
@@ -301,8 +293,10 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
         for row in limited(name, rows, settings):
             number = row["number"]
             doc = docs[number]
+            # Old tasks, written as classes, do not accept the argument `gen_prefix`.
+            prefixed = {"gen_prefix": text} if (text := task.doc_to_prefix(doc)) else {}
             context = task.fewshot_context(
-                doc, num_fewshot=task.get_config("num_fewshot") or 0, **_gen_prefix(task, doc), **in_context
+                doc, num_fewshot=task.get_config("num_fewshot") or 0, **prefixed, **in_context
             )
             made = task.construct_requests(doc=doc, ctx=context, metadata=(name, number, 1), **in_request)
             instances = sorted(made if isinstance(made, list) else [made], key=lambda instance: instance.idx)
@@ -320,21 +314,11 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
     return Leaf(name, records, task, documents, known[kinds.pop()])
 
 
-def _gen_prefix(task: Any, doc: Any) -> dict[str, Any]:
-    """Return the argument `gen_prefix`, if it is needed. Old tasks, written as classes, do not accept it."""
-    prefix = task.doc_to_prefix(doc)
-    return {"gen_prefix": prefix} if prefix else {}
-
-
 def _choices(leaf: Leaf, document: Document) -> list[str]:
     """Return a document's options, as the harness counts their characters."""
     if leaf.task.OUTPUT_TYPE == "multiple_choice":
         return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
     return [instance.args[1].lstrip() for instance in document.instances]
-
-
-def _metrics(leaf: Leaf) -> set[str]:
-    return set(leaf.task.aggregation())
 
 
 def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
@@ -367,19 +351,20 @@ def _rule(leaf: Leaf) -> str:
     family = _family(leaf)
     if family in ("last_word", "exact"):
         return {"last_word": "greedy", "exact": "exact_match"}[family]
-    return "loglik_per_char" if family == "cloze" and "acc_norm" in _metrics(leaf) else "loglik"
+    return "loglik_per_char" if family == "cloze" and "acc_norm" in leaf.task.aggregation() else "loglik"
 
 
-def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
+def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
     """Return the tasks of one or several leaf tasks: the task itself, and its options without context if needed."""
-    family, rule, rows = _family(found[0]), _rule(found[0]), _Rows()
-    for leaf in found:
+    first, rows = leaves[0], _Rows()
+    family, rule = _family(first), _rule(first)
+    for leaf in leaves:
         for document in leaf.documents:
             _add(rows, name, family, rule, leaf, document)
-    first = found[0]
     answering, documents = None, ()
     if first.kind == "answer":
-        answering = _answering(first)
+        until, length = generation_settings(first.documents[0].instances[0].args[1], first.name)
+        answering = Answering(until=until, max_new_tokens=length, judge=partial(judge_answers, first))
     elif first.kind == "rolling":
         documents = tuple(document.instances[0].args[0] for document in first.documents)
         rows = _Rows()
@@ -391,7 +376,7 @@ def _tasks(name: str, found: Sequence[Leaf], groups: Mapping[str, Any]) -> list[
             requests=tuple(rows.requests),
             answering=answering,
             documents=documents,
-            harness_metrics=partial(harness_metrics, name, tuple(found), groups),
+            harness_metrics=partial(harness_metrics, name, tuple(leaves), groups),
         )
     ]
     if rows.extra:
@@ -442,20 +427,14 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
         rows.extra_items.append({**alone, "options": choices})
 
 
-def _answering(leaf: Leaf) -> Answering:
-    """Return how a task's answers are generated and graded."""
-    until, length = generation_settings(leaf.documents[0].instances[0].args[1], leaf.name)
-    return Answering(until=until, max_new_tokens=length, judge=partial(judge_answers, leaf))
-
-
-def generation_settings(given: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
+def generation_settings(arguments: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
     """Return the stop sequences and the longest answer in tokens, from the settings of a harness request.
 
     Raises `UnsupportedError`: the task samples its answers.
     """
-    if given.get("do_sample") and float(given.get("temperature", 1.0) or 0.0) > 0:
+    if arguments.get("do_sample") and float(arguments.get("temperature", 1.0) or 0.0) > 0:
         raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")
-    until = given.get("until") or ()
-    lengths = (given.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
+    until = arguments.get("until") or ()
+    lengths = (arguments.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
     ends = (until,) if isinstance(until, str) else tuple(end for end in until if end)
     return ends, int(next((length for length in lengths if length is not None), DEFAULT_TOKENS))

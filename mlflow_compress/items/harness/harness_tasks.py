@@ -157,9 +157,8 @@ def _local_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iter
     """
     from lm_eval.tasks._factory import TaskFactory
 
-    where: list[
-        tuple[str, str, Path | None]
-    ] = []  # task, data set and local folder, in the order in which they are read
+    # Task, data set and local folder, in the order in which they are read
+    where: list[tuple[str, str, Path | None]] = []
 
     class Local(TaskFactory):  # type: ignore[misc]  # the harness has no types
         def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -239,9 +238,3 @@ def _seeded() -> Iterator[None]:
     finally:
         random.setstate(state)
         np.random.set_state(numpy_state)
-
-
-def leaves(loaded: Sequence[Loaded]) -> Iterator[tuple[str, Any]]:
-    """Yield the leaf tasks of several names, with their names."""
-    for one in loaded:
-        yield from one.tasks.items()

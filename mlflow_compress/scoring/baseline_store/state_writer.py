@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -288,13 +289,10 @@ class StateWriter:
     def _flush(self) -> None:
         if self._pending:
             first = self._pending[0]
-            self._know(first.kind, first.reason, self._own_head)
+            assert isinstance(self.loaded, ModelWithHead)
+            self._know(first.kind, first.reason, partial(head_file, self.loaded))
             self._write(self._pending)
             self._pending = []
-
-    def _own_head(self) -> bytes:
-        assert isinstance(self.loaded, ModelWithHead)
-        return head_file(self.loaded)
 
     def _know(self, kind: str, reason: str | None, head: Callable[[], bytes]) -> None:
         """Take over, or check, what is stored of each row; write the head's weights once."""

@@ -165,7 +165,7 @@ class Body:
                 use_cache=True,
             )
         if unit.keep != NO_PREFIX:
-            self._prefixes[unit.keep] = keys_values(cache)
+            self._prefixes[unit.keep] = [(layer.keys, layer.values) for layer in cache.layers]
         return hidden[0, rows.to(hidden.device)]
 
     def _mask(self, unit: PackedBatch, seen: int) -> Tensor:
@@ -202,11 +202,6 @@ def fork_kv_cache(prefix: KeysValues, n_layers: int) -> Cache:
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values  # an update concatenates into new tensors
     return Cache(layers=layers)
-
-
-def keys_values(cache: Cache) -> KeysValues:
-    """Return the keys and values of a cache, one pair per layer."""
-    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def split_body_and_head(model: Any) -> tuple[Body, LanguageModelHead, str | None]:

@@ -252,12 +252,12 @@ def decode(
 
 def shards(rows: Sequence[GenerationRow], config: GenerationConfig) -> list[list[GenerationRow]]:
     """Return the rows in shards, short prompts first. Rows of one prompt are not parted unless they fill a batch."""
-    found: list[list[GenerationRow]] = [[]]
+    parts: list[list[GenerationRow]] = [[]]
     for group in _by_prompt(sorted(rows, key=lambda row: (len(row.prompt), row.prompt)), config.batch_rows):
-        if found[-1] and len(found[-1]) + len(group) > _SHARD * config.batch_rows:
-            found.append([])
-        found[-1] += group
-    return found
+        if parts[-1] and len(parts[-1]) + len(group) > _SHARD * config.batch_rows:
+            parts.append([])
+        parts[-1] += group
+    return parts
 
 
 def _by_prompt(rows: Sequence[GenerationRow], most: int) -> list[list[GenerationRow]]:

@@ -22,7 +22,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
+from mlflow_compress.scoring.generation.generation_rows import AnsweringModel, GenerationRow, Speed
 from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.encoding import Encoder
@@ -59,18 +59,6 @@ def reasoning_span(tokenizer: Any, prompt: str, tokens: Sequence[int]) -> tuple[
 logger = logging.getLogger(__name__)
 
 
-class CheckpointedModel(Protocol):
-    """Interface of a model, as far as its answers depend on it."""
-
-    @property
-    def weights(self) -> str:
-        """Hash of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """torch.dtype of its weights."""
-
-
 class GenerationCheckpoint:
     """Restores the rows that an earlier run has finished, and saves the rows that this run finishes.
 
@@ -83,7 +71,7 @@ class GenerationCheckpoint:
     def __init__(
         self,
         folder: Path,
-        loaded: CheckpointedModel,
+        loaded: AnsweringModel,
         rows: Sequence[GenerationRow],
         config: GenerationConfig,
         *,
@@ -151,9 +139,6 @@ def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
         row.done = True
 
 
-_LOG = logging.getLogger(__name__)
-
-
 class MultiTurnInstruction(Protocol):
     """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
 
@@ -180,8 +165,8 @@ def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConf
     rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie. Which rows meet
     depends on the prompts and the settings, not on interruptions (see `decoding`).
     """
-    rows = [_row(prompt, sample, config.temperature, config) for prompt in prompts for sample in range(config.samples)]
-    _fill_prompts(loaded, rows, [p for p in prompts for _ in range(config.samples)], config, special=True)
+    draws = [(prompt, sample, config.temperature) for prompt in prompts for sample in range(config.samples)]
+    rows = _rows(loaded, draws, config, special=True)
     decoder(loaded)(rows, config, until=(), end_tokens=(), label="generate")
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
@@ -203,8 +188,7 @@ def generate_until(
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
     )
-    rows = [_row(prompt, 0, 0.0, config) for prompt in prompts]
-    _fill_prompts(loaded, rows, prompts, config, special=True)
+    rows = _rows(loaded, [(prompt, 0, 0.0) for prompt in prompts], config, special=True)
     _decode(loaded, rows, config, until=until, resume=resume)
     return [row.text for row in rows]
 
@@ -235,17 +219,17 @@ def generate_two_turns(
     conversations: list[list[str]] = [[] for _ in units]
     records: list[dict[str, Any]] = []
     for turn in range(turns):
-        asked = [i for i, (item, _) in enumerate(units) if len(item.turns) > turn]
+        open_units = [i for i, (item, _) in enumerate(units) if len(item.turns) > turn]
         prompts = []
-        for i in asked:
+        for i in open_units:
             conversations[i].append(units[i][0].turns[turn])
             prompts.append(style.prompt(conversations[i], system=system))
-        rows = [
-            _row(prompt, units[i][1], by_category.get(units[i][0].category, config.temperature), config)
-            for prompt, i in zip(prompts, asked, strict=True)
+        draws = [
+            (prompt, units[i][1], by_category.get(units[i][0].category, config.temperature))
+            for prompt, i in zip(prompts, open_units, strict=True)
         ]
-        _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
-        for row, i in zip(rows, asked, strict=True):
+        rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
+        for row, i in zip(rows, open_units, strict=True):
             row.messages = style.messages(conversations[i], system=system)
         _decode(
             loaded,
@@ -257,7 +241,7 @@ def generate_two_turns(
             resume=resume / f"turn-{turn + 1}" if resume else None,
             speed=speed,
         )
-        for i, prompt, row in zip(asked, prompts, rows, strict=True):
+        for i, prompt, row in zip(open_units, prompts, rows, strict=True):
             item, sample = units[i]
             answer = row.text.strip()
             conversations[i].append(answer)
@@ -282,10 +266,8 @@ def generate_answers(
     style = chat_format(loaded.tokenizer)
     units = [(item, sample) for item in instructions for sample in range(config.samples)]
     prompts = [style.prompt([item.turns[0]], system=system) for item, _ in units]
-    rows = [
-        _row(prompt, sample, config.temperature, config) for prompt, (_, sample) in zip(prompts, units, strict=True)
-    ]
-    _fill_prompts(loaded, rows, prompts, config, special=style.adds_special_tokens)
+    draws = [(prompt, sample, config.temperature) for prompt, (_, sample) in zip(prompts, units, strict=True)]
+    rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
     until = (style.until,) if style.until else ()
     _decode(loaded, rows, config, until=until, end_tokens=style.end_tokens, label=task, resume=resume)
     records = []
@@ -330,19 +312,10 @@ def _decode(
         checkpoint.write(now=True)
 
 
-def _row(prompt: str, sample: int, temperature: float, config: GenerationConfig) -> GenerationRow:
-    u = uniforms(config.seed, prompt, sample, config.max_new_tokens) if temperature > 0 else np.empty(0)
-    return GenerationRow(prompt=[], temperature=temperature, u=u)
-
-
-def _fill_prompts(
-    loaded: AnyCausalLM,
-    rows: Sequence[GenerationRow],
-    prompts: Sequence[str],
-    config: GenerationConfig,
-    *,
-    special: bool,
-) -> None:
+def _rows(
+    loaded: AnyCausalLM, draws: Sequence[tuple[str, int, float]], config: GenerationConfig, *, special: bool
+) -> list[GenerationRow]:
+    """Return one row per (prompt, sample, temperature)."""
     room = loaded.max_length - config.max_new_tokens
     if room < 1:
         raise ConfigError(
@@ -350,19 +323,19 @@ def _fill_prompts(
             allowed=f"at most {loaded.max_length - 1} with this model",
             got=config.max_new_tokens,
         )
-    distinct = list(dict.fromkeys(prompts))
+    distinct = list(dict.fromkeys(prompt for prompt, _, _ in draws))
     encoder = Encoder(loaded.tokenizer, loaded.max_length)
     encoded = dict(zip(distinct, encoder.ids(distinct, special=special), strict=True))
     cut = sum(len(ids) > room for ids in encoded.values())
     if cut:
-        _LOG.warning(
+        logger.warning(
             "%d of %d prompts are longer than %d tokens and are truncated on the left", cut, len(distinct), room
         )
-    for row, prompt in zip(rows, prompts, strict=True):
-        ids = encoded[prompt]
-        if len(ids):
-            row.prompt = ids[-room:].tolist()
-        elif encoder.prefix_token is not None:
-            row.prompt = [encoder.prefix_token]
-        else:
+    rows = []
+    for prompt, sample, temperature in draws:
+        tokens = encoded[prompt][-room:].tolist() or [encoder.prefix_token]
+        if tokens == [None]:
             raise ConfigError("A prompt is empty, and the tokenizer has no BOS or EOS token to start from")
+        u = uniforms(config.seed, prompt, sample, config.max_new_tokens) if temperature > 0 else np.empty(0)
+        rows.append(GenerationRow(prompt=tokens, temperature=temperature, u=u))
+    return rows

@@ -79,13 +79,13 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
         base = baseline.logits.to(logits.device)
         sums = _sums(logits, base)
         return _distances(logits, base, sums)["kl"], most_probable(logits, sums.maxima).cpu()
-    found = numba_kernel.compute_kl_rows(logits, baseline.rows)
-    _require_finite(found.log_normaliser, found.base_log_normaliser)
-    kl = found.kl
+    rows = numba_kernel.compute_kl_rows(logits, baseline.rows)
+    _require_finite(rows.log_normaliser, rows.base_log_normaliser)
+    kl = rows.kl
     for row in _unsure(kl[None], logits.shape[1]):
         both = (x[row] for x in (torch.from_numpy(baseline.rows.logits), logits))
         kl[row] = stable_divergences(*(torch.log_softmax(x, dim=1) for x in both))[0]
-    return kl.double(), found.top
+    return kl.double(), rows.top
 
 
 def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:

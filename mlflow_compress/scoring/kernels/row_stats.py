@@ -78,9 +78,9 @@ def distances_from_sums(kl: Tensor, kl_reverse: Tensor, js: Tensor, abs_differen
     ``m = (p+q)/2``; and ``tv = sum |p-q| / 2``. Rows for which the sums are not exact are NaN, and must take
     `stable_divergences`: a token has probability 0, or an ln(q/p) above `MAX_LOG_RATIO` (then `far` is not 0).
     """
-    found = torch.stack([kl, kl_reverse, 0.5 * js, 0.5 * abs_difference])
-    exact = (far == 0) & found.isfinite().all(dim=0)
-    return _clip_to_range(found).masked_fill_(~exact, math.nan)
+    divergences = torch.stack([kl, kl_reverse, 0.5 * js, 0.5 * abs_difference])
+    exact = (far == 0) & divergences.isfinite().all(dim=0)
+    return _clip_to_range(divergences).masked_fill_(~exact, math.nan)
 
 
 def stable_divergences(logp: Tensor, logq: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ def stable_divergences(logp: Tensor, logq: Tensor) -> Tensor:
     return _clip_to_range(torch.stack([kl, kl_reverse, js, 0.5 * diff.abs().sum(dim=1)]))
 
 
-def _clip_to_range(found: Tensor) -> Tensor:
+def _clip_to_range(divergences: Tensor) -> Tensor:
     """Clip each divergence to its range, which rounding may exceed; NaN remains NaN."""
-    return found.clamp_(found.new_zeros(4, 1), found.new_tensor(UPPER_BOUNDS)[:, None])
+    return divergences.clamp_(divergences.new_zeros(4, 1), divergences.new_tensor(UPPER_BOUNDS)[:, None])
 
 
 def _kl_sum(p: Tensor, d: Tensor, diff: Tensor) -> Tensor:

@@ -234,12 +234,12 @@ class _Packer:
         return self.trie.nodes[node].end - self.trie.nodes[node].start
 
     def _subtree(self, node: int) -> list[int]:
-        found, stack = [], [node]
+        nodes, stack = [], [node]
         while stack:
             n = stack.pop()
-            found.append(n)
+            nodes.append(n)
             stack.extend(reversed(self.trie.nodes[n].children))
-        return found
+        return nodes
 
     def _gather(self, node: int, prefix: int, stem: tuple[int, ...]) -> None:
         nodes = self.open[prefix]

@@ -116,7 +116,7 @@ class MeasuredModel:
     def open(self) -> None:
         """Load the model."""
         call = self._call
-        found = self._ask(
+        reply = self._ask(
             do="open",
             folder=call.folder,
             dtype=call.dtype,
@@ -125,18 +125,18 @@ class MeasuredModel:
             n_context=call.n_context,
             n_batch=call.n_batch,
         )
-        self.load_seconds = float(found.pop("load_seconds"))
-        self.described = {name: str(value) for name, value in found.items()}
+        self.load_seconds = float(reply.pop("load_seconds"))
+        self.described = {name: str(value) for name, value in reply.items()}
 
     def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
         """Continue all prompts together by `n_new` tokens; return the seconds from the start to each step's end."""
-        found = self._ask(do="generate", prompts=[list(map(int, prompt)) for prompt in prompts], n_new=n_new)
-        return [float(seconds) for seconds in found["seconds"]]
+        reply = self._ask(do="generate", prompts=[list(map(int, prompt)) for prompt in prompts], n_new=n_new)
+        return [float(seconds) for seconds in reply["seconds"]]
 
     def memory(self) -> Memory:
         """Return the memory that the model takes."""
-        found = self._ask(do="memory")
-        return Memory(int(found["resident_bytes"]), int(found["peak_bytes"]))
+        reply = self._ask(do="memory")
+        return Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
 
     def _ask(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -221,7 +221,7 @@ def timings_in_turn(
                         for step, at in enumerate(seconds)
                     ]
                 after_round()
-    return {name: Timings.from_rows(found) for name, found in rows.items()}
+    return {name: Timings.from_rows(steps) for name, steps in rows.items()}
 
 
 def timed_in_turn(
