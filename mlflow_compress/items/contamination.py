@@ -27,13 +27,6 @@ def _runs(tokens: Sequence[str]) -> Iterator[str]:
         yield " ".join(tokens[start : start + RUN])
 
 
-def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
-    """Yield (item id, words): those of the question, then of its options in order or of its answer."""
-    for row in task.items.table.to_pylist():
-        shown = (row["options"] or (row["answers"] or [])[:1]) if row["question"] else []
-        yield row["item_id"], words(" ".join([row["question"] or "", *shown]))
-
-
 @dataclass(frozen=True)
 class CalibrationText:
     """Calibration text, prepared for searches."""
@@ -55,7 +48,12 @@ class CalibrationText:
         consecutive words of it do. An item of 6 to 12 words must occur completely. Case, punctuation and option letters
         are ignored.
         """
-        return [item_id for item_id, item in item_words(task) if self.holds(item)]
+        held = []
+        for row in task.items.table.to_pylist():
+            shown = (row["options"] or (row["answers"] or [])[:1]) if row["question"] else []
+            if self.holds(words(" ".join([row["question"] or "", *shown]))):
+                held.append(row["item_id"])
+        return held
 
     def held_paragraphs(self, corpus: Corpus) -> list[str]:
         """Return the corpus's paragraphs of 50 or more words that occur completely in the text."""
@@ -80,8 +78,8 @@ def check_contamination(
     """
     text = CalibrationText.of(calibration)
     for task in tasks:
-        if found := text.held_items(task):
-            raise _refused(f"{len(found)} of {len(task.items)} items of task {task.name!r}", found[:3])
+        if held := text.held_items(task):
+            raise _refused(f"{len(held)} of {len(task.items)} items of task {task.name!r}", held[:3])
     documents = [Corpus(name=task.name, text="\n".join(task.documents)) for task in tasks if task.documents]
     texts = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
     for corpus in [*texts, *documents]:

@@ -86,26 +86,21 @@ class Suite:
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of every task's and corpus's content, by name."""
-        found = {task.name: task.content_hash() for task in self.tasks}
-        return found | {corpus.name: corpus.content_hash() for corpus in self.corpora}
+        tasks = {task.name: task.content_hash() for task in self.tasks}
+        return tasks | {corpus.name: corpus.content_hash() for corpus in self.corpora}
 
     def harness_metrics(self, records: RunRecords) -> list[HarnessMetric]:
         """Return the metrics that lm-evaluation-harness's code computes from these records; groups last."""
-        found = [m for task in self.tasks if task.harness_metrics is not None for m in task.harness_metrics(records)]
-        return found + [metric for group in self.averages for metric in group.average(found)]
-
-
-def _name_and_shots(part: str) -> tuple[str, int | None]:
-    """Return the name and the number of few-shot examples of NAME@SHOTS; None without a number."""
-    name, at, shots = part.partition("@")
-    if at and not shots.isdecimal():
-        raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
-    return name, int(shots) if at else None
+        metrics = [m for task in self.tasks if task.harness_metrics is not None for m in task.harness_metrics(records)]
+        return metrics + [metric for group in self.averages for metric in group.average(metrics)]
 
 
 def _named(part: str, settings: TaskSettings) -> Parts:
     """Return the tasks of a name: a named task or group of this package, or a name of lm-evaluation-harness."""
-    name, shots = _name_and_shots(part)
+    name, at, number = part.partition("@")
+    if at and not number.isdecimal():
+        raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
+    shots = int(number) if at else None
     if name not in TASKS.names():
         from mlflow_compress.items.harness.harness_build import build
 
@@ -138,16 +133,16 @@ def _grade(name: str, judge: Callable[[Mapping[str, str]], object], answers: Map
 
 def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
     """Return the tasks of a group's members. Where data sets are missing, one error lists all of them."""
-    found: list[Parts] = []
+    parts: list[Parts] = []
     errors: list[str] = []
     for member in members:
         try:
-            found.append(_named(member, settings))
+            parts.append(_named(member, settings))
         except DataError as error:
             errors.append(str(error))
     if errors:
         raise DataError("\n".join(errors).rstrip("."))
-    return found
+    return parts
 
 
 def _check_names(parts: Parts) -> None:

@@ -22,7 +22,6 @@ from mlflow_compress.records.kinds import (
     TokenDistances,
     TokenScores,
     Traces,
-    columns_hash,
 )
 from mlflow_compress.records.table import Records, align
 from mlflow_compress.records.values import MetricResult, Request
@@ -48,5 +47,4 @@ __all__ = [
     "TokenScores",
     "Traces",
     "align",
-    "columns_hash",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,12 @@ from mlflow_compress.records.table import Records
 
 TOP_LADDER = (100, 20, 5)
 """Lengths of lists for which there is a bound; the longest that both models have is used."""
+
+
+_KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
+_OPTION_KEY = [*_KEY, pa.field("permutation", pa.int16()), pa.field("option", pa.int16())]
+_DIVERGENCES = [pa.field(name, pa.float64()) for name in ("kl", "kl_reverse", "js", "tv")]
+_TOP_TEN = [pa.field(name, pa.float64()) for name in ("top10", "rbo10")]
 
 
 class OptionBounds(Records):
@@ -28,10 +33,7 @@ class OptionBounds(Records):
     KEY = ("task", "item_id", "permutation", "option")
     SCHEMA = pa.schema(
         [
-            pa.field("task", pa.string()),
-            pa.field("item_id", pa.string()),
-            pa.field("permutation", pa.int16()),
-            pa.field("option", pa.int16()),
+            *_OPTION_KEY,
             pa.field("k", pa.int32()),
             pa.field("kl", pa.float64()),
             pa.field("kept_baseline", pa.float64()),
@@ -103,9 +105,6 @@ class ServingMemory(Records):
     )
 
 
-_KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
-
-
 class Items(Records):
     """The questions, one row per item.
 
@@ -151,9 +150,7 @@ class OptionScores(Records):
     KEY = ("task", "item_id", "permutation", "option")
     SCHEMA = pa.schema(
         [
-            *_KEY,
-            pa.field("permutation", pa.int16()),
-            pa.field("option", pa.int16()),
+            *_OPTION_KEY,
             pa.field("content", pa.int16()),
             pa.field("loglik", pa.float64()),
             pa.field("n_tokens", pa.int32()),
@@ -174,20 +171,7 @@ class OptionDistances(Records):
 
     NAME = "option_distances"
     KEY = OptionScores.KEY
-    SCHEMA = pa.schema(
-        [
-            *_KEY,
-            pa.field("permutation", pa.int16()),
-            pa.field("option", pa.int16()),
-            pa.field("kl", pa.float64()),
-            pa.field("kl_reverse", pa.float64()),
-            pa.field("js", pa.float64()),
-            pa.field("tv", pa.float64()),
-            pa.field("same_top", pa.float64()),
-            pa.field("top10", pa.float64()),
-            pa.field("rbo10", pa.float64()),
-        ]
-    )
+    SCHEMA = pa.schema([*_OPTION_KEY, *_DIVERGENCES, pa.field("same_top", pa.float64()), *_TOP_TEN])
 
 
 class TokenScores(Records):
@@ -217,17 +201,7 @@ class TokenDistances(Records):
     NAME = "token_distances"
     KEY = TokenScores.KEY
     SCHEMA = pa.schema(
-        [
-            *_KEY,
-            pa.field("position", pa.int32()),
-            pa.field("kl", pa.float64()),
-            pa.field("kl_reverse", pa.float64()),
-            pa.field("js", pa.float64()),
-            pa.field("tv", pa.float64()),
-            pa.field("same_top", pa.bool_()),
-            pa.field("top10", pa.float64()),
-            pa.field("rbo10", pa.float64()),
-        ]
+        [*_KEY, pa.field("position", pa.int32()), *_DIVERGENCES, pa.field("same_top", pa.bool_()), *_TOP_TEN]
     )
 
 
@@ -382,8 +356,3 @@ _KINDS: tuple[type[Records], ...] = (
     Timings,
     ServingMemory,
 )
-
-
-def columns_hash() -> str:
-    """Return a digest of all tables' columns; records that were stored under another digest cannot be read."""
-    return hashlib.sha256("\n".join(f"{k.NAME} {k.SCHEMA.to_string()}" for k in _KINDS).encode()).hexdigest()[:16]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +37,3 @@ class MetricResult:
     n_unscored: int = 0  # Items left out because they have no prediction; never counted as wrong
     task: str | None = None  # The task and category it was computed on; None means pooled
     category: str | None = None
-    per_item: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)

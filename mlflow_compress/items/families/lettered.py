@@ -33,16 +33,9 @@ def unchanged_order(row: Row) -> list[int]:
 
 
 def drawn_order(row: Row, settings: TaskSettings, number: int) -> list[int]:
-    """Return shuffle `number` of a row's answers, drawn uniformly from all permutations."""
+    """Return shuffle `number` of a row's answers, drawn uniformly from all permutations; 0 is the original order."""
     order = unchanged_order(row)
-    return seeded(settings, row["id"], number).sample(order, len(order))
-
-
-def shuffled_orders(row: Row, settings: TaskSettings) -> list[list[int]]:
-    """Return the original order and `settings.num_shuffles` shuffles."""
-    return [unchanged_order(row)] + [
-        drawn_order(row, settings, number) for number in range(1, settings.num_shuffles + 1)
-    ]
+    return seeded(settings, row["id"], number).sample(order, len(order)) if number else order
 
 
 def every_order(row: Row) -> list[list[int]]:
@@ -220,9 +213,11 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     examples = _examples(name, rows, tests, settings)
     names = {style: name if style == DEFAULT else f"{name}_{style}" for style in styles}
     first = _plain_style(styles, tests)
-    plain = _Variation(
-        name=names[first], family="lettered", style=styles[first], orders=lambda row: shuffled_orders(row, settings)
-    )
+
+    def shuffled_orders(row: Row) -> list[list[int]]:
+        return [drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)]
+
+    plain = _Variation(name=names[first], family="lettered", style=styles[first], orders=shuffled_orders)
     tasks = [_task(plain, tests, examples, settings)]
     four = [row for row in tests if len(row["choices"]) == OWN_OPTIONS]
     for style in styles if four else ():

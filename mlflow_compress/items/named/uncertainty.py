@@ -17,7 +17,7 @@ from typing import Any
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.named import halueval_lettered, mmlu_lettered
-from mlflow_compress.items.named.hub_choice import RULE, cosmos_qa_question, hellaswag_question
+from mlflow_compress.items.named.hub_choice import RULE, cosmos_qa_question, hellaswag_question, lettered_parts
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of, load_split
@@ -121,18 +121,6 @@ def published_rows(name: str, published: Published, data_dir: str) -> list[dict[
     return rows
 
 
-def _tasks(
-    name: str, published: Published, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None
-) -> Parts:
-    """Return the lettered tasks, with the published prompts and number of examples unless the user gave others."""
-    asked = replace(
-        settings,
-        num_fewshot=len(published.examples) if shots is None else shots,
-        prompt_style=PROMPTS if settings.prompt_style == "auto" else settings.prompt_style,
-    )
-    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, asked)))
-
-
 def register_types(
     group: str,
     types: Mapping[str, Published],
@@ -147,7 +135,11 @@ def register_types(
     """
 
     def build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
-        return _tasks(name, types[name], rows(name, types[name], settings.data_dir), settings, shots)
+        # The published prompts and number of examples, unless the user gave others.
+        style = PROMPTS if settings.prompt_style == "auto" else settings.prompt_style
+        shots = len(types[name].examples) if shots is None else shots
+        questions = rows(name, types[name], settings.data_dir)
+        return lettered_parts(name, questions, replace(settings, prompt_style=style), shots)
 
     for name, published in types.items():
         source, licence, definition = describe(published)
@@ -196,12 +188,12 @@ def _drawn(kind: str, n: int, most: int, *parts: str) -> list[int]:
 
 
 def _from_mmlu(task: str, data_dir: str) -> list[Question]:
-    found = []
+    drawn: list[Question] = []
     for category, subjects in mmlu_lettered.CATEGORIES.items():
         rows = [row for name in subjects for row in mmlu_lettered.subject_rows(name, data_dir, task=task)]
         rows = [row for row in rows if row["split"] == "test"]
-        found += [rows[i] for i in _drawn("QA", len(rows), DRAWN // len(mmlu_lettered.CATEGORIES), category)]
-    mixed = [found[i] for i in _drawn("QA", len(found), len(found))]
+        drawn += [rows[i] for i in _drawn("QA", len(rows), DRAWN // len(mmlu_lettered.CATEGORIES), category)]
+    mixed = [drawn[i] for i in _drawn("QA", len(drawn), len(drawn))]
     return [{name: row[name] for name in ("question", "choices", "answer")} for row in mixed]
 
 

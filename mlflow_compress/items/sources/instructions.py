@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
@@ -39,14 +39,14 @@ def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = 
     """
     rows = read_jsonl(path)
     answers = _reference_answers(path.parent / REFERENCES)
-    found: dict[str, Instruction] = {}
+    instructions: dict[str, Instruction] = {}
     for row in rows:
         place = f"{path}, line {row['line']}: "
         made = _alpaca(place, row) if "instruction" in row else _mt_bench(place, row, answers)
-        if made.item_id in found:
+        if made.item_id in instructions:
             raise DataError(f"{place}the question_id is used twice", got=made.item_id)
-        found[made.item_id] = made
-    return _limited(name or path.stem, list(found.values()), settings)
+        instructions[made.item_id] = made
+    return _limited(name or path.stem, list(instructions.values()), settings)
 
 
 def _limited(name: str, instructions: Sequence[Instruction], settings: TaskSettings) -> list[Instruction]:
@@ -57,22 +57,14 @@ def _limited(name: str, instructions: Sequence[Instruction], settings: TaskSetti
 def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]) -> Instruction:
     if "question_id" not in row or not isinstance(row.get("category"), str):
         raise DataError(f"{place}'question_id' and 'category' are needed")
-    turns, item_id = _turns(place, row.get("turns")), str(row["question_id"])
+    turns, item_id = row.get("turns"), str(row["question_id"])
+    if not _are_texts(turns) or not 1 <= len(turns) <= MOST_TURNS:
+        raise DataError(f"{place}'turns' must be one or two texts that are not empty", got=turns)
     reference = answers.get(item_id) or row.get("reference") or []
     # MT-Bench's own file has empty references to questions that are graded without; `grading` refuses the others.
     if not isinstance(reference, list) or not all(isinstance(text, str) for text in reference):
         raise DataError(f"{place}'reference' must be a list of texts", got=reference)
-    return Instruction(item_id=item_id, category=row["category"], turns=turns, reference=tuple(reference))
-
-
-def _turns(place: str, given: object) -> tuple[str, ...]:
-    if (
-        not isinstance(given, list)
-        or not 1 <= len(given) <= MOST_TURNS
-        or not all(isinstance(text, str) and text.strip() for text in given)
-    ):
-        raise DataError(f"{place}'turns' must be one or two texts that are not empty", got=given)
-    return tuple(given)
+    return Instruction(item_id=item_id, category=row["category"], turns=tuple(turns), reference=tuple(reference))
 
 
 def _alpaca(place: str, row: dict[str, Any]) -> Instruction:
@@ -93,19 +85,19 @@ def _reference_answers(path: Path) -> dict[str, Sequence[str]]:
     """Return FastChat's reference answers by question id; empty if there is no such file."""
     if not path.is_file():
         return {}
-    found: dict[str, Sequence[str]] = {}
+    answers: dict[str, Sequence[str]] = {}
     for row in read_jsonl(path):
         choices = row.get("choices")
         first = choices[0] if isinstance(choices, list) and choices else None
         turns = first.get("turns") if isinstance(first, dict) else None
         if "question_id" not in row or turns is None or not _are_texts(turns):
             raise DataError(f"{path}, line {row['line']}: not a reference answer as FastChat writes them")
-        found[str(row["question_id"])] = turns
-    return found
+        answers[str(row["question_id"])] = turns
+    return answers
 
 
-def _are_texts(given: object) -> bool:
-    return isinstance(given, list) and all(isinstance(text, str) and text.strip() for text in given)
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
 
 
 def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:

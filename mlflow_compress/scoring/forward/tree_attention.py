@@ -89,7 +89,9 @@ class TreeAttention:
         """Return the attention output, shape (1, q, n_heads, head_dim), and None for the weights."""
         pack = self._pack
         if pack is not None and pack.is_mask(attention_mask, query, key) and kwargs.get("position_bias") is None:
-            at_rows = pack.is_worth_rows_only(getattr(module, "layer_idx", None))
+            # In the last layer, if few enough positions are scored.
+            is_last = getattr(module, "layer_idx", None) == pack.last_layer
+            at_rows = is_last and 4 * len(pack.rows) <= pack.n_tokens
             if at_rows or (pack.tree.children and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]):
                 groups = query.shape[1] // key.shape[1]
                 key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
@@ -121,7 +123,7 @@ class _Pack:
 
     def __init__(self, unit: PackedBatch, mask: Tensor, seen: int, last_layer: int) -> None:
         self.mask, self.rows, self.tree = mask, torch.from_numpy(unit.rows), build_branches(unit.ends)
-        self._n_tokens, self._seen, self._last_layer = len(unit.ids), seen, last_layer
+        self.n_tokens, self.last_layer, self._seen = len(unit.ids), last_layer, seen
 
         @cache  # every layer needs the same blocks
         def mask_block(row: int, last_row: int, column: int, last_column: int) -> Tensor:
@@ -131,12 +133,8 @@ class _Pack:
 
     def is_mask(self, attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
         """Whether an attention call is for this pack."""
-        n = self._n_tokens
+        n = self.n_tokens
         return attention_mask is self.mask and query.shape[-2] == n and key.shape[-2] == self._seen + n
-
-    def is_worth_rows_only(self, layer: int | None) -> bool:
-        """Whether a layer is the last one, and few enough of its positions are scored."""
-        return layer == self._last_layer and 4 * len(self.rows) <= self._n_tokens
 
 
 def _attend_at_rows(
