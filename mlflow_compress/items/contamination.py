@@ -27,6 +27,13 @@ def _runs(tokens: Sequence[str]) -> Iterator[str]:
         yield " ".join(tokens[start : start + RUN])
 
 
+def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
+    """Yield (item id, words): those of the question, then of its options in order or of its answer."""
+    for row in task.items.table.to_pylist():
+        shown = (row["options"] or (row["answers"] or [])[:1]) if row["question"] else []
+        yield row["item_id"], words(" ".join([row["question"] or "", *shown]))
+
+
 @dataclass(frozen=True)
 class CalibrationText:
     """Calibration text, prepared for searches."""
@@ -48,12 +55,7 @@ class CalibrationText:
         consecutive words of it do. An item of 6 to 12 words must occur completely. Case, punctuation and option letters
         are ignored.
         """
-        held = []
-        for row in task.items.table.to_pylist():
-            shown = (row["options"] or (row["answers"] or [])[:1]) if row["question"] else []
-            if self.holds(words(" ".join([row["question"] or "", *shown]))):
-                held.append(row["item_id"])
-        return held
+        return [item_id for item_id, item in item_words(task) if self.holds(item)]
 
     def held_paragraphs(self, corpus: Corpus) -> list[str]:
         """Return the corpus's paragraphs of 50 or more words that occur completely in the text."""
