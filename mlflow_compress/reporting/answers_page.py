@@ -111,16 +111,7 @@ def compared_answers(
 ) -> list[ComparedAnswer]:
     """Return all pairs of answers: largest drop of the grade first, then lowest similarity, the same answers last.
 
-    Parameters
-    ----------
-    questions : mapping of str to sequence of str
-        The user's messages of each instruction, by turn.
-    categories : mapping of str to str
-        Category of each instruction.
-    answers, grades : pair
-        The baseline's, and the variant's.
-    similarity : mapping of str to float, optional
-        By instruction.
+    `questions` has the user's messages of each instruction by turn; of a pair, the baseline's part comes first.
     """
     baseline, variant = (first_texts(generations) for generations in answers)
     graded = [mean_grades(judgments) for judgments in grades]
@@ -249,13 +240,7 @@ UNSCORED = "judge/unscored/"
 
 
 def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return name and text of each line of a judge run's account; none without judgments.
-
-    Parameters
-    ----------
-    values : mapping of str to float
-        The judge run's metrics: `judge/judgments`, `judge/unscored/<reason>`, `judge/prompt_tokens`, `judge/cost`, ...
-    """
+    """Return name and text of each line of a judge run's account; none without judgments."""
     if "judge/judgments" not in values and "judge/calls" not in values:
         return []
     rows = []

@@ -18,19 +18,19 @@ from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix
-from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories, draw_correlations
-from mlflow_compress.reporting.plots.diagnosis_figures import draw_layer_map, draw_moved_parts
-from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
-from mlflow_compress.reporting.plots.style import RC, Drawing
-from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
-from mlflow_compress.reporting.record_tables import (
+from mlflow_compress.reporting.details import (
     change_by_margin,
     flips_by_category,
     incorrect_by_margin,
     kl_values,
     token_kl_values,
 )
+from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix
+from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories, draw_correlations
+from mlflow_compress.reporting.plots.diagnosis_figures import draw_layer_map, draw_moved_parts
+from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
+from mlflow_compress.reporting.plots.style import RC, Drawing
+from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
 _DRAWN = {"bytes": SIZE, "kl": KL, SPEED.field: DECODE_SPEEDUP, MEMORY.field: MEMORY_RATIO}
@@ -120,26 +120,8 @@ def draw_all(
 ) -> list[Figure]:
     """Draw every figure that has data, and write it as a PNG file 1110 pixels wide.
 
-    Parameters
-    ----------
-    inputs : MetricInputs
-        Records of baseline and variant.
-    results : sequence of MetricResult
-        `metrics.compute_all(inputs)`.
-    variants : sequence of mapping
-        All variants of the evaluation so far, including this one: see `draw_variants`.
-    current : str
-        Name of this variant in `variants`.
-    folder : Path
-        Folder of the files; created if it does not exist.
-    judged : MetricInputs, optional
-        Records of the judge stage.
-
-    Returns
-    -------
-    list of Figure
-        In reading order: size, speed and memory against KL, KL of items, flips by margin, flips by category, baseline
-        and variant, where answers part, KL by position. A figure without data is left out.
+    `variants` are all of the evaluation so far, as `draw_variants` takes them. Figures come in reading order; one
+    without data is left out.
     """
     with matplotlib.rc_context(RC):
         drawings = {

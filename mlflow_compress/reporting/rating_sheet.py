@@ -33,12 +33,6 @@ def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
     """Return the sheet as one HTML page, which loads nothing and keeps the choices in the rater's browser.
 
     Every text is escaped, and the page's policy allows its own script alone.
-
-    Parameters
-    ----------
-    sheet : str
-        Name of the sheet, under which the browser keeps the choices.
-    pairs : sequence of RatingPair
     """
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

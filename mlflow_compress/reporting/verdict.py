@@ -91,19 +91,7 @@ def verdict(
     As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
     flipped; KL 0.021 [0.019, 0.023]".
 
-    Parameters
-    ----------
-    label : str
-        Short name of the variant; "none" is the uncompressed control.
-    pooled : mapping of str to MetricResult
-        Pooled results by key: `metrics.headline(results)`. Read: `quality/accuracy_delta`, `quality/mcnemar_p`,
-        `distance/flips_pct`, `distance/all_flips_pct`, `distance/kl_mean` (otherwise
-        `distance/corpus_kl_mean`), `distance/kl_share_top_item_pct` and `distance/kl_items`. The sentence says what was
-        not measured.
-    size_ratio : float or None
-        Bytes of the baseline divided by bytes of the variant; None if unknown.
-    sparsity : float, optional
-        Share of zeros in the weights.
+    The label "none" is the uncompressed control. The sentence says what was not measured.
     """
     size = _size(label, size_ratio, sparsity)
     delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")

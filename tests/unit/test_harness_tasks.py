@@ -26,7 +26,7 @@ from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskS
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
-from mlflow_compress.reporting.record_tables import change_by_margin, flips_table, kl_values
+from mlflow_compress.reporting.details import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 

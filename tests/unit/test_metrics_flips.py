@@ -13,7 +13,7 @@ from mlflow_compress.metrics.core.predictions import top_margin
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import Items, OptionScores, RunRecords
-from mlflow_compress.reporting.record_tables import (
+from mlflow_compress.reporting.details import (
     change_by_margin,
     flips_by_category,
     flips_table,

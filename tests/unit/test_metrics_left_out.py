@@ -14,8 +14,7 @@ from mlflow_compress.metrics.core.answer_files import compare_records
 from mlflow_compress.metrics.core.predictions import option_means
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.records import RunRecords
-from mlflow_compress.reporting.details import details
-from mlflow_compress.reporting.record_tables import flips_table
+from mlflow_compress.reporting.details import details, flips_table
 from tests import metric_records
 
 FULL = metric_records.inputs(60)

@@ -9,6 +9,7 @@ import pytest
 
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.records import Items
+from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import (
     NOTE_LIMIT,
@@ -19,7 +20,6 @@ from mlflow_compress.reporting.headline import (
     note_markdown,
 )
 from mlflow_compress.reporting.html import render_report
-from mlflow_compress.reporting.record_tables import flips_table
 from tests import metric_records
 from tests.report_results import Page, by_name, result
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_compress.metrics import MetricSettings, compute_all, headline, unmet
+from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import Figure
 from mlflow_compress.reporting.headline import NOTE_LIMIT, headline_rows, headline_table, note_markdown
 from mlflow_compress.reporting.html import render_report
-from mlflow_compress.reporting.record_tables import flips_table
 from tests import metric_records
 from tests.report_results import Page, by_name, result
 

@@ -24,8 +24,7 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.reporting.details import details
-from mlflow_compress.reporting.record_tables import flips_table
+from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking import run_names

@@ -41,7 +41,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import RunRecords
-from mlflow_compress.reporting.tables import escape_markdown
+from mlflow_compress.reporting.tables import Column, Table, escape_markdown
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
@@ -391,12 +391,19 @@ def verdict_markdown(found: GateVerdict) -> str:
         "",
         escape_markdown(found.verdict),
         "",
-        "| gate | claim | verdict | decided | value so far | items |",
-        "|--:|---|---|---|--:|--:|",
+        Table(
+            columns=[
+                Column("gate"),
+                *(Column(name, left=True) for name in ("claim", "verdict", "decided")),
+                Column("value so far"),
+                Column("items"),
+            ],
+            rows=[
+                (row.gate, row.reason or row.name, row.verdict, _when(row), _number(row.value), row.n or "")
+                for row in found.rows
+            ],
+        ).markdown(),
     ]
-    for row in found.rows:
-        cells = (row.gate, row.reason or row.name, row.verdict, _when(row), _number(row.value), row.n or "")
-        lines.append(f"| {' | '.join(escape_markdown(str(cell)) for cell in cells)} |")
     notes = [
         *found.remarks,
         f"Early verdicts: any of them is wrong with a probability of at most {100 * found.error:g} %.",

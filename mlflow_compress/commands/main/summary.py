@@ -24,10 +24,10 @@ from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, unmet
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import ComparedAnswer
+from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import not_computed, note_markdown
 from mlflow_compress.reporting.html import render_report
-from mlflow_compress.reporting.record_tables import flips_table
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of

@@ -22,7 +22,7 @@ from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, gates_
 from mlflow_compress.decide.promotion import Candidate, Decision, Score, decide
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
-from mlflow_compress.reporting.tables import escape_markdown
+from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.model_registry import (
@@ -178,19 +178,21 @@ def _too_few_items(decision: Decision, policy: PolicyGates) -> list[str]:
 def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
     """Return the decision as Markdown: the verdict, the remarks, and a table of candidates with reasons."""
     lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
-    lines += ["| rank | variant | version | items | passed | reasons |", "|---|---|---|---|---|---|"]
-    for outcome in decision.outcomes:
-        c = outcome.candidate
-        cells = (
-            outcome.rank or "",
-            c.name,
-            c.version or "",
-            "unknown" if c.items is None else c.items,
-            "yes" if outcome.passed else "no",
-            "; ".join(outcome.reasons),
-        )
-        lines.append(f"| {' | '.join(escape_markdown(str(cell)) for cell in cells)} |")
-    return "\n".join(lines)
+    table = Table(
+        columns=[Column(name, left=True) for name in ("rank", "variant", "version", "items", "passed", "reasons")],
+        rows=[
+            (
+                outcome.rank or "",
+                outcome.candidate.name,
+                outcome.candidate.version or "",
+                "unknown" if outcome.candidate.items is None else outcome.candidate.items,
+                outcome.passed,
+                "; ".join(outcome.reasons),
+            )
+            for outcome in decision.outcomes
+        ],
+    )
+    return "\n".join([*lines, table.markdown()])
 
 
 def decision_record(

@@ -22,8 +22,8 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import AnswerKey, first_texts, mean_grades
+from mlflow_compress.reporting.details import ChangedAnswers, changed_answers
 from mlflow_compress.reporting.numbers import scale_of
-from mlflow_compress.reporting.record_tables import ChangedAnswers, changed_answers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,22 +144,10 @@ def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:
 def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most: int | None = None) -> dict[str, Any]:
     """Return the changed answers of all variants as values for JSON.
 
-    Parameters
-    ----------
-    items : Items
-        The baseline's items.
-    variants : mapping of str to VariantChanges
-        By the variant's name.
-    most : int, optional
-        Changed answers to keep, those with the largest margin of the baseline; by default all.
-
-    Returns
-    -------
-    dict
-        `total` and `shown` count changed answers. `tasks`, `categories` and `prefixes` are texts that items share.
-        An item is ``[id, task, category, prefix, rest of the prompt, options, gold, accepted answers, margin,
-        baseline's side]``.
-        A change is ``[item, kind, kl, variant's side]``, in `changes`, one list per variant.
+    `total` and `shown` count changed answers; of too many, the `most` with the largest margins of the baseline stay.
+    `tasks`, `categories` and `prefixes` are texts that items share. An item is ``[id, task, category, prefix, rest of
+    the prompt, options, gold, accepted answers, margin, baseline's side]``. A change is ``[item, kind, kl, variant's
+    side]``, in `changes`, one list per variant.
     """
     keep = _most_confident(variants, most)
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(v.changed.rows[keep[n]] for n, v in variants.items())]))

@@ -94,15 +94,7 @@ def _finding(median: float | None, n_same: int, n: int) -> str:
 
 
 def draw_answers_part(found: Forks, *, level: float) -> Drawing:
-    """Return the Kaplan-Meier curve of the first divergent token, with its interval.
-
-    Parameters
-    ----------
-    found : Forks
-        `greedy_tokens.forks(inputs)`.
-    level : float
-        Confidence level of the interval.
-    """
+    """Return the Kaplan-Meier curve of the first divergent token, with its interval."""
     curve = kaplan_meier(found.time, found.differs, level=level)
     n, n_same = len(found.time), int((~found.differs).sum())
     canvas = new_canvas(4.2)

@@ -55,12 +55,7 @@ def _mark(axes: Any, x: float, words: str, colour: str, *, side: str, height: fl
 def draw_divergence(kl: Float, *, unit: str) -> Drawing:
     """Return the histogram of the KL with mean and 95th percentile. Zeros have a bar of their own.
 
-    Parameters
-    ----------
-    kl : numpy.ndarray, shape (n,)
-        KL in nats of each item or token, n at least 1. Values slightly below 0, from rounding, count as zeros.
-    unit : str
-        "item" or "corpus token".
+    `kl` is in nats; values slightly below 0, from rounding, count as zeros.
     """
     n, positive = len(kl), kl[kl > 0]
     zeros = n - len(positive)
@@ -115,15 +110,7 @@ def _order(name: str) -> int:
 
 
 def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Drawing:
-    """Return the mean KL of each place in the answer with intervals, and of reasoning and answer where told apart.
-
-    Parameters
-    ----------
-    whole : MetricResult
-        "distance/traces_kl" over all tokens.
-    parts : mapping of str to MetricResult
-        The same by category.
-    """
+    """Return the mean KL of each place in the answer with intervals, and of reasoning and answer where told apart."""
     places = sorted((name for name in parts if name not in (REASONING, ANSWER)), key=_order)
     names = [*places, *(name for name in (REASONING, ANSWER) if name in parts)]
     canvas = new_canvas(1.7 + 0.27 * len(names))
@@ -176,17 +163,7 @@ def _finding(bins: BinnedShare) -> str:
 
 
 def draw_margin(bins: BinnedShare, wrong: BinnedShare, *, level: float) -> Drawing:
-    """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers.
-
-    Parameters
-    ----------
-    bins : BinnedShare
-        `record_tables.change_by_margin(inputs)`.
-    wrong : BinnedShare
-        `record_tables.incorrect_by_margin(inputs)`: the same bins.
-    level : float
-        Confidence level of the intervals, for the caption.
-    """
+    """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers."""
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
     centre, share = (bins.left + bins.right) / 2, 100 * bins.share

@@ -54,17 +54,6 @@ def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequen
 
     The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
     around its point, or the one with the least overlap. The figure's layout must be final before the call.
-
-    Parameters
-    ----------
-    axes : matplotlib.axes.Axes
-        Axes of the points.
-    points : sequence of (x, y)
-        Points in data coordinates.
-    texts : sequence of str
-        One text per point.
-    bold : int or None
-        Index of the point to emphasise.
     """
     canvas = axes.figure
     renderer = canvas.canvas.get_renderer()
@@ -241,24 +230,10 @@ def draw_variants(
 ) -> Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
-    Parameters
-    ----------
-    variants : sequence of mapping
-        `name`, `kl`, the field of an axis, and optionally the ends of intervals: `kl_low`, `kl_high` and those of the
-        axis. A variant without cost or KL is counted in the caption.
-    current : str or None
-        Name of the highlighted variant; None highlights the front.
-    front : sequence of str
-        Names of the variants on the Pareto front, the best cost first; they are joined by a line.
-    costs : sequence of CostAxis
-        The one that most variants have a value for is drawn.
-    fewest : int
-        Fewest variants that make a figure.
-
-    Returns
-    -------
-    Drawing or None
-        None if too few variants have both a cost and a KL.
+    A variant has `name`, `kl`, the field of an axis, and optionally the ends of intervals: `kl_low`, `kl_high` and
+    those of the axis; one without cost or KL is counted in the caption. Of `costs`, the one that most variants have a
+    value for is drawn. `front` is the Pareto front, the best cost first; it is highlighted where no variant is
+    `current`. None if fewer than `fewest` variants have both a cost and a KL.
     """
     axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda found: len(found[1]))
     if len(points) < fewest or not points:
@@ -374,17 +349,8 @@ _LABELS = {"uniform": "uniform", "searched": "searched", "autoscheme": "AutoSche
 def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
     """Return the figure of KL (log axis) against stored bits per weight.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        `results.Search.to_rows()`. A variant with a KL of 0 has no place on a log axis, and is counted in the caption.
-    gate : float or None
-        The largest KL that is accepted, drawn as a line.
-
-    Returns
-    -------
-    Drawing or None
-        None if no variant has a KL above 0.
+    `rows` are those of `Search.to_rows()`; a KL of 0 has no place on a log axis and is counted in the caption. None if
+    no variant has a KL above 0.
     """
     above = [row for row in rows if row["kl"] > 0]
     if not above:
