@@ -48,10 +48,7 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
 
     Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %.
 
-    Raises
-    ------
-    AlignmentError
-        The two answered other items.
+    Raises `AlignmentError`: the two answered other items.
     """
     if champion.items is None or challenger.items is None:
         return "no items were evaluated"
@@ -108,18 +105,7 @@ def settle(
 ) -> Settlement:
     """Return what becomes of the alias: the first passing candidate that may replace the champion gets it.
 
-    Parameters
-    ----------
-    decision : Decision
-        The ranked candidates.
-    incumbent : Incumbent or None
-        Who has the alias now; None if nobody does.
-    rule : ReplacementRule
-        Who may be replaced, and by whom.
-    evaluation : str
-        The candidates' evaluation id.
-    compare : callable
-        Is asked for one challenger after the other, until one may replace the champion.
+    - `compare`: Is asked for one challenger after the other, until one may replace the champion.
     """
     passing = [outcome.candidate for outcome in decision.outcomes if outcome.passed]
     if not passing:

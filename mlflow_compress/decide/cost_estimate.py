@@ -23,15 +23,9 @@ def fisher_cost(gradients: npt.ArrayLike, errors: npt.ArrayLike, n_scored: int) 
 
     It is ``1/2 sum_kj g_kj^2 e_kj^2 / n_scored``: the KL to second order, without the products of different outputs.
 
-    Parameters
-    ----------
-    gradients : array_like, shape (n_tokens, n_outputs)
-        Of the summed log-probabilities of tokens drawn from the baseline at the scored positions, by the layer's
-        outputs. Their squares are a sample of the diagonal.
-    errors : array_like, shape (n_tokens, n_outputs)
-        Outputs of the compressed layer minus those of the baseline's, on the same inputs.
-    n_scored : int
-        Number of scored positions.
+    - `gradients` (n_tokens, n_outputs): Of the summed log-probabilities of tokens drawn from the baseline at the scored
+      positions, by the layer's outputs. Their squares are a sample of the diagonal.
+    - `errors` (n_tokens, n_outputs): Outputs of the compressed layer minus those of the baseline's, on the same inputs.
     """
     g, e = np.asarray(gradients, dtype=np.float64), np.asarray(errors, dtype=np.float64)
     return float((g * g * e * e).sum() / (2 * n_scored))
@@ -79,19 +73,10 @@ def estimated_table(
     measured cells only. The estimates of a group are multiplied by what its measured cells cost over what was estimated
     for them. A relative error says nothing of nats before that, so every group's smallest format is measured first.
 
-    Parameters
-    ----------
-    kind : {"fisher", "linearity"}
-    estimates : numpy.ndarray, shape (n_groups, n_formats)
-    limits : sequence of Limit
-    sizes : StoredSizes
-    measure : callable (format, groups) -> ndarray of shape (len(groups), n_windows)
-        Measures swaps.
-    n_windows : int
-    known : sequence of int
-        Columns that cost nothing and need no swap: layers that stay as they are.
-    most : int
-        Measure at most so many swaps, but those that come first; 0: as many as are chosen.
+    - `estimates` (n_groups, n_formats)
+    - `measure`: (format, groups) -> KL by window of that format in each group, shape (len(groups), n_windows)
+    - `known`: Columns that cost nothing and need no swap: layers that stay as they are.
+    - `most`: Measure at most so many swaps, but those that come first; 0: as many as are chosen.
     """
     rows = np.arange(len(sizes.groups))
     measured = np.zeros(estimates.shape, dtype=np.bool_)

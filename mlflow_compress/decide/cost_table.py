@@ -32,19 +32,10 @@ class Allocation:
 def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int) -> Allocation:
     """Return the formats of the smallest summed cost that take at most `max_bytes`.
 
-    Parameters
-    ----------
-    costs : array_like, shape (n_groups, n_formats)
-        Cost of each format in each group.
-    sizes : array_like of int, shape (n_groups, n_formats)
-        Bytes of the same.
-    max_bytes : int
-        The budget.
+    - `costs` (n_groups, n_formats): Cost of each format in each group.
+    - `sizes` (n_groups, n_formats): Bytes of the same.
 
-    Raises
-    ------
-    ConfigError
-        The budget is below the smallest possible size.
+    Raises `ConfigError`: the budget is below the smallest possible size.
     """
     c, n = _checked(costs, sizes)
     smallest = int(n.min(axis=1).sum())
@@ -58,10 +49,7 @@ def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int
 def smallest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; arguments as `closest_within`.
 
-    Raises
-    ------
-    ConfigError
-        The limit is below the smallest possible cost.
+    Raises `ConfigError`: the limit is below the smallest possible cost.
     """
     c, n = _checked(costs, sizes)
     closest = float(c.min(axis=1).sum())
@@ -153,17 +141,11 @@ class Limit:
     def layer_bytes(self, sizes: StoredSizes, *, scales: bool = True) -> int:
         """Return the bytes that the layers may take.
 
-        Parameters
-        ----------
-        sizes : StoredSizes
-            Of the layers in every format, and in the baseline.
-        scales : bool
-            Whether the sizes have scales and zero points in them; the message says so where they do not.
+        - `sizes`: Of the layers in every format, and in the baseline.
+        - `scales`: Whether the sizes have scales and zero points in them; the message says so where they do not.
 
-        Raises
-        ------
-        ConfigError
-            The budget is below the smallest possible size, or above the baseline's; the message names the range.
+        Raises `ConfigError`: the budget is below the smallest possible size, or above the baseline's; the message names
+        the range.
         """
         smallest = int(sizes.layers.min(axis=1).sum())
         smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
@@ -212,17 +194,10 @@ class CostTable:
     def solved(self, limit: Limit, *, margin: float = 0.0) -> Allocation:
         """Return the best choice of formats within a limit.
 
-        Parameters
-        ----------
-        limit : Limit
-            What it must keep to.
-        margin : float
-            By how much the KL must stay below a limit of KL, because the upper end of its interval must keep to it.
+        - `margin`: By how much the KL must stay below a limit of KL, because the upper end of its interval must keep to
+          it.
 
-        Raises
-        ------
-        ConfigError
-            No choice keeps to the limit; the message names the range.
+        Raises `ConfigError`: no choice keeps to the limit; the message names the range.
         """
         if limit.kind != "max_kl":
             return closest_within(self.costs, self.sizes.layers, max_bytes=limit.layer_bytes(self.sizes))
@@ -253,12 +228,7 @@ def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> Linear
     Where costs add up and all weights are alike, giving a share of them the larger format costs this much. So what lies
     below it has found out which weights matter.
 
-    Parameters
-    ----------
-    n_bytes : int
-        The size to reach.
-    uniform : mapping of str to (int, numpy.ndarray)
-        Size of each variant, and its KL on the same units.
+    - `uniform`: Size of each variant, and its KL on the same units.
     """
     ordered = sorted(uniform.items(), key=lambda item: item[1][0])
     for (small, (low, kl_low)), (large, (high, kl_high)) in itertools.pairwise(ordered):

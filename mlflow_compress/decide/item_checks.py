@@ -122,10 +122,7 @@ class ItemPolicy:
 def item_policy(policy: Policy) -> ItemPolicy:
     """Return what a policy means item by item.
 
-    Raises
-    ------
-    UnsupportedError
-        A part of the policy cannot be decided item by item; the message says which and why.
+    Raises `UnsupportedError`: a part of the policy cannot be decided item by item; the message says which and why.
     """
     if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
         raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)

@@ -162,10 +162,7 @@ class Plausible:
 def gates_of(policy: Policy) -> PolicyGates:
     """Return a policy's gates, rules and readings, after checking that its metrics exist.
 
-    Raises
-    ------
-    ConfigError
-        A metric is unknown, or does not have what the policy reads of it.
+    Raises `ConfigError`: a metric is unknown, or does not have what the policy reads of it.
     """
     gates: list[Gate | DivergenceGate] = []
     if policy.kl is not None:
@@ -195,10 +192,7 @@ def gates_of(policy: Policy) -> PolicyGates:
 def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
     """Return what ranks candidates, smaller first, and the metrics that it reads.
 
-    Raises
-    ------
-    ConfigError
-        A metric of the utility has no better direction, and none is given.
+    Raises `ConfigError`: a metric of the utility has no better direction, and none is given.
     """
     if objective.by == "size":
         return (lambda candidate, passing: candidate.metrics[SIZE]), (SIZE, KL)

@@ -141,24 +141,12 @@ def decide(
 ) -> Decision:
     """Gate every candidate, and rank the passing ones by size. Ties are ranked by KL, then flips, then name.
 
-    Parameters
-    ----------
-    candidates : sequence of Candidate
-        Candidates of one evaluation. The decision does not depend on their order.
-    gates : sequence of Gate or DivergenceGate
-        A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric fails.
-        The size of a served model is not known, and not asked for.
-    rules : sequence of Rule
-        What else a candidate must satisfy.
-    score : callable (candidate, passing candidates) -> float
-        What ranks in place of size, smaller first.
-    ranked_by : sequence of str
-        The metrics that the ranking reads. A candidate that lacks one fails.
+    - `candidates`: Candidates of one evaluation. The decision does not depend on their order.
+    - `gates`: A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric
+      fails. The size of a served model is not known, and not asked for.
+    - `ranked_by`: The metrics that the ranking reads. A candidate that lacks one fails.
 
-    Returns
-    -------
-    Decision
-        `champion` is the passing candidate with rank 1.
+    `champion` is the passing candidate with rank 1.
     """
 
     def outcome(candidate: Candidate) -> CandidateOutcome:

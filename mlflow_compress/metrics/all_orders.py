@@ -30,12 +30,8 @@ def agreement(content: Int, shown: Bool) -> Float:
     that looks at contents only; 5/23 for one that says "A" to four options whatever they are. Unlike
     `content_consistency` it holds no order above the others.
 
-    Parameters
-    ----------
-    content : numpy.ndarray of int, shape (n, m)
-        Original index of the chosen content.
-    shown : numpy.ndarray of bool, shape (n, m)
-        Orders that the item has; at least two an item.
+    - `content` (n, m): Original index of the chosen content.
+    - `shown` (n, m): Orders that the item has; at least two an item.
     """
     m = shown.sum(axis=1)
     counts = np.stack([((content == c) & shown).sum(axis=1) for c in range(int(content.max()) + 1)], axis=1)

@@ -23,13 +23,7 @@ def bert_score(references: Sequence[str], texts: Sequence[str], folder: str, lay
     ``F = 2 P R/(P + R)``: R is the mean over the reference's tokens of the highest cosine similarity to any token of
     the text, P the same the other way round, over contextual embeddings; no idf weights, no rescaling.
 
-    Parameters
-    ----------
-    references, texts : sequence of str
-    folder : str
-        Of the embedding model. Values are comparable under the same model and layer only.
-    layer : int
-        Whose outputs are the embeddings.
+    - `folder`: Of the embedding model. Values are comparable under the same model and layer only.
 
     References
     ----------
@@ -46,18 +40,10 @@ def bert_score(references: Sequence[str], texts: Sequence[str], folder: str, lay
 def authors_layer(name: str, folder: Path) -> int:
     """Return the layer whose outputs BERTScore uses.
 
-    Parameters
-    ----------
-    name : str
-        What the model is called. For names that `bert_score` knows ("roberta-large" is its default for English) the
-        layer is the one its authors chose, for others the last.
-    folder : Path
-        Where the model lies.
+    - `name`: What the model is called. For names that `bert_score` knows ("roberta-large" is its default for English)
+      the layer is the one its authors chose, for others the last.
 
-    Raises
-    ------
-    CheckpointError
-        When the folder has no configuration that tells the number of layers.
+    Raises `CheckpointError`: when the folder has no configuration that tells the number of layers.
     """
     from bert_score.utils import model2layers
 

@@ -67,10 +67,7 @@ def consistency(embeddings: npt.ArrayLike) -> Float:
 
     ``sum over pairs of u_a . u_b = (|sum u|² - k)/2`` for unit vectors.
 
-    Parameters
-    ----------
-    embeddings : array_like, shape (n, k, d)
-        Sentence embeddings, any length; k at least 2.
+    - `embeddings` (n, k, d): Sentence embeddings, any length; k at least 2.
     """
     x = finite("embeddings", embeddings, ndim=3)
     k = x.shape[1]
@@ -83,10 +80,7 @@ def consistency(embeddings: npt.ArrayLike) -> Float:
 def similarity(a: npt.ArrayLike, b: npt.ArrayLike) -> Similarity:
     """Compare two models' answers to the same instructions.
 
-    Parameters
-    ----------
-    a, b : array_like, shape (n, k, d)
-        Embeddings of each model's k answers; k may differ between the two.
+    - `a`, `b` (n, k, d): Embeddings of each model's k answers; k may differ between the two.
 
     References
     ----------
@@ -247,12 +241,8 @@ class ModelSimilarity:
 def similarity_matrix(models: Sequence[npt.ArrayLike], weighting: Weighting = "equation4") -> Float:
     """Return the mean similarity of every pair of models, shape (m, m).
 
-    Parameters
-    ----------
-    models : sequence of array_like, shape (n, k, d)
-        Embeddings of each model's answers to the same instructions; k may differ between models.
-    weighting : {"equation4", "reference", "unweighted"}
-        See `Similarity.per_instruction`; the authors' tables hold "reference".
+    - `models` (n, k, d): Embeddings of each model's answers to the same instructions; k may differ between models.
+    - `weighting`: See `Similarity.per_instruction`; the authors' tables hold "reference".
     """
     matrix = np.eye(len(models))
     for i, one in enumerate(models):
@@ -273,19 +263,10 @@ def model_similarity(
     included. Columns are centred, not scaled. The coordinates are the scores on the first two principal components, as
     in the figure of the paper. So two models are near each other where they resemble the same models.
 
-    Parameters
-    ----------
-    models : mapping of str to numpy.ndarray, shape (n, k, d)
-        Embedded answers by model, row for row the same instructions; two models or more.
-    encoder, left_out
-        As in `ModelSimilarity`.
+    - `models` (n, k, d): Embedded answers by model, row for row the same instructions; two models or more.
 
-    Raises
-    ------
-    DataError
-        There are fewer than two models.
-    AlignmentError
-        The models have answered different numbers of instructions.
+    Raises `DataError`: there are fewer than two models; `AlignmentError`: the models have answered different numbers of
+    instructions.
     """
     if len(models) < 2:
         raise DataError("A similarity needs at least two models", got=len(models))

@@ -32,12 +32,7 @@ class SwapTable:
     def of(cls, records: SwapDistances) -> SwapTable:
         """Return the table of records.
 
-        Raises
-        ------
-        DataError
-            There are no records.
-        AlignmentError
-            Two swaps were measured on other tokens.
+        Raises `DataError`: there are no records; `AlignmentError`: two swaps were measured on other tokens.
         """
         if not len(records):
             raise DataError("There are no distances of swaps")
@@ -83,10 +78,7 @@ def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Seque
 
     Both are on the same texts, which are drawn together.
 
-    Returns
-    -------
-    MetricResult or None
-        None where the KL below is 0: then the ratio does not exist.
+    None where the KL below is 0: then the ratio does not exist.
     """
     columns = np.column_stack([sum(table.of_swap(swap) for swap in side) for side in (above, below)])
     sums = table.sums(columns)
@@ -167,17 +159,7 @@ def summarize_groups(
 ) -> GroupsFound:
     """Return what the distances of all groups say.
 
-    Parameters
-    ----------
-    table : SwapTable
-    groups : sequence
-        Their names are names of swaps.
-    noise : mapping of str to str
-        By group, the swap that is its noise control.
-    no_noise : mapping of str to str
-        By group, why it has none.
-    whole, together, no_swap : str
-        Swaps of the whole variant, of all groups at once, and of nothing.
+    - `whole`, `together`, `no_swap`: Swaps of the whole variant, of all groups at once, and of nothing.
     """
     means = {group.name: table.mean(group.name, KL) for group in groups}
     total = sum(mean.value for mean in means.values())
@@ -333,12 +315,7 @@ def token_class(text: str, before: str) -> str:
     - "white space": it has nothing else.
     - "other": it has no text of its own (a special token, a part of a character).
 
-    Parameters
-    ----------
-    text : str
-        The token's own text, with its leading space.
-    before : str
-        What comes before it, of which the last character counts.
+    - `before`: What comes before it, of which the last character counts.
 
     Examples
     --------

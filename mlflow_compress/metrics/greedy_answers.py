@@ -48,10 +48,7 @@ class Forks:
 def forks(inputs: MetricInputs) -> Forks:
     """Return where the answers part, in the order of the baseline's records.
 
-    Raises
-    ------
-    AlignmentError
-        When the models answered different instructions, or read different prompts.
+    Raises `AlignmentError`: when the models answered different instructions, or read different prompts.
     """
     assert inputs.baseline.greedy_answers is not None and inputs.variant is not None  # `requires` has been checked
     assert inputs.variant.greedy_answers is not None
@@ -82,10 +79,7 @@ class AnswerPlaces:
 def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
     """Return the place of each scored token in the answer that it belongs to.
 
-    Raises
-    ------
-    DataError
-        When the scores are not those of every token of these answers.
+    Raises `DataError`: when the scores are not those of every token of these answers.
     """
     token_groups(scores)  # refuses repeated tokens
     row_of = {window: row for row, window in enumerate(answers.windows())}

@@ -42,12 +42,7 @@ one is in 11 %, because a sample that missed the largest item looks harmless; wi
 def mean_is_trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
     """Return whether a gate may read the interval of a mean KL.
 
-    Parameters
-    ----------
-    kl : MetricResult
-        The mean KL.
-    top_item : MetricResult, optional
-        `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
+    - `top_item`: `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
     """
     return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
 

@@ -34,16 +34,10 @@ def share_by_bin(
 ) -> BinnedShare:
     """Return P(event) by bin of a value in [0, 1], with intervals: figures 3 and 4 of the flips paper.
 
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-        Top margins (or probabilities) of the baseline.
-    events : array_like of bool, shape (n,)
-        Answer changed, or answer incorrect.
-    edges : array_like, shape (n_bins + 1,), optional
-        Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right edge.
-    level : float
-        Confidence level of the Wilson intervals.
+    - `values` (n,): Top margins (or probabilities) of the baseline.
+    - `events` (n,): Answer changed, or answer incorrect.
+    - `edges` (n_bins + 1,): Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right
+      edge.
     """
     x = finite("values", values)
     happened = np.asarray(events, dtype=bool)

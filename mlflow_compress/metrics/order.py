@@ -34,10 +34,7 @@ def drop_pct(accuracy: npt.ArrayLike, metric_value: npt.ArrayLike) -> Float:
 def content_consistency(content: npt.ArrayLike) -> Float:
     """Return, for each item, the share of shuffles in which the content chosen in the original order is chosen again.
 
-    Parameters
-    ----------
-    content : array_like of int, shape (n, 1 + S)
-        Original index of the chosen content; column 0 is the original order.
+    - `content` (n, 1 + S): Original index of the chosen content; column 0 is the original order.
     """
     c = np.asarray(content)
     if c.ndim != 2 or c.shape[1] < 2:
@@ -48,18 +45,11 @@ def content_consistency(content: npt.ArrayLike) -> Float:
 def letter_excess(letter: npt.ArrayLike, gold_letter: npt.ArrayLike, n_letters: int, shown: npt.ArrayLike) -> Float:
     """Return, for each item, how much more often a letter is chosen than right: what `bias_of` takes.
 
-    Parameters
-    ----------
-    letter, gold_letter : array_like of int, shape (n, m)
-        Chosen and right shown position in each order.
-    n_letters : int
-    shown : array_like of bool, shape (n, m)
-        Orders that the item has.
+    - `letter`, `gold_letter` (n, m): Chosen and right shown position in each order.
+    - `shown` (n, m): Orders that the item has.
 
-    Returns
-    -------
-    numpy.ndarray, shape (n, n_letters)
-        ``share of the item's orders that choose l - share in which l is right``, each row summing to 0.
+    Returns shape (n, n_letters): ``share of the item's orders that choose l - share in which l is right``, each row
+    summing to 0.
     """
     chosen, gold, there = np.asarray(letter), np.asarray(gold_letter), np.asarray(shown, dtype=bool)
     columns = [(((chosen == x) & there).sum(axis=1) - ((gold == x) & there).sum(axis=1)) for x in range(n_letters)]

@@ -97,10 +97,7 @@ def perplexity(inputs: MetricInputs) -> list[MetricResult]:
 def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> CorpusStatistics:
     """Return every llama.cpp statistic of two runs' token records, over all their corpora.
 
-    Raises
-    ------
-    AlignmentError
-        When the records do not hold the same tokens, or the targets differ.
+    Raises `AlignmentError`: when the records do not hold the same tokens, or the targets differ.
     """
     token_groups(baseline)  # refuses repeated tokens
     check_same_targets(baseline, variant)

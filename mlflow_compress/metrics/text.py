@@ -62,10 +62,7 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
     One model may have more samples than the other (the baseline is often sampled twice, for the similarity floor);
     what is compared is the samples that both have.
 
-    Raises
-    ------
-    AlignmentError
-        When the models answered different instructions or turns, or saw different prompts.
+    Raises `AlignmentError`: when the models answered different instructions or turns, or saw different prompts.
     """
     ours, theirs = set(baseline.key_rows()), set(variant.key_rows())
     lonely = {key[:3] for key in ours} ^ {key[:3] for key in theirs}

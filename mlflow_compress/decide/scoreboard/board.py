@@ -34,10 +34,7 @@ from mlflow_compress.metrics.stats.significance import holm
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
     """Return the names on the front, sorted by the first value.
 
-    Parameters
-    ----------
-    points : mapping of str to (float, float)
-        Two values per name; of both, lower is better. Points that are equal are on the front together.
+    - `points`: Two values per name; of both, lower is better. Points that are equal are on the front together.
 
     Examples
     --------
@@ -223,23 +220,9 @@ def scoreboard(
 ) -> Scoreboard:
     """Return the scoreboard of the variants of one evaluation. It does not depend on their order.
 
-    Parameters
-    ----------
-    variants : sequence of ScoredVariant
-        Their names differ.
-    baseline : str
-        The baseline's short name.
-    evaluation : str or None
-        The evaluation id.
-    level : float
-        Confidence level of the intervals between variants.
+    - `level`: Confidence level of the intervals between variants.
 
-    Raises
-    ------
-    DataError
-        Two variants have one name.
-    AlignmentError
-        Two variants were not evaluated on the same items.
+    Raises `DataError`: two variants have one name; `AlignmentError`: two variants were not evaluated on the same items.
     """
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):

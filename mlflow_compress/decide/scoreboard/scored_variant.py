@@ -38,10 +38,7 @@ class ItemScores:
     def in_order_of(self, other: ItemScores) -> ItemScores:
         """Return the same scores, with the items in the order of `other`.
 
-        Raises
-        ------
-        AlignmentError
-            The items are not the same.
+        Raises `AlignmentError`: the items are not the same.
         """
         mine, theirs = self._keys(), other._keys()
         if mine == theirs:
@@ -61,10 +58,7 @@ class ItemScores:
 def item_scores(inputs: MetricInputs) -> ItemScores:
     """Return the scores of a variant on the items that its headline values are pooled over.
 
-    Raises
-    ------
-    DataError
-        The inputs hold no variant, or no predictions.
+    Raises `DataError`: the inputs hold no variant, or no predictions.
     """
     reason = inputs.missing(VARIANT, PREDICTIONS)
     if inputs.variant is None or reason is not None:

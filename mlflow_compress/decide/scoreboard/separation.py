@@ -30,18 +30,10 @@ class PairedMean:
 def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMean | None:
     """Return the mean of paired differences with Student's interval and p-value, by scipy.
 
-    Parameters
-    ----------
-    differences : array_like, shape (n,)
-        One difference per pair, such as the KL of two variants on one item.
-    level : float
-        Confidence level.
+    - `differences` (n,): One difference per pair, such as the KL of two variants on one item.
 
-    Returns
-    -------
-    PairedMean or None
-        None for fewer than two pairs. Where all differences are 0 the interval is that point and p is 1. Where they are
-        all the same and not 0 nothing is known of their spread: None.
+    None for fewer than two pairs. Where all differences are 0 the interval is that point and p is 1. Where they are all
+    the same and not 0 nothing is known of their spread: None.
 
     Notes
     -----
@@ -126,10 +118,7 @@ def _correctness(first: ItemScores, second: ItemScores, level: float) -> Differe
 def separate(variants: Sequence[ScoredVariant], *, level: float = 0.95) -> tuple[Separation, ...]:
     """Return every pair of the variants that have items, with Holm's correction over both tests of all pairs.
 
-    Raises
-    ------
-    AlignmentError
-        Two variants were not evaluated on the same items.
+    Raises `AlignmentError`: two variants were not evaluated on the same items.
     """
     named = [(variant.name, variant.items) for variant in variants if variant.items is not None]
     aligned = [(name, items.in_order_of(named[0][1])) for name, items in named]
@@ -153,17 +142,9 @@ def separate(variants: Sequence[ScoredVariant], *, level: float = 0.95) -> tuple
 def groups_not_told_apart(order: Sequence[str], apart: Collection[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of a critical-difference view: neighbours in `order` of which no two are told apart.
 
-    Parameters
-    ----------
-    order : sequence of str
-        The variants, sorted by the value that is compared.
-    apart : collection of frozenset of str
-        The pairs that are told apart.
+    - `order`: The variants, sorted by the value that is compared.
 
-    Returns
-    -------
-    tuple of tuple of str
-        Groups of two and more that are part of no larger one, in the order of their first members.
+    Groups of two and more that are part of no larger one, in the order of their first members.
 
     Examples
     --------

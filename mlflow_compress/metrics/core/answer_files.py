@@ -44,10 +44,8 @@ class Answer:
 def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     """Read plain rows with `id`, `pred` and `gold` (and, if wanted, `prompt`).
 
-    Raises
-    ------
-    DataError
-        Naming the row and the column that is missing or NaN; a missing answer is null, a gold cannot be missing.
+    Raises `DataError`: naming the row and the column that is missing or NaN; a missing answer is null, a gold cannot be
+    missing.
     """
     answers = []
     for number, row in enumerate(rows, start=1):
@@ -89,10 +87,7 @@ def _as_text(value: Any, what: str) -> str | None:
 def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     """Read lm-evaluation-harness 0.4 sample logs (`samples_*.jsonl`), one mapping a line.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Lines with `doc_id`, `target`, `filtered_resps` and the logged scores.
+    - `rows`: Lines with `doc_id`, `target`, `filtered_resps` and the logged scores.
 
     Notes
     -----
@@ -103,10 +98,7 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     as GSM8K, the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates
     are refused.
 
-    Raises
-    ------
-    DataError
-        Naming the row or document that is broken.
+    Raises `DataError`: naming the row or document that is broken.
     """
     answers = []
     kept: str | None = None
@@ -225,10 +217,7 @@ _COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "sc
 def check_same_questions(baseline: Sequence[Answer], variant: Sequence[Answer]) -> None:
     """Refuse two lists that do not describe the same items.
 
-    Raises
-    ------
-    AlignmentError
-        Naming the repeated, missing or differing ids.
+    Raises `AlignmentError`: naming the repeated, missing or differing ids.
     """
     tables = []
     for side, answers in (("baseline", baseline), ("variant", variant)):
@@ -292,10 +281,7 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer], *, le
     how answers were scored. `w2w` and `all_flips_pct` are None for generated answers: two wrong texts are nearly always
     different.
 
-    Raises
-    ------
-    AlignmentError
-        When ids, golds, questions, prompts or scoring rules differ.
+    Raises `AlignmentError`: when ids, golds, questions, prompts or scoring rules differ.
     """
     check_same_questions(baseline, variant)
     other = {a.id: a for a in variant}

@@ -40,14 +40,9 @@ def mean_by_bin(
 ) -> BinnedMean:
     """Return the mean of `values` by bin of a confidence in [0, 1].
 
-    Parameters
-    ----------
-    confidence, values : array_like, shape (n,)
-        The baseline's confidence (top margin, probability), and the distance.
-    edges : array_like, shape (n_bins + 1,), optional
-        Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right edge.
-    level, resamples, seed
-        Of the bootstrap intervals.
+    - `confidence`, `values` (n,): The baseline's confidence (top margin, probability), and the distance.
+    - `edges` (n_bins + 1,): Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right
+      edge.
     """
     c, x = finite("confidence", confidence), finite("values", values)
     same_length(confidence=c, values=x)

@@ -125,10 +125,7 @@ class ItemTable:
     def families(self, wanted: Callable[[ItemFamily], bool]) -> tuple[str, ...]:
         """Return the families of the items whose declared properties are as wanted, sorted.
 
-        Raises
-        ------
-        ConfigError
-            When a family of the items is not registered: the plug-in that made it is not installed.
+        Raises `ConfigError`: when a family of the items is not registered: the plug-in that made it is not installed.
         """
         return tuple(name for name in sorted(set(self.family)) if wanted(ITEM_FAMILIES.get(name)))
 
@@ -173,14 +170,8 @@ class ItemTable:
     ) -> Iterator[ItemSubset]:
         """Iterate over the pooled subset, every task of the families, and every category of the families that have any.
 
-        Parameters
-        ----------
-        families : collection of str
-            Families whose tasks are reported.
-        pooled : collection of str
-            Families that the pooled value is taken over; empty for none.
-        categories : collection of str, optional
-            Families whose tasks are split by category too; by default those that declare it.
+        - `pooled`: Families that the pooled value is taken over; empty for none.
+        - `categories`: Families whose tasks are split by category too; by default those that declare it.
         """
         if categories is None:
             categories = self.families(lambda family: family.by_category)
@@ -202,10 +193,8 @@ class ItemTable:
 def check_same_items(baseline: Items, variant: Items) -> None:
     """Refuse two runs whose items differ in anything that a model saw or is judged by.
 
-    Raises
-    ------
-    AlignmentError
-        Naming the missing items, or the first item and the column (prompt, options, gold, rule ...) that differ.
+    Raises `AlignmentError`: naming the missing items, or the first item and the column (prompt, options, gold, rule
+    ...) that differ.
     """
     order = align(baseline, variant)
     other = variant.table.take(pa.array(order))

@@ -204,10 +204,7 @@ def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
 def all_keys() -> dict[str, MetricKey]:
     """Return every declared key by name.
 
-    Raises
-    ------
-    ConfigError
-        When two metrics declare the same key: one would hide the other in every table.
+    Raises `ConfigError`: when two metrics declare the same key: one would hide the other in every table.
     """
     found: dict[str, MetricKey] = {}
     owners: dict[str, str] = {}

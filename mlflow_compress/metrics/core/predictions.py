@@ -52,14 +52,7 @@ class Predictions:
 def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
     """Return where every option is there; a partly filled item is a `DataError`.
 
-    Parameters
-    ----------
-    view : ItemTable
-        The items.
-    counts : numpy.ndarray of int, shape (n_items, ...)
-        Options found.
-    what : str
-        Name of the records, for the message.
+    - `counts` (n_items, ...): Options found.
     """
     wanted = view.n_options.reshape(-1, *([1] * (counts.ndim - 1)))
     partial = (counts != 0) & (counts != wanted)
@@ -95,11 +88,8 @@ def option_cells(view: ItemTable, scores: OptionScores | OptionDistances | Optio
 def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
     """Lay option scores out as dense arrays.
 
-    Raises
-    ------
-    DataError
-        For NaN or infinite log-likelihoods (a broken forward pass must not become an answer), for an item with only
-        some of its options, and for an option without characters under a rule that divides by them.
+    Raises `DataError`: for NaN or infinite log-likelihoods (a broken forward pass must not become an answer), for an
+    item with only some of its options, and for an option without characters under a rule that divides by them.
 
     Notes
     -----
@@ -223,10 +213,7 @@ def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, col
 
     An item with a null distance has none: one of its options is longer than the model's context.
 
-    Raises
-    ------
-    DataError
-        For NaN or infinite distances and for an item with only some of its options.
+    Raises `DataError`: for NaN or infinite distances and for an item with only some of its options.
     """
     original = distances.where(permutation=0)
     item, _, _ = option_cells(view, original)

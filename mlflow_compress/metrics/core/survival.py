@@ -50,14 +50,9 @@ def kaplan_meier(times: npt.ArrayLike, events: npt.ArrayLike, *, level: float = 
 
     ``S(t) = prod over t_i <= t of (1 - d_i / n_i)``, with d_i events among the n_i that are still observed at t_i.
 
-    Parameters
-    ----------
-    times : array_like, shape (n,)
-        Time of each observation's event, or of its end.
-    events : array_like of bool, shape (n,)
-        Whether it had the event; the others are censored: their event would come later.
-    level : float
-        Confidence level of the interval at each time.
+    - `times` (n,): Time of each observation's event, or of its end.
+    - `events` (n,): Whether it had the event; the others are censored: their event would come later.
+    - `level`: Confidence level of the interval at each time.
 
     References
     ----------

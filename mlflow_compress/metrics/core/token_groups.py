@@ -54,10 +54,7 @@ def _matching(ours: TokenScores, theirs: TokenScores | TokenDistances) -> Int | 
 def matched(ours: TokenScores, theirs: TokenScores | TokenDistances, column: str) -> Float:
     """Return one column of `theirs` in the row order of `ours`, as float64.
 
-    Raises
-    ------
-    AlignmentError
-        When the two do not hold the same tokens.
+    Raises `AlignmentError`: when the two do not hold the same tokens.
     """
     order = _matching(ours, theirs)
     values = theirs.column(column).astype(np.float64, copy=False)

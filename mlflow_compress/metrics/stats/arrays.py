@@ -19,19 +19,9 @@ Objects = npt.NDArray[Any]
 def finite(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
     """Return `values` as a float64 array without copying where that is possible.
 
-    Parameters
-    ----------
-    name : str
-        What the values are, for the message.
-    values : array_like
-        Numbers; booleans become 0 and 1.
-    ndim : int
-        Number of dimensions that the array must have.
+    - `ndim`: Number of dimensions that the array must have.
 
-    Raises
-    ------
-    DataError
-        When the array is empty, has another number of dimensions, or holds a NaN or an infinity.
+    Raises `DataError`: when the array is empty, has another number of dimensions, or holds a NaN or an infinity.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != ndim or array.size == 0:

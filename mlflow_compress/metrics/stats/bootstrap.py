@@ -128,12 +128,9 @@ def stratified_bootstrap(
     together: right for tasks that hold the same items in one order (prompt methods), and without effect in expectation
     for unrelated ones.
 
-    Parameters
-    ----------
-    strata : sequence of array_like, each of shape (n_units,) or (n_units, n_columns)
-        One row per unit that is drawn with replacement within its stratum.
-    statistic, resamples, level, seed, method
-        As in `bootstrap`; of a single stratum the interval is the same.
+    - `strata`, each (n_units,) or (n_units, n_columns): One row per unit that is drawn in its stratum.
+    - `statistic`, `resamples`, `level`, `seed`, `method`: As in `bootstrap`; of a single stratum the interval is the
+      same.
     """
     if resamples < 100:
         raise ConfigError("A bootstrap interval needs at least 100 resamples", got=resamples)
@@ -173,18 +170,11 @@ def stratified_bootstrap(
 def cluster_sums(columns: npt.ArrayLike, clusters: npt.ArrayLike) -> Float:
     """Sum the columns within each cluster and append the cluster's size, for a cluster bootstrap.
 
-    Parameters
-    ----------
-    columns : array_like, shape (n,) or (n, k)
-        Values per token or item.
-    clusters : array_like of int, shape (n,)
-        Cluster (document, window, category) of each row.
+    - `columns` (n,) or (n, k): Values per token or item.
+    - `clusters` (n,): Cluster (document, window, category) of each row.
 
-    Returns
-    -------
-    numpy.ndarray, shape (n_clusters, k + 1)
-        Pass it to `bootstrap` with a statistic such as `ratio`: sum over size is the mean over rows, and whole
-        clusters are drawn, so that dependence within a cluster widens the interval as it should.
+    Returns shape (n_clusters, k + 1): pass it to `bootstrap` with a statistic such as `ratio`: sum over size is the
+    mean over rows, and whole clusters are drawn, so that dependence within a cluster widens the interval as it should.
     """
     raw = np.asarray(columns, dtype=np.float64)
     x = finite("cluster columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)

@@ -31,15 +31,9 @@ _STAGES = (
 def network_argsort(values: Float) -> Int:
     """Return the ascending order of each row as numpy's AVX-512 `argsort` gives it, ties included.
 
-    Parameters
-    ----------
-    values : numpy.ndarray, shape (n, k)
-        Finite keys, k at most 8.
+    - `values` (n, k): Finite keys, k at most 8.
 
-    Raises
-    ------
-    UnsupportedError
-        For more than 8 keys a row.
+    Raises `UnsupportedError`: for more than 8 keys a row.
 
     References
     ----------
@@ -89,7 +83,7 @@ def conformity_scores(
 
     "lac": ``1 - p_y`` (Sadinle et al. 2019). "aps": sorted probability mass up to and including y, not randomised
     (Romano et al. 2020). Of equally probable options the lowest index comes first, as everywhere in this package; the
-    published script ("reference") leaves it to an unstable sort, see `tied_order`.
+    published script ("reference") leaves it to an unstable sort, see `network_argsort`.
     """
     p = _checked(probabilities)
     y = np.asarray(gold, dtype=np.int64)
@@ -102,16 +96,10 @@ def conformity_scores(
 def conformal_quantile(scores: npt.ArrayLike, alpha: float = 0.1, *, mode: Mode = "textbook") -> float:
     """Return the threshold on the non-conformity, ``math.inf`` where the calibration set is too small for `alpha`.
 
-    Parameters
-    ----------
-    scores : array_like, shape (n,)
-        Calibration scores.
-    alpha : float
-        Miscoverage aimed at.
-    mode : {"textbook", "reference"}
-        "textbook": the ``k = ceil((n + 1)(1 - alpha))``-th smallest score. "reference": what
-        LLM-Uncertainty-Bench computes, ``np.quantile(scores, ceil((n + 1)(1 - alpha))/n, method="higher")``, which is
-        the score of rank k + 1 for many n (4,997 among them): slightly larger sets than asked for.
+    - `scores` (n,): Calibration scores.
+    - `mode`: "textbook": the ``k = ceil((n + 1)(1 - alpha))``-th smallest score. "reference": what
+      LLM-Uncertainty-Bench computes, ``np.quantile(scores, ceil((n + 1)(1 - alpha))/n, method="higher")``, which is the
+      score of rank k + 1 for many n (4,997 among them): slightly larger sets than asked for.
 
     Notes
     -----
@@ -146,10 +134,7 @@ def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score
 def split(n: int, *, seed: int = 42, calibration_share: float = 0.5) -> tuple[Int, Int]:
     """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``.
 
-    Raises
-    ------
-    DataError
-        When either side would be empty.
+    Raises `DataError`: when either side would be empty.
     """
     cut = int(n * calibration_share)
     if cut < 1 or n - cut < 1:
@@ -202,22 +187,11 @@ def conformal(
 ) -> ConformalResult:
     """Calibrate on some rows and judge the sets on others.
 
-    Parameters
-    ----------
-    probabilities : array_like, shape (n, n_options)
-        Softmax over the options' logits only.
-    gold : array_like of int, shape (n,)
-        Right option.
-    calibration, test : array_like of int
-        Row indices of both sides.
-    score : {"lac", "aps"}
-        Non-conformity score.
-    alpha
-        Miscoverage aimed at.
-    mode : {"textbook", "reference"}
-        "reference" reproduces the published script: its rank (`conformal_quantile`) and its ties (`tied_order`).
-    threshold : float, optional
-        A quantile to keep instead of calibrating: the baseline's, to see what a deployed threshold does to a variant.
+    - `probabilities` (n, n_options): Softmax over the options' logits only.
+    - `gold` (n,): Right option.
+    - `mode`: "reference" reproduces the published script: rank (`conformal_quantile`) and ties (`network_argsort`).
+    - `threshold`: A quantile to keep instead of calibrating: the baseline's, to see what a deployed threshold does to a
+      variant.
 
     References
     ----------

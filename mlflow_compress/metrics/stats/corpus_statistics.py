@@ -88,21 +88,12 @@ def corpus_statistics(
 ) -> CorpusStatistics:
     """Reduce token records to every statistic of llama.cpp's KL report.
 
-    Parameters
-    ----------
-    nll_baseline, nll_variant : array_like, shape (n_tokens,)
-        Negative log-likelihood of the target in nats.
-    kl : array_like, shape (n_tokens,)
-        ``KL(P_b || P_q)`` in nats.
-    p_baseline, p_variant : array_like, shape (n_tokens,)
-        Probability of the target.
-    same_top : array_like of bool, shape (n_tokens,)
-        Both models have the same most probable token.
+    - `nll_baseline`, `nll_variant` (n_tokens,): Negative log-likelihood of the target in nats.
+    - `kl` (n_tokens,): ``KL(P_b || P_q)`` in nats.
+    - `p_baseline`, `p_variant` (n_tokens,): Probability of the target.
+    - `same_top` (n_tokens,): Both models have the same most probable token.
 
-    Raises
-    ------
-    DataError
-        For NaN or infinite values, unequal lengths or no tokens.
+    Raises `DataError`: for NaN or infinite values, unequal lengths or no tokens.
 
     References
     ----------
@@ -166,14 +157,9 @@ def difference_shape(
 ) -> DifferenceShape:
     """Describe the log-likelihood differences of two models on the same tokens.
 
-    Parameters
-    ----------
-    nll_baseline, nll_variant : array_like, shape (n,)
-        Negative log-likelihoods in nats.
-    n_bins : int
-        Odd number of bins, so that one is centred on 0.
-    clip : float
-        Quantile of ``|d|`` at which the histogram ends.
+    - `nll_baseline`, `nll_variant` (n,): Negative log-likelihoods in nats.
+    - `n_bins`: Odd number of bins, so that one is centred on 0.
+    - `clip`: Quantile of ``|d|`` at which the histogram ends.
 
     References
     ----------

@@ -54,15 +54,9 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Corr
 
     ``tanh(atanh(rho) ± z sqrt((1 + rho²/2)/(n - 3)))``; at rho = ±1 the interval is that point.
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        Paired values.
+    - `x`, `y` (n,): Paired values.
 
-    Returns
-    -------
-    Correlation or None
-        None for fewer than three points or values that do not vary: no correlation exists.
+    None for fewer than three points or values that do not vary: no correlation exists.
 
     References
     ----------
@@ -90,10 +84,7 @@ def spearman_exact_p(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     It is the share of orders whose correlation is at least as far from 0. `spearman` has an approximation that is 0 for
     a perfect correlation, however few the points.
 
-    Raises
-    ------
-    DataError
-        No correlation exists (see `spearman`), or there are more than eight points.
+    Raises `DataError`: no correlation exists (see `spearman`), or there are more than eight points.
 
     Examples
     --------
@@ -129,19 +120,10 @@ def pearson(
 ) -> Correlation | None:
     """Pearson's correlation ``cov(x, y)/(s_x s_y)`` with a bootstrap interval over the points.
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        Paired values.
-    interval : bool
-        Whether the points are independent, so that an interval exists.
-    level, resamples, seed, method
-        Of the bootstrap.
+    - `x`, `y` (n,): Paired values.
+    - `interval`: Whether the points are independent, so that an interval exists.
 
-    Returns
-    -------
-    Correlation or None
-        None for fewer than three points or values that do not vary.
+    None for fewer than three points or values that do not vary.
     """
     a, b, exists = _pairs(x, y)
     if not exists:

@@ -57,12 +57,7 @@ def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) ->
     maximum-likelihood estimate of the lost share given `d`. Unlike the bootstrap it does not
     collapse to a point when nothing changed.
 
-    Parameters
-    ----------
-    gained, lost : int
-        Items that only the second model, or only the first, has right.
-    n : int
-        All pairs.
+    - `gained`, `lost`: Items that only the second model, or only the first, has right.
 
     References
     ----------
@@ -107,14 +102,8 @@ def bounded_mean_interval(values: npt.ArrayLike, *, upper: float = 1.0, level: f
     ``(1 - level)/2``. The lower end is the largest m against which the average capital does; the upper end is the same
     for ``upper - x``. Nothing is assumed of the distribution, and the order of the values does not matter.
 
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-        Within [0, upper]: KL per item clipped at `upper`, for one.
-    upper : float
-        Positive and finite.
-    level : float
-        Confidence level; each end misses with a probability of at most ``(1 - level)/2``.
+    - `values` (n,): Within [0, upper]: KL per item clipped at `upper`, for one.
+    - `level`: Confidence level; each end misses with a probability of at most ``(1 - level)/2``.
 
     References
     ----------
@@ -165,10 +154,7 @@ def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, pow
 
     Uses the normal approximation of the count and the Wilson interval that the gate itself uses.
 
-    Parameters
-    ----------
-    flips, limit : float
-        True share of flips and the gate's limit, ``0 <= flips < limit < 1``.
+    - `flips`, `limit`: True share of flips and the gate's limit, ``0 <= flips < limit < 1``.
     """
     if not 0.0 <= flips < limit < 1.0:
         raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")

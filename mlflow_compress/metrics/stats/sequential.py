@@ -54,16 +54,8 @@ def log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
 
     Nearly all of the capital is bet boldly, the rest carefully: the sum of two martingales is one.
 
-    Parameters
-    ----------
-    x : numpy.ndarray, shape (n,)
-        Values in [0, 1], in random order.
-    m : float
-        Strictly between 0 and 1.
-    side : {"below", "above"}
-        The claim that gains from the bets.
-    alpha : float
-        Level that the careful bets aim at. The capital is a martingale whatever it is.
+    - `x` (n,): Values in [0, 1], in random order.
+    - `alpha`: Level that the careful bets aim at. The capital is a martingale whatever it is.
 
     References
     ----------
@@ -90,17 +82,7 @@ def random_order(ids: Iterable[object], *, seed: int = 0) -> Int:
     It depends on the ids and the seed alone, not on the order in which the items are given: whoever repeats a decision
     with the same items looks at them in the same order, and nobody can choose an order by sorting a file.
 
-    Parameters
-    ----------
-    ids : iterable of str or int, or of tuples of these such as (task, item_id)
-        One per item, all different.
-    seed : int
-        Another seed draws another order.
-
-    Raises
-    ------
-    DataError
-        When there is no id, or two items share one.
+    Raises `DataError`: when there is no id, or two items share one.
     """
     names = [repr(tuple(map(str, i)) if isinstance(i, tuple) else str(i)) for i in ids]
     if not names:
@@ -149,13 +131,8 @@ def p_values(check: BoundedCheck, values: npt.ArrayLike, *, error: float, n_chec
 
     A p-value is 1/(largest capital so far) of who bets against the statement. It never rises.
 
-    Parameters
-    ----------
-    check : BoundedCheck
-    values : array_like, shape (n,)
-        In random order.
-    error, n_checks : float, int
-        Level and number of all checks together; the bets aim at it.
+    - `values` (n,): In random order.
+    - `error`, `n_checks`: Level and number of all checks together; the bets aim at it.
     """
     x = check.as_shares(values)
     m = (check.limit - check.low) / (check.high - check.low)
@@ -192,15 +169,8 @@ def decide_checks(
     its mean breaks the limit, or fails although it keeps to it. Passes are corrected over the checks by Holm's rule,
     and have nine tenths of the level. Fails are corrected by Bonferroni's, and have the rest.
 
-    Parameters
-    ----------
-    checks : sequence of BoundedCheck
-        With different names.
-    values : mapping of str to array_like
-        For each check its values, in the random order in which items are looked at; a longer look begins with the
-        values of a shorter one.
-    error : float
-        Level of all verdicts together.
+    - `values`: For each check its values, in the random order in which items are looked at; a longer look begins with
+      the values of a shorter one.
 
     Notes
     -----

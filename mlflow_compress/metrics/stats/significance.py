@@ -60,10 +60,7 @@ def holm(p_values: npt.ArrayLike) -> Float:
 def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tuple[str, str], float]:
     """Return the McNemar p-value of every (variant, task) after Holm's correction over all of them together.
 
-    Parameters
-    ----------
-    results : mapping of str to iterable of MetricResult
-        By variant, what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
+    - `results`: By variant, what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
     """
     raw = {
         (variant, r.task): r.value
@@ -77,14 +74,10 @@ def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tupl
 def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:
     """Return whether a difference to the baseline is shown to be no worse than `margin`.
 
-    Parameters
-    ----------
-    low, high : float
-        Confidence interval of (variant - baseline), or of a distance.
-    margin : float
-        The largest harm that is accepted, not negative, in the same unit.
-    direction : {"higher", "lower"}
-        Which way is better. "lower" (a distance): ``high <= margin``. "higher" (accuracy): ``low >= -margin``.
+    - `low`, `high`: Confidence interval of (variant - baseline), or of a distance.
+    - `margin`: The largest harm that is accepted, not negative, in the same unit.
+    - `direction`: Which way is better. "lower" (a distance): ``high <= margin``. "higher" (accuracy): ``low >=
+      -margin``.
 
     Notes
     -----
