@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_compress.metrics.core.metric_registry import all_keys
+from mlflow_compress.metrics.core.metric_registry import all_keys, key
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
 RATIO = "size/ratio"
 KL = "distance/kl_mean"
 FLIPS = "distance/flips_pct"
+DELTA = "quality/accuracy_delta"
 
 # Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
@@ -25,14 +26,6 @@ SPEED = "speed/"  # before the names of all that the speed stage measures
 DECODE_SPEEDUP = "speed/decode_ratio_batch_1"
 PREFILL_SPEEDUP = "speed/prefill_ratio_batch_1"
 MEMORY_RATIO = "speed/memory_peak_ratio"
-
-LABELS = {
-    GATE_FLIPS: "flips in % (upper end)",
-    GATE_DROP: "accuracy drop in points (upper end)",
-    f"{DECODE_SPEEDUP} (lower end)": "decode speedup (lower end)",
-    MEMORY_RATIO: "peak memory to the baseline's",
-}
-"""What gates read, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +97,11 @@ class DivergenceGate:
         return (*clipped.checks(metrics), *outliers.checks(metrics))
 
 
+def upper_end_label(metric: str) -> str:
+    """Return what the reasons of a gate call the upper end of a metric, or of what it publishes for gates."""
+    return f"{key(metric).gate_label or metric} (upper end)"
+
+
 def standard_gates(
     *,
     max_kl: float = 0.05,
@@ -126,8 +124,8 @@ def standard_gates(
     """
     return [
         DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=LABELS[GATE_FLIPS]),
-        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=LABELS[GATE_DROP]),
+        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=upper_end_label(FLIPS)),
+        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=upper_end_label(DELTA)),
     ]
 
 
@@ -140,9 +138,9 @@ def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     KL. It is 0 if all answers are generated; then the KL gate does not apply.
     """
     found: dict[str, float] = {}
-    for name, key in all_keys().items():
-        if key.gate is not None and name in pooled:
-            value = key.gate.read(pooled[name], pooled)
+    for name, declared in all_keys().items():
+        if declared.gate is not None and name in pooled:
+            value = declared.gate.read(pooled[name], pooled)
             if value is not None:
-                found[key.gate.name] = value
+                found[declared.gate.name] = value
     return found

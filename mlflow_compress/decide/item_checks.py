@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
-from mlflow_compress.decide.gates import SPEED, DivergenceGate, Gate
-from mlflow_compress.decide.policy_gates import DELTA, gates_of
+from mlflow_compress.decide.gates import DELTA, SPEED, DivergenceGate, Gate
+from mlflow_compress.decide.policy_gates import gates_of
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs

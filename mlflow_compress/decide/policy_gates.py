@@ -6,13 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
-from mlflow_compress.decide.gates import FLIPS, GATE_DROP, KL, LABELS, SIZE, SPEED, Check, DivergenceGate, Gate
+from mlflow_compress.decide.gates import (
+    DELTA,
+    FLIPS,
+    GATE_DROP,
+    KL,
+    SIZE,
+    SPEED,
+    Check,
+    DivergenceGate,
+    Gate,
+    upper_end_label,
+)
 from mlflow_compress.decide.promotion import Candidate, Rule, Score
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.records import MetricResult
 
-DELTA = "quality/accuracy_delta"
 _OWN = ("size/", "gate/")  # metrics of the main run that no metric declares
 
 
@@ -81,16 +91,17 @@ def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
                 allowed="a value, without task, category and interval",
                 got=entry.task or entry.bound,
             )
-        label = LABELS.get(entry.metric, entry.metric)
+        label = entry.metric if declared is None else declared.gate_label or entry.metric
         found = None if declared is None else GateReading(metric=entry.metric, end="value")
         return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), found
     published = declared.gate
     # Of KL this is the upper end only where it can be trusted; of the accuracy change it is another number.
     if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
-        label = LABELS.get(published.name, f"{entry.metric} (upper end)")
+        label = upper_end_label(entry.metric)
         return Gate(metric=published.name, bound=entry.limit, label=label, at_least=at_least), None
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
-    label = LABELS.get(reading.name, reading.name)
+    named = declared.gate_label and entry.task is None and entry.end == "lower" and published is None
+    label = f"{declared.gate_label} (lower end)" if named else reading.name
     return Gate(metric=reading.name, bound=entry.limit, label=label, at_least=at_least), reading
 
 
@@ -107,7 +118,7 @@ def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
         )
     if entry.metric == DELTA and entry.task is None:
         # What main runs show is the drop in points.
-        return Gate(metric=GATE_DROP, bound=round(100.0 * entry.margin, 10), label=LABELS[GATE_DROP]), None
+        return Gate(metric=GATE_DROP, bound=round(100.0 * entry.margin, 10), label=upper_end_label(DELTA)), None
     lower = declared.direction == "lower"
     at_most = declared.unchanged + entry.margin if lower else None
     at_least = None if lower else declared.unchanged - entry.margin

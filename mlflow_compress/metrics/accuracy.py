@@ -63,6 +63,7 @@ DELTA = MetricKey.share(
     leaderboard=True,
     by_task=True,
     gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct),
+    gate_label="accuracy drop in points",
 )
 P_VALUE = MetricKey.probability(
     "quality/mcnemar_p", "neither", "Exact McNemar p-value of the accuracy change.", by_category=False

@@ -21,6 +21,7 @@ FLIPS = MetricKey.percent(
     by_task=True,
     unscored=TOO_LONG,
     gate=GateValue("gate/flips_pct_upper", upper_end),
+    gate_label="flips in %",
 )
 ALL_FLIPS = MetricKey.percent(
     "distance/all_flips_pct",

@@ -19,6 +19,7 @@ RATIO = MetricKey(
     unit="times",
     meaning="The variant's peak memory while serving over the baseline's in the same runtime.",
     label="Peak memory (to baseline)",
+    gate_label="peak memory to the baseline's",
     leaderboard=True,
     by_category=False,
     unchanged=1.0,

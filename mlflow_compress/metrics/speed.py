@@ -59,6 +59,7 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
                 unchanged=1.0,
                 label=f"{title} speedup (batch {batch})",
                 leaderboard=shown,
+                gate_label="decode speedup" if shown and what == "decode" else "",
             ),
         )
     return found

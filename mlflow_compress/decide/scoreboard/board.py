@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, KL, MEMORY_RATIO, SIZE
 from mlflow_compress.decide.scoreboard.scored_variant import (
-    DELTA,
     Cell,
     ScoreColumn,
     ScoredVariant,

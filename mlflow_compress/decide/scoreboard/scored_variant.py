@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, headline_keys, key
@@ -96,7 +96,6 @@ class ScoredVariant:
 
 
 BITS = "size/bits_per_weight"
-DELTA = "quality/accuracy_delta"
 SECONDS = "seconds/total"
 JUDGE, SIMILARITY = "judge/mt_bench", "judge/similarity"
 

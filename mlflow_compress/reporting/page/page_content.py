@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import softmax
 
+from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
-from mlflow_compress.decide.scoreboard.scored_variant import DELTA
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mlflow_compress.decide.scoreboard.scored_variant import DELTA
+from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.reporting.html import FlipRow, setting_pairs
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
 from mlflow_compress.reporting.page.page_tables import (
