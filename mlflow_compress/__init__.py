@@ -18,7 +18,7 @@ from typing import Any
 
 from mlflow_compress.version import __version__ as __version__
 
-_BESIDES = {
+BESIDES = {
     "AliasHistory": "commands.promote.result",
     "AnswerEvaluation": "commands.evaluate.result",
     "BlindSheet": "commands.rate.result",
@@ -47,15 +47,15 @@ _BESIDES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name in _BESIDES:
-        return getattr(import_module(f"{__name__}.{_BESIDES[name]}"), name)
+    if name in BESIDES:
+        return getattr(import_module(f"{__name__}.{BESIDES[name]}"), name)
     # A module of this package is imported by its name; asking the registry for it would import the registry too early.
     if name == "__all__" or (not name.startswith("_") and find_spec(f"{__name__}.{name}") is None):
         from mlflow_compress.commands.command import all_commands
 
         functions = {command.function.__name__: command.function for command in all_commands().values()}
         if name == "__all__":
-            return sorted([*_BESIDES, *functions, "__version__"])
+            return sorted([*BESIDES, *functions, "__version__"])
         if name in functions:
             return functions[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,7 +82,46 @@ def test_a_wheel_holds_the_stages_and_the_templates_of_the_report(built: Path) -
             environment = os.path.normpath(f"{folder}/{project['python_env']}")
             assert {f"{folder}/run.py", environment} <= names
             assert project == yaml.safe_load((ROOT / "projects" / stage / "MLproject").read_text())
+    assert {"mlflow_compress/py.typed", "mlflow_compress/__init__.pyi"} <= names
     assert not {name for name in names if name.split("/")[0] not in ("mlflow_compress",) and ".dist-info" not in name}
+
+
+RIGHT = """
+import mlflow_compress as mc
+
+found = mc.evaluate("folder", limit=2, tasks=["demo", "piqa"], dtype="bfloat16")
+flips: float = found["distance/flips_pct"].value
+small: mc.CompressedModel = mc.compress("demo", "rtn", bits=4, method_args={"backend": "gptqmodel"})
+mc.evaluate(small, progress=print)
+"""
+WRONG = {
+    'mc.evaluate("folder", limt=2)': "limt",
+    'mc.evaluate("folder", limit="two")': "limit",
+    "mc.evalute()": "evalute",
+    'mc.run(dtype="int4")': "dtype",
+    'mc.compress("demo", "rtn").folders': "folders",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_type_checker_finds_wrong_calls_of_an_installed_wheel(built: Path, tmp_path: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    site = tmp_path / "site"
+    started(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)],
+        tmp_path,
+    )
+    (tmp_path / "calls.py").write_text("\n".join([RIGHT, *WRONG]))
+    command = [sys.executable, "-P", "-m", "mypy", "--config-file=", "--ignore-missing-imports", "calls.py"]
+    environment = {**os.environ, "MYPYPATH": str(site)}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stdout.splitlines() if line.startswith("calls.py:") and ": error: " in line]
+    assert len(errors) == len(WRONG), done.stdout
+    first = RIGHT.count("\n") + 2
+    for number, (error, word) in enumerate(zip(errors, WRONG.values(), strict=True), first):
+        assert error.startswith(f"calls.py:{number}:") and f'"{word}"' in error, error
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from write_mlprojects import project_files
+from write_stub import STUB, stub
 
 CLASSES = [command.parameters for command in all_commands().values() if command.parameters]
 
@@ -136,6 +137,10 @@ def test_mlproject_files_are_what_the_configurations_say() -> None:
     for path, text in project_files().items():
         assert path.read_text() == text, f"run tools/write_mlprojects.py: {path.name} is out of date"
         assert yaml.safe_load(text)["entry_points"]
+
+
+def test_the_typed_signatures_are_those_of_the_registry() -> None:
+    assert STUB.read_text() == stub(), "run tools/write_stub.py"
 
 
 @pytest.mark.parametrize("verb", all_commands())

@@ -1,0 +1,1910 @@
+"""Written by tools/write_stub.py from the registry of commands: what type checkers and editors read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Literal
+
+from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.sweep.result import SweepProgress
+from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
+from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
+from mlflow_compress.commands.rate.result import BlindSheet as BlindSheet
+from mlflow_compress.commands.compare.result import Comparison as Comparison
+from mlflow_compress.commands.quantize.result import CompressedModel as CompressedModel
+from mlflow_compress.commands.plan.result import CostPlan as CostPlan
+from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
+from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
+from mlflow_compress.commands.gate.result import GateVerdict as GateVerdict
+from mlflow_compress.commands.rate.result import HumanRatings as HumanRatings
+from mlflow_compress.commands.catalog.result import Listing as Listing
+from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
+from mlflow_compress.commands.promote.result import Promotion as Promotion
+from mlflow_compress.commands.resume.result import Resumed as Resumed
+from mlflow_compress.commands.promote.result import Rollback as Rollback
+from mlflow_compress.commands.search.result import Search as Search
+from mlflow_compress.commands.speed.result import SpeedMeasurement as SpeedMeasurement
+from mlflow_compress.commands.sweep.result import Sweep as Sweep
+from mlflow_compress.commands.sweep.result import SweepPlan as SweepPlan
+from mlflow_compress.commands.main.result import VariantRun as VariantRun
+from mlflow_compress.commands.report.result import VariantsReport as VariantsReport
+from mlflow_compress.version import __version__ as __version__
+
+__all__ = [
+    "AliasHistory",
+    "AnswerEvaluation",
+    "BlindSheet",
+    "Comparison",
+    "CompressedModel",
+    "CostPlan",
+    "Diagnosis",
+    "Evaluation",
+    "GateVerdict",
+    "HumanRatings",
+    "Listing",
+    "MlflowCompressError",
+    "Promotion",
+    "Resumed",
+    "Rollback",
+    "Search",
+    "SpeedMeasurement",
+    "Sweep",
+    "SweepPlan",
+    "VariantRun",
+    "VariantsReport",
+    "__version__",
+    "blind",
+    "compare",
+    "compress",
+    "diagnose",
+    "evaluate",
+    "gate",
+    "history",
+    "judge",
+    "load",
+    "methods",
+    "plan",
+    "policy",
+    "promote",
+    "ratings",
+    "report",
+    "resume",
+    "rollback",
+    "run",
+    "search",
+    "speed",
+    "sweep",
+    "tasks",
+]
+
+def blind(
+    run: AnswerEvaluation | VariantRun | str | None = None,
+    *,
+    store: StoreLike = None,
+    output: str = "blind",
+    limit: int = 0,
+    seed: int | Literal["auto"] = "auto",
+    experiment: str = "auto",
+) -> BlindSheet:
+    """Return a blind sheet: both models' answers in hidden order, for people to rate.
+
+    Parameters
+    ----------
+    run : AnswerEvaluation, VariantRun or str
+        What `judge` or `run` returned, or the id of its run.
+    store : path, optional
+        The folder in which the run is looked up in place of MLflow's tracking store.
+    output
+        folder to write: for_raters/ is for raters, key.json is not [blind]
+    limit
+        pairs of answers, drawn at random; 0 takes all [0]
+    seed
+        seed of order and sides; 'auto' draws one that nobody can guess; it stands in the key [auto]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def compare(
+    baseline: Evaluation | PathOrText,
+    variant: Evaluation | PathOrText,
+    *,
+    store: StoreLike = None,
+) -> Comparison:
+    """Return accuracy, flips and McNemar's test of two evaluations, from what they left on disk: no model is loaded.
+
+    Parameters
+    ----------
+    baseline, variant : Evaluation, str or path
+        What `evaluate` or `load` returned, a run id, a folder of Parquet records, a sample log of
+        lm-evaluation-harness, or a JSONL file with ``{"id", "pred", "gold"}`` per line.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
+    """
+
+def compress(
+    model: str = "demo",
+    method: str = "awq",
+    *,
+    store: StoreLike = None,
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    bits: str | int | float = "auto",
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    checkpoint: str | PathLike[str] | None = None,
+    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    output_dir: str = "auto",
+    experiment: str = "auto",
+) -> CompressedModel:
+    """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
+
+    Parameters
+    ----------
+    model : str
+        The baseline: "demo", a folder, or a Hugging Face hub id.
+    method : str
+        A name from `methods()`.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    bits
+        bits per weight; 'auto' takes the method's default [auto]
+    group_size
+        weights that share one scale; 'auto' takes the method's default [auto]
+    calibration
+        wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    method_args
+        the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    checkpoint
+        for method=checkpoint: folder, hub id or GGUF file of what others compressed; or
+        endpoint:http://host:port/v1 of a served model, which `main` evaluates as it is [none]
+    target
+        server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
+        vllm | vllm-cpu) [any]
+    output_dir
+        folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
+        (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def diagnose(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    method: str = "awq",
+    bits: str | int | float = "auto",
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    output_dir: str = "auto",
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    corpus_tokens: int = 16384,
+    corpus_window: int = 512,
+    noise_control: bool = True,
+    state_memory: float = 1.0,
+    experiment: str = "auto",
+) -> Diagnosis:
+    """Return how far each group of a variant's weights moves its baseline, and on which text the variant moves.
+
+    One group at a time (q/k/v, o, gate/up, down, ...) replaces the baseline's, and the KL of the final distributions is
+    measured at every token of the tasks' corpora.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, its folder, or what others have compressed. Without it, the variant is made now, with
+        ``method``, ``bits`` and the other parameters of `compress`.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told what is measured.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    method
+        compression method (mlflow-compress methods lists them) [awq]
+    bits
+        bits per weight; 'auto' takes the method's default [auto]
+    group_size
+        weights that share one scale; 'auto' takes the method's default [auto]
+    calibration
+        wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    method_args
+        the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    target
+        server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
+        vllm | vllm-cpu) [any]
+    output_dir
+        folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
+        (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    corpus_tokens
+        tokens of each corpus on which every group of weights is measured; 0 takes all [16384]
+    corpus_window
+        tokens of one text: the corpus is cut into texts of this length [512]
+    noise_control
+        also measure Gaussian noise of the same size on each group (doubles the time): size or direction? [true]
+    state_memory
+        GiB of memory for the baseline's states, so that only the layers behind a swap are computed [1.0]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def evaluate(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    engine: Literal["local", "ray", "vllm"] = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    experiment: str = "auto",
+) -> Evaluation:
+    """Return every metric of a compressed checkpoint against its baseline, on the same items, with intervals.
+
+    The baseline is evaluated once per store and found again; so is a checkpoint that was evaluated before.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model, whose name there
+        is `served_model`.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told, before anything is asked, what the server of a served model can.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    trace_instructions
+        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
+        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
+        [auto]
+    trace_prompts
+        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+    trace_samples
+        tasks=traces: sampled answers per prompt [1]
+    trace_max_new_tokens
+        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
+    trace_temperature
+        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    engine
+        what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
+        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+    workers
+        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
+        [auto]
+    cpus_per_worker
+        cores of a worker, and on CPUs its threads [1]
+    ray_address
+        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
+        [none]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    vllm_args
+        engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def gate(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    vllm_python: str | PathLike[str] | None = None,
+    policy: str | PathLike[str] | None = None,
+    min_decode_speedup: float | None = None,
+    max_memory_ratio: float | None = None,
+    error: float = 0.05,
+    block: int = 20,
+    output: str | None = None,
+    experiment: str = "auto",
+) -> GateVerdict:
+    """Return whether a checkpoint passes a policy, after no more items than that takes.
+
+    Items are scored in random blocks, until every gate is decided or one has failed.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told after each block how far the gate is.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    trace_instructions
+        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
+        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
+        [auto]
+    trace_prompts
+        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+    trace_samples
+        tasks=traces: sampled answers per prompt [1]
+    trace_max_new_tokens
+        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
+    trace_temperature
+        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    speed_prompt_tokens
+        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+    speed_new_tokens
+        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
+    speed_repeats
+        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+    speed_threads
+        threads on a CPU; 'auto' is one per core that this process may use [auto]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    policy
+        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+    min_decode_speedup
+        smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower
+        end of its 95 % interval; none: the policy's (no such gate) [none]
+    max_memory_ratio
+        largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without
+        interval; none: the policy's (no such gate) [none]
+    error
+        probability that any early verdict is wrong, at most [0.05]
+    block
+        items per block: the gate looks after each [20]
+    output
+        folder that receives verdict.json and verdict.md; none: the run alone has them [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def history(
+    *,
+    model: str = "demo",
+    alias: str = "champion",
+    experiment: str = "auto",
+) -> AliasHistory:
+    """Return who had an alias when, by which decision and policy, newest first.
+
+    Parameters
+    ----------
+    model
+        baseline: 'demo', a folder, or a name that runs show [demo]
+    alias
+        registry alias [champion]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def judge(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge_model: str | Sequence[object] = "gpt-4",
+    judge_base_url: str = "auto",
+    judge_repeats: int = 1,
+    judge_attempts: int = 3,
+    judge_max_unscored: float = 0.05,
+    judge_concurrency: int = 16,
+    judge_timeout: float = 120.0,
+    judge_max_retries: int = 5,
+    judge_requests_per_minute: int = 0,
+    judge_tokens_per_minute: int = 0,
+    judge_prices: str | PathLike[str] | None = None,
+    judge_max_cost: float = 0.0,
+    judge_traces: bool = True,
+    judge_prompts: str | PathLike[str] | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    engine: Literal["local", "ray", "vllm"] = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    experiment: str = "auto",
+) -> AnswerEvaluation:
+    """Return how similar, and how good, the answers of a checkpoint and its baseline to the same instructions are.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    progress : callable (line), optional
+        Is told, before the first call, how many calls a judge model will take, and what they may cost.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    instructions
+        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+    instruction_limit
+        instructions per category after a seeded shuffle; 0 takes all [0]
+    num_samples
+        sampled answers per instruction for ConSCompF [5]
+    max_new_tokens
+        tokens per sampled answer [128]
+    encoder
+        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
+        [embedded]
+    encoder_base_url
+        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
+    bertscore_model
+        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    judges
+        judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
+    judge_max_tokens
+        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
+        a shorter context [auto]
+    judge_model
+        models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
+    judge_base_url
+        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+    judge_repeats
+        gradings per answer; from 2 on the judge's own noise is measured [1]
+    judge_attempts
+        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
+    judge_max_unscored
+        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
+    judge_concurrency
+        calls to the judge at the same time [16]
+    judge_timeout
+        seconds for one call to the judge [120.0]
+    judge_max_retries
+        retries of a call that failed for a reason that may pass [5]
+    judge_requests_per_minute
+        calls to the judge in a minute; 0 is no limit [0]
+    judge_tokens_per_minute
+        tokens of prompts and longest replies in a minute; 0 is no limit [0]
+    judge_prices
+        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+    judge_max_cost
+        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
+    judge_traces
+        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+    judge_prompts
+        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    engine
+        what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
+        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+    workers
+        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
+        [auto]
+    cpus_per_worker
+        cores of a worker, and on CPUs its threads [1]
+    ray_address
+        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
+        [none]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    vllm_args
+        engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def load(
+    source: PathOrText,
+    *,
+    store: StoreLike = None,
+) -> Evaluation:
+    """Return an evaluation that was made before.
+
+    Parameters
+    ----------
+    source : str or path
+        The id of an evaluate run, a baseline run or a main run; or a folder of Parquet records, whose metrics are
+        computed now.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
+    """
+
+def methods(
+) -> Listing:
+    """Return the compression methods that are installed, and what each supports."""
+
+def plan(
+    *,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    method: str = "awq",
+    bits: int = 4,
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    variants: int = 1,
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge: bool = True,
+    devices: int = 1,
+    device_memory: float = 80.0,
+    device_tflops: float = 400.0,
+    device_bandwidth: float = 2.5,
+    disk_bandwidth: float = 2.0,
+    price: float | None = None,
+    experiment: str = "auto",
+) -> CostPlan:
+    """Return what every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run.
+
+    Only the model's configuration and tokenizer are read, so that the plan of a model of any size takes the time that
+    it takes to tokenize the tasks.
+
+    Parameters
+    ----------
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    tokenizer
+        folder or hub id of the tokenizer; none: the model's own [none]
+    method
+        compression method (mlflow-compress methods lists them) [awq]
+    bits
+        bits per weight of the compressed linear layers [4]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    variants
+        variants of this baseline [1]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    instructions
+        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+    instruction_limit
+        instructions per category after a seeded shuffle; 0 takes all [0]
+    num_samples
+        sampled answers per instruction for ConSCompF [5]
+    max_new_tokens
+        tokens per sampled answer [128]
+    encoder
+        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
+        [embedded]
+    encoder_base_url
+        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
+    bertscore_model
+        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    judges
+        judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
+    judge_max_tokens
+        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
+        a shorter context [auto]
+    judge
+        run the judge stage [true]
+    devices
+        GPUs, or machines without one [1]
+    device_memory
+        GiB of one device [80.0]
+    device_tflops
+        10^12 operations a second that one device sustains in the dtype (H100, bfloat16: about 400) [400.0]
+    device_bandwidth
+        TB a second that one device reads of its own memory (H100: about 2.5) [2.5]
+    disk_bandwidth
+        GB a second of the storage, for all devices together [2.0]
+    price
+        dollars of one device for an hour; none: no dollars [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def policy(
+    file: PathOrText | None = None,
+) -> str:
+    """Return a policy as YAML with comments, and its hash as the last line. What cannot be used is refused.
+
+    Parameters
+    ----------
+    file : path, optional
+        A policy; without it, the default one.
+    """
+
+def promote(
+    *,
+    model: str = "demo",
+    evaluation: str = "auto",
+    policy: str | PathLike[str] | None = None,
+    max_kl: float | None = None,
+    max_kl_outliers_pct: float | None = None,
+    max_flips_pct: float | None = None,
+    max_accuracy_drop_pct: float | None = None,
+    min_decode_speedup: float | None = None,
+    max_memory_ratio: float | None = None,
+    alias: str = "champion",
+    dry_run: bool = False,
+    experiment: str = "auto",
+) -> Promotion:
+    """Return the decision on all variants of one evaluation, after moving the alias in MLflow's model registry.
+
+    With ``dry_run=True`` the decision is returned, and nothing is written.
+
+    Parameters
+    ----------
+    model
+        baseline whose variants compete: 'demo', a folder, or a name that runs show [demo]
+    evaluation
+        evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items
+        [auto]
+    policy
+        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+    max_kl
+        largest KL (nats): upper end of its 95 % interval; none: the policy's (0.05) [none]
+    max_kl_outliers_pct
+        largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval;
+        none: the policy's (1) [none]
+    max_flips_pct
+        largest share of flipped answers in percent: upper end of its interval; none: the policy's (5) [none]
+    max_accuracy_drop_pct
+        largest accuracy drop in points: upper end of its interval; none: the policy's (2) [none]
+    min_decode_speedup
+        smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower
+        end of its 95 % interval; none: the policy's (no such gate) [none]
+    max_memory_ratio
+        largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without
+        interval; none: the policy's (no such gate) [none]
+    alias
+        registry alias that moves to the winner [champion]
+    dry_run
+        decide and say what would happen; nothing is registered, logged or moved [false]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def ratings(
+    *files: PathOrText,
+    store: StoreLike = None,
+    key: str | PathLike[str] = "blind/key.json",
+    log: bool = False,
+    seed: int = 42,
+    experiment: str = "auto",
+) -> HumanRatings:
+    """Return what raters prefer: the variant's win rate with its interval, and how far the raters agree.
+
+    Parameters
+    ----------
+    *files : str or path
+        One CSV file per rater, as the page saves it or a spreadsheet does; its name is the rater's.
+    store : path, optional
+        The folder that holds the rated run in place of MLflow's tracking store.
+    key
+        key of the sheet [blind/key.json]
+    log
+        log the results to the rated run, as human/... [false]
+    seed
+        seed of the bootstrap [42]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def report(
+    *runs: str,
+    output: str = "report.html",
+    policy: str | PathLike[str] | None = None,
+    format: Literal["auto", "html", "md", "csv", "json"] = "auto",
+    experiment: str = "auto",
+) -> VariantsReport:
+    """Return the variants of one evaluation side by side, after writing one page that compares them.
+
+    The page is one HTML file, which opens from disk and in MLflow's artifact view, and loads nothing.
+
+    Parameters
+    ----------
+    *runs : str
+        Ids of main runs of one evaluation, or of a sweep's run.
+    output
+        file to write: .html, .md, .csv or .json [report.html]
+    policy
+        YAML file that says which variant to ship; none: the default policy of promote [none]
+    format
+        what is written; 'auto' goes by the file name (auto | html | md | csv | json) [auto]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def resume(
+    *,
+    progress: Say | None = None,
+    dry_run: bool = False,
+    experiment: str = "auto",
+) -> Resumed:
+    """Return what became of the commands that had not ended, after doing them again.
+
+    A command that is killed, or that waits for the tracking server in vain, leaves a note on its machine. What it has
+    computed is on disk. So doing it again stores what is left, and computes little.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now.
+    dry_run
+        list the commands that did not end, and do nothing [false]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def rollback(
+    *,
+    model: str = "demo",
+    alias: str = "champion",
+    reason: str | None = None,
+    experiment: str = "auto",
+) -> Rollback:
+    """Return who has the alias again, after moving it back to the version that had it before.
+
+    A second rollback undoes the first.
+
+    Parameters
+    ----------
+    model
+        baseline: 'demo', a folder, or a name that runs show [demo]
+    alias
+        registry alias that moves back [champion]
+    reason
+        why, in your words; kept with the run [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def run(
+    *,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    method: str = "awq",
+    bits: str | int | float = "auto",
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    checkpoint: str | PathLike[str] | None = None,
+    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    output_dir: str = "auto",
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    engine: Literal["local", "ray", "vllm"] = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge_model: str | Sequence[object] = "gpt-4",
+    judge_base_url: str = "auto",
+    judge_repeats: int = 1,
+    judge_attempts: int = 3,
+    judge_max_unscored: float = 0.05,
+    judge_concurrency: int = 16,
+    judge_timeout: float = 120.0,
+    judge_max_retries: int = 5,
+    judge_requests_per_minute: int = 0,
+    judge_tokens_per_minute: int = 0,
+    judge_prices: str | PathLike[str] | None = None,
+    judge_max_cost: float = 0.0,
+    judge_traces: bool = True,
+    judge_prompts: str | PathLike[str] | None = None,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    judge: bool = True,
+    speed: bool = True,
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    resume: str | None = None,
+    experiment: str = "auto",
+) -> VariantRun:
+    """Return what compression, evaluation and judge of one variant found, after logging it as MLflow runs.
+
+    This is ``mlflow-compress main``: the stages are MLflow projects, children of one run with report and figures.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now, and how long it took before.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    method
+        compression method (mlflow-compress methods lists them) [awq]
+    bits
+        bits per weight; 'auto' takes the method's default [auto]
+    group_size
+        weights that share one scale; 'auto' takes the method's default [auto]
+    calibration
+        wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    method_args
+        the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    checkpoint
+        for method=checkpoint: folder, hub id or GGUF file of what others compressed; or
+        endpoint:http://host:port/v1 of a served model, which `main` evaluates as it is [none]
+    target
+        server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
+        vllm | vllm-cpu) [any]
+    output_dir
+        folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
+        (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    trace_instructions
+        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
+        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
+        [auto]
+    trace_prompts
+        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+    trace_samples
+        tasks=traces: sampled answers per prompt [1]
+    trace_max_new_tokens
+        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
+    trace_temperature
+        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    engine
+        what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
+        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+    workers
+        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
+        [auto]
+    cpus_per_worker
+        cores of a worker, and on CPUs its threads [1]
+    ray_address
+        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
+        [none]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    vllm_args
+        engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    instructions
+        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+    instruction_limit
+        instructions per category after a seeded shuffle; 0 takes all [0]
+    num_samples
+        sampled answers per instruction for ConSCompF [5]
+    max_new_tokens
+        tokens per sampled answer [128]
+    encoder
+        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
+        [embedded]
+    encoder_base_url
+        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
+    bertscore_model
+        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    judges
+        judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
+    judge_max_tokens
+        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
+        a shorter context [auto]
+    judge_model
+        models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
+    judge_base_url
+        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+    judge_repeats
+        gradings per answer; from 2 on the judge's own noise is measured [1]
+    judge_attempts
+        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
+    judge_max_unscored
+        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
+    judge_concurrency
+        calls to the judge at the same time [16]
+    judge_timeout
+        seconds for one call to the judge [120.0]
+    judge_max_retries
+        retries of a call that failed for a reason that may pass [5]
+    judge_requests_per_minute
+        calls to the judge in a minute; 0 is no limit [0]
+    judge_tokens_per_minute
+        tokens of prompts and longest replies in a minute; 0 is no limit [0]
+    judge_prices
+        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+    judge_max_cost
+        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
+    judge_traces
+        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+    judge_prompts
+        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    speed_prompt_tokens
+        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+    speed_new_tokens
+        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
+    speed_repeats
+        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+    speed_threads
+        threads on a CPU; 'auto' is one per core that this process may use [auto]
+    judge
+        run the judge stage [true]
+    speed
+        run the speed stage [true]
+    log_weights
+        store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by
+        path (auto | true | false) [auto]
+    resume
+        id of a main run that failed: run only the stages that it lacks, then publish [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def search(
+    *,
+    progress: Say | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
+    bits_per_weight: str | Sequence[object] | int | float | None = None,
+    max_bytes: str | Sequence[object] | int | float | None = None,
+    max_kl: str | Sequence[object] | int | float | None = None,
+    search_text: str | PathLike[str] | None = None,
+    search_windows: int = 64,
+    search_rounds: int = 2,
+    search_tolerance: float = 0.25,
+    estimate: Literal["none", "fisher", "linearity"] = "none",
+    measured_swaps: int = 0,
+    autoscheme: Literal["auto", "true", "false"] = "auto",
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    output_dir: str = "auto",
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    engine: Literal["local", "ray", "vllm"] = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    experiment: str = "auto",
+) -> Search:
+    """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
+
+    This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
+    with that group alone compressed. An integer programme chooses, the recipe becomes one checkpoint, and that is
+    evaluated beside the uniform variants. What an earlier run of the store holds is found.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told what happens now.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    formats
+        formats to choose from, METHOD:BITS, comma-separated; 'none' is a layer that stays as it is
+        [gptq:3,gptq:4,gptq:8]
+    bits_per_weight
+        most stored bits per weight of the linear layers; several, comma-separated, give a front [none]
+    max_bytes
+        in place of bits_per_weight: most bytes of all stored tensors [none]
+    max_kl
+        in place of both: find the smallest variant within this KL (nats, upper end) [none]
+    search_text
+        text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that
+        calibrates [none]
+    search_windows
+        windows of calibration_length tokens of that text [64]
+    search_rounds
+        how often the costs are refitted where the prediction misses; 0 never [2]
+    search_tolerance
+        relative error of the predicted KL from which it misses [0.25]
+    estimate
+        estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors;
+        'linearity', by the relative error of the weights (none | fisher | linearity) [none]
+    measured_swaps
+        with estimate: most swaps that are measured; 0: as many as are chosen [0]
+    autoscheme
+        put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats
+        are integers (auto | true | false) [auto]
+    group_size
+        weights that share one scale; 'auto' takes the method's default [auto]
+    calibration
+        wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    method_args
+        the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    output_dir
+        folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
+        (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    trace_instructions
+        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
+        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
+        [auto]
+    trace_prompts
+        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+    trace_samples
+        tasks=traces: sampled answers per prompt [1]
+    trace_max_new_tokens
+        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
+    trace_temperature
+        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    engine
+        what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
+        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+    workers
+        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
+        [auto]
+    cpus_per_worker
+        cores of a worker, and on CPUs its threads [1]
+    ray_address
+        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
+        [none]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    vllm_args
+        engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
+    log_weights
+        store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by
+        path (auto | true | false) [auto]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def speed(
+    checkpoint: CompressedModel | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    vllm_python: str | PathLike[str] | None = None,
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    experiment: str = "auto",
+) -> SpeedMeasurement:
+    """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
+
+    Both are loaded in that runtime (transformers, vLLM or llama.cpp) and timed in turn. A format that is only simulated
+    here is not timed; the result says why. A served model is timed by its stream, with its baseline if that is served.
+
+    Parameters
+    ----------
+    checkpoint : CompressedModel or path
+        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    speed_prompt_tokens
+        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+    speed_new_tokens
+        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
+    speed_repeats
+        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+    speed_threads
+        threads on a CPU; 'auto' is one per core that this process may use [auto]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def sweep(
+    *,
+    progress: Callable[[SweepProgress], None] | None = None,
+    model: str | PathLike[str] = "demo",
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    methods: str | Sequence[object] = "rtn,gptq,awq",
+    bits: str | Sequence[object] | int | float = "auto",
+    group_size: str | Sequence[object] | int | float = "auto",
+    grid: str | PathLike[str] | None = None,
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    output_dir: str = "auto",
+    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    system_prompt: str | None = None,
+    engine: Literal["local", "ray", "vllm"] = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge_model: str | Sequence[object] = "gpt-4",
+    judge_base_url: str = "auto",
+    judge_repeats: int = 1,
+    judge_attempts: int = 3,
+    judge_max_unscored: float = 0.05,
+    judge_concurrency: int = 16,
+    judge_timeout: float = 120.0,
+    judge_max_retries: int = 5,
+    judge_requests_per_minute: int = 0,
+    judge_tokens_per_minute: int = 0,
+    judge_prices: str | PathLike[str] | None = None,
+    judge_max_cost: float = 0.0,
+    judge_traces: bool = True,
+    judge_prompts: str | PathLike[str] | None = None,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    judge: bool = True,
+    speed: bool = True,
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    dry_run: bool = False,
+    experiment: str = "auto",
+) -> Sweep | SweepPlan:
+    """Return the scoreboard of many variants of one baseline, after logging each as a main run of its own.
+
+    This is ``mlflow-compress sweep``: every combination of methods, bits and group sizes that is supported. What an
+    earlier run of the store holds is found, so that the same call goes on where an interrupted one ended. With
+    ``dry_run=True`` nothing is made, and the plan is returned: what would be made, and what it would cost.
+
+    Parameters
+    ----------
+    progress : callable (SweepProgress), optional
+        Is told what happens: a line, and how far each variant is.
+    model
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+    device
+        where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
+        | balanced) [auto]
+    max_memory
+        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+    offload_dir
+        device=balanced: folder for weights on the disk; none: that of temporary files [none]
+    seed
+        seed of shuffles, splits, samples, calibration and bootstrap [42]
+    trust_remote_code
+        run code that a checkpoint brings along (off: such models are refused) [false]
+    data_dir
+        folder of data sets in hub layout, looked in before the hub [none]
+    methods
+        compression methods, comma-separated (mlflow-compress methods lists them) [rtn,gptq,awq]
+    bits
+        bits per weight, comma-separated; 'auto' takes each method's default; every combination is a variant
+        [auto]
+    group_size
+        weights that share one scale, comma-separated; 'auto' takes each method's default [auto]
+    grid
+        YAML file with a list of combinations, of axes per method, or of served models; in place of methods [none]
+    calibration
+        wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
+    calibration_samples
+        calibration samples; 'auto' takes the method's default [auto]
+    calibration_length
+        tokens per calibration sample [256]
+    method_args
+        the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    output_dir
+        folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
+        (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
+    tasks
+        comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo [auto]
+    num_fewshot
+        few-shot examples in lettered multiple choice [5]
+    num_shuffles
+        answer shuffles for the order-robustness metric; 0 turns it off [2]
+    shuffle_fewshot
+        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
+    all_orders
+        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    prompt_style
+        prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
+        [auto]
+    limit
+        items per category and task after a seeded shuffle; 0 takes all [0]
+    apply_chat_template
+        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
+    fewshot_as_multiturn
+        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    noise_items
+        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
+        all [200]
+    trace_instructions
+        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
+        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
+        [auto]
+    trace_prompts
+        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+    trace_samples
+        tasks=traces: sampled answers per prompt [1]
+    trace_max_new_tokens
+        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
+    trace_temperature
+        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+    dtype
+        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+    system_prompt
+        system prompt of judged answers and of tasks in the chat template; none: none [none]
+    engine
+        what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
+        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+    workers
+        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
+        [auto]
+    cpus_per_worker
+        cores of a worker, and on CPUs its threads [1]
+    ray_address
+        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
+        [none]
+    vllm_python
+        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    vllm_args
+        engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
+    served_model
+        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+    baseline_served_model
+        with model=endpoint:URL: the baseline's name at that server [none]
+    tokenizer
+        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+    endpoint_chat
+        send conversations as chat completions; 'auto' does where the server's chat template reads as the
+        baseline's (auto | true | false) [auto]
+    endpoint_concurrency
+        requests to a server of models at the same time [16]
+    endpoint_timeout
+        seconds for one such request [120.0]
+    endpoint_max_retries
+        retries of such a request that failed for a reason that may pass [5]
+    instructions
+        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+    instruction_limit
+        instructions per category after a seeded shuffle; 0 takes all [0]
+    num_samples
+        sampled answers per instruction for ConSCompF [5]
+    max_new_tokens
+        tokens per sampled answer [128]
+    encoder
+        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
+        [embedded]
+    encoder_base_url
+        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
+    bertscore_model
+        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    judges
+        judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
+    judge_max_tokens
+        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
+        a shorter context [auto]
+    judge_model
+        models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
+    judge_base_url
+        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+    judge_repeats
+        gradings per answer; from 2 on the judge's own noise is measured [1]
+    judge_attempts
+        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
+    judge_max_unscored
+        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
+    judge_concurrency
+        calls to the judge at the same time [16]
+    judge_timeout
+        seconds for one call to the judge [120.0]
+    judge_max_retries
+        retries of a call that failed for a reason that may pass [5]
+    judge_requests_per_minute
+        calls to the judge in a minute; 0 is no limit [0]
+    judge_tokens_per_minute
+        tokens of prompts and longest replies in a minute; 0 is no limit [0]
+    judge_prices
+        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+    judge_max_cost
+        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
+    judge_traces
+        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+    judge_prompts
+        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    speed_prompt_tokens
+        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+    speed_new_tokens
+        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
+    speed_repeats
+        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+    speed_threads
+        threads on a CPU; 'auto' is one per core that this process may use [auto]
+    judge
+        run the judge stage [true]
+    speed
+        run the speed stage [true]
+    log_weights
+        store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by
+        path (auto | true | false) [auto]
+    dry_run
+        show the plan with estimates of time and disk, and do nothing [false]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def tasks(
+) -> Listing:
+    """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition."""

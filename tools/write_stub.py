@@ -1,0 +1,115 @@
+"""Write `mlflow_compress/__init__.pyi`, what type checkers and editors read, from the registry of commands.
+
+Run it after a change of a command or its parameters; a test fails while the file differs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
+
+import mlflow_compress
+from mlflow_compress.commands.command import Command, all_commands
+from mlflow_compress.commands.compare.command import load
+from mlflow_compress.config import parameters
+from mlflow_compress.config.declarations import Names, path_kind
+
+STUB = Path(mlflow_compress.__file__).with_suffix(".pyi")
+HEADER = '''"""Written by tools/write_stub.py from the registry of commands: what type checkers and editors read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Literal
+
+from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.sweep.result import SweepProgress
+'''
+_LIST = get_args(Names)[1]  # the validator that joins a list by commas
+_NUMBERS = ("bits", "group_size", "bits_per_weight", "max_bytes", "max_kl")  # text that is often a number
+
+
+def type_text(annotation: Any) -> str:
+    """Return a type as a stub says it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(parts[0])
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(type_text(part) for part in parts))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(_literal, parts))}]"
+    if origin is dict:
+        return "str | Mapping[str, object]"
+    return "None" if annotation is NoneType else str(annotation.__name__)
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def parameter_type(name: str, declared: FieldInfo) -> str:
+    """Return what Python may give for a parameter: more than its type where text stands for a list, path or number."""
+    types = type_text(declared.annotation).split(" | ")
+    if types == ["bool"] or "Literal" in types[0]:
+        return " | ".join(types)
+    if path_kind(declared) is not None:
+        types.append("PathLike[str]")
+    if any(isinstance(part, BeforeValidator) and part.func is _LIST.func for part in declared.metadata):
+        types.append("Sequence[object]")
+    if name in _NUMBERS and "str" in types:
+        types += ["int", "float"]
+    return " | ".join(sorted(dict.fromkeys(types), key=lambda text: text == "None"))
+
+
+def function_text(function: Callable[..., Any], declared: dict[str, FieldInfo]) -> str:
+    """Return a function of the front door with every parameter of its command written out."""
+    lines, star = [], False
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            lines.append(f"*{name}: {parameter.annotation}")
+            star = True
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            lines.append("*")
+            star = True
+        written = isinstance(parameter.annotation, str)  # in the function itself
+        kind = parameter.annotation if written else parameter_type(name, declared[name])
+        default = "" if parameter.default is parameter.empty else f" = {_literal(parameter.default)}"
+        lines.append(f"{name}: {kind}{default}")
+    doc = (inspect.getdoc(function) or "").partition("\nRaises\n")[0].partition("\nExamples\n")[0].rstrip()
+    closing = "\n" if "\n" in doc else ""
+    return (
+        f"def {function.__name__}(\n"
+        + "".join(f"    {line},\n" for line in lines)
+        + f") -> {inspect.signature(function).return_annotation}:\n"
+        + textwrap.indent(f'"""{doc}{closing}"""', "    ", lambda line: bool(line.strip()))
+        + "\n"
+    )
+
+
+def stub() -> str:
+    """Return the text of the stub."""
+    besides = {name: module for name, module in mlflow_compress.BESIDES.items() if name != load.__name__}
+    lines = [f"from mlflow_compress.{module} import {name} as {name}" for name, module in sorted(besides.items())]
+    functions = {command.function.__name__: command for command in all_commands().values()}
+    texts = {name: function_text(known.function, _declared(known)) for name, known in functions.items()}
+    texts[load.__name__] = function_text(load, {})
+    names = sorted([*besides, *texts, "__version__"])
+    listed = "__all__ = [\n" + "".join(f'    "{name}",\n' for name in names) + "]\n"
+    lines.append("from mlflow_compress.version import __version__ as __version__")
+    return "\n".join([HEADER + "\n".join(lines) + "\n", listed, *(texts[name] for name in sorted(texts))])
+
+
+def _declared(command: Command) -> dict[str, FieldInfo]:
+    return {} if command.parameters is None else parameters(command.parameters)
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())
+    print(STUB.name)
