@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -32,11 +32,6 @@ _BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/rat
 def view_tag(key: str) -> str:
     """Return the experiment tag that holds a saved view for MLflow's UI."""
     return f"mlflow.sharedViewState.{key}"
-
-
-def _key(view: str, evaluation: str) -> str:
-    """Return the name of an evaluation's view."""
-    return f"{view}-{evaluation[:8]}"
 
 
 def _runs(evaluation: str) -> dict[str, object]:
@@ -110,22 +105,13 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
         CHARTS: ("Size against distance", _charts()),
     }
     for view, (name, state) in views.items():
-        packed = _packed({**_runs(evaluation), **state})
-        for key, shown in (
-            (_key(view, evaluation), f"{name}, evaluation {evaluation[:8]}"),
-            (view, f"{name} (newest)"),
-        ):
-            _save(tracker, key, shown, packed)
-
-
-def _packed(state: Mapping[str, object]) -> str:
-    return f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
-
-
-def _save(tracker: Tracker, key: str, name: str, packed: str) -> None:
-    """Store a view as MLflow's own button does, under a name that its list of views shows."""
-    envelope = {"name": name, "createdAt": int(time.time() * 1000), "state": packed}
-    tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), json.dumps(envelope))
+        content = json.dumps({**_runs(evaluation), **state}).encode()
+        packed = f"deflate;{base64.b64encode(zlib.compress(content)).decode()}"
+        newest = (view, f"{name} (newest)")
+        for key, shown in ((f"{view}-{evaluation[:8]}", f"{name}, evaluation {evaluation[:8]}"), newest):
+            # As MLflow's own button stores a view, under a name that its list of views shows.
+            envelope = {"name": shown, "createdAt": int(time.time() * 1000), "state": packed}
+            tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), json.dumps(envelope))
 
 
 def _root(tracker: Tracker) -> str:

@@ -74,7 +74,12 @@ def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] |
             reason = outage(error, uri)
             if reason is None:
                 if isinstance(error, MlflowException) and error.error_code == _UNAVAILABLE:
-                    raise _unusable(error, uri) from None
+                    raise TrackingError(
+                        f"The tracking store cannot be used: {str(error).splitlines()[0]}",
+                        got=shown_store(uri),
+                        fix="See to it that this user may write there, and that the disk has room; then start the same "
+                        "command again",
+                    ) from None
                 raise
             began = time.monotonic() if began is None else began
             left = began + longest_wait() - time.monotonic()
@@ -105,14 +110,6 @@ def away(uri: str, reason: str) -> StoreAwayError:
         got=shown_store(uri),
         fix="What was computed is kept on this machine. When the server is back, `mlflow-compress resume` does the "
         f"rest, and so does the same command again. {WAIT_VARIABLE} sets for how many seconds it is waited for",
-    )
-
-
-def _unusable(error: Exception, uri: str) -> TrackingError:
-    return TrackingError(
-        f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-        got=shown_store(uri),
-        fix="See to it that this user may write there, and that the disk has room; then start the same command again",
     )
 
 

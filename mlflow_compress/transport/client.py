@@ -34,6 +34,8 @@ from mlflow_compress.transport.replies import (
 from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
 
 T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A", bound=Answered)
 
 
 class LoopInThread:
@@ -180,16 +182,13 @@ def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoRep
     return NoReply(reason, f"{detail}. {tried}" if found.passing else detail)
 
 
-MINUTE = 60.0
-
-
 class PerMinute:
     """At most `limit` units (requests or tokens) in any minute, for calls of one event loop; 0 is no limit.
 
     A call that alone is larger waits for an empty minute.
     """
 
-    def __init__(self, limit: int, *, minute: float = MINUTE) -> None:
+    def __init__(self, limit: int, *, minute: float = 60.0) -> None:
         self._limit = limit
         self._minute = minute
         self._taken: deque[tuple[float, int]] = deque()
@@ -262,10 +261,6 @@ class Dialect:
         else:
             return False
         return True
-
-
-R = TypeVar("R")
-A = TypeVar("A", bound=Answered)
 
 
 class Transport:

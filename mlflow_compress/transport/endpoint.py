@@ -22,7 +22,7 @@ class EndpointConfig:
     base_url: str = field(default=OPENAI_URL, repr=False)
     key: str = field(repr=False)  # API key, sent as a bearer token; never shown
     timeout: float = 120.0  # Seconds for one request
-    max_retries: int = 5  # Retries of one call after a failure that may pass; see `retries.may_pass`
+    max_retries: int = 5  # Retries of one call after a failure that may pass; see `client.may_pass`
     concurrency: int = 16  # Number of calls at the same time
     requests_per_minute: int = 0  # Limits of the account; 0 is no limit
     tokens_per_minute: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlflow_compress.commands.evaluate.models import OneLoaded, engine_started, open_baseline, open_variant
@@ -102,21 +103,10 @@ def _by_answer(judgments: Judgments | None) -> dict[tuple[str, int], list[Answer
     return found
 
 
-def _open_judges(config: JudgeConfig, folder: Path) -> dict[str, Callable[[JudgeInputs], Judged]]:
-    """Open every judge before any answer is generated, so that a missing requirement is reported at once."""
-    with folder_or_hub("encoder", config.answers.encoder):
-        return {name: open_judge(name, config, folder) for name in chosen_judges(config.answers.judges)}
-
-
-def _judgments(judged: Mapping[str, Judged], who: str) -> Judgments | None:
-    """Return all judges' ratings of one model's answers; None if no judge gives ratings."""
-    found = [one.judgments[who] for one in judged.values() if who in one.judgments]
-    return Judgments.concat(found) if found else None
-
-
 def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> RunRecords:
     """Return the answers of one model, and all that judges have found about it."""
-    found = RunRecords(generations=answers, judgments=_judgments(judged, who))
+    judgments = [one.judgments[who] for one in judged.values() if who in one.judgments]
+    found = RunRecords(generations=answers, judgments=Judgments.concat(judgments) if judgments else None)
     for one in judged.values():
         if who in one.records:
             found = found.with_records(one.records[who])
@@ -173,7 +163,9 @@ def judge(
     config: JudgeConfig, instructions: list[Instruction], store: Store, run: OpenRun, say: Callable[[str], None]
 ) -> _Outcome:
     """Generate the missing answers, ask every judge, and log what they have said."""
-    judges = _open_judges(config, home(store.uri))
+    # Judges open before any answer is generated, so that a missing requirement is reported at once.
+    with folder_or_hub("encoder", config.answers.encoder):
+        judges = {name: open_judge(name, config, home(store.uri)) for name in chosen_judges(config.answers.judges)}
     with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
     settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
@@ -243,22 +235,20 @@ def judge(
     )
     if skipped:
         run.set_tags({run_names.SKIPPED: skipped})
-    with scratch_folder(store.uri) as folder:
-        inputs.subject.write(folder)
-        run.log_folder(folder, RECORDS)
-    if inputs.baseline.judgments is not None:
+
+    def log(name: str, write: Callable[[Path], object]) -> None:
         with scratch_folder(store.uri) as folder:
-            inputs.baseline.judgments.write(folder)
-            run.log_folder(folder, run_names.BASELINE_GRADES)
+            write(folder)
+            run.log_folder(folder, name)
+
+    log(RECORDS, inputs.subject.write)
+    if inputs.baseline.judgments is not None:
+        log(run_names.BASELINE_GRADES, inputs.baseline.judgments.write)
     title = f"{described(config).label} against {baseline_label(config)}"
     log_answers(run, store.uri, title, instructions, (baseline.graded, variant.graded), inputs)
-    with scratch_folder(store.uri) as folder:
-        variant.samples.write(folder)
-        run.log_folder(folder, SAMPLES)
+    log(SAMPLES, variant.samples.write)
     if vectors is not None:
-        with scratch_folder(store.uri) as folder:
-            _write_embeddings(vectors, folder)
-            run.log_folder(folder, run_names.EMBEDDINGS)
+        log(run_names.EMBEDDINGS, partial(_write_embeddings, vectors))
     remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
     if config.judging.judge_traces:
         remarks.append(_show(run, instructions, answers, inputs))
