@@ -1,4 +1,4 @@
-"""The project's one reader of YAML: strict, and with one clear error."""
+"""Files: written completely or not at all; JSON and YAML, read strictly and with one clear error."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     The content is written to ``<name>.partial`` in the same folder, synchronised to disk (fsync), and then renamed. The
     partial file of a killed process is overwritten by the next writer. So two processes must not write the same path at
     the same time.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, for example because the disk is full.
-
-    Examples
-    --------
-    >>> with writing(Path("result.json")) as sink:  # doctest: +SKIP
-    ...     sink.write(b"{}")
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -71,26 +61,12 @@ _SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")  # of a pair, or alone
 
 
 def parse_json(text: str | bytes, *, source: object, error: type[MlflowCompressError] = DataError) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text; otherwise raise `error`, which names the `source`: a path, or a path and a line.
 
     Besides what is no JSON, this refuses what Python's parser takes without a word, or fails on in its own way: a name
     that an object has twice, of which the last would win; brackets that are nested too deeply; integers of more than
     300 digits; bytes that are no UTF-8; and half of a surrogate pair, which no file can hold. NaN and Infinity are
     read, because programs write them; whoever uses the value refuses them.
-
-    Parameters
-    ----------
-    text : str or bytes
-        The text.
-    source : object
-        Where it is from, for the error: a path, or a path and a line.
-    error : type
-        The error that is raised.
-
-    Raises
-    ------
-    MlflowCompressError
-        Of the type `error`, naming the source and what is wrong.
     """
     try:
         if isinstance(text, bytes):
@@ -168,12 +144,7 @@ def read_typed(
 ) -> T:
     """Return the object of a JSON file as a dataclass, whose fields all have their declared types.
 
-    `ignore` has names that the file has and the dataclass has not.
-
-    Raises
-    ------
-    MlflowCompressError
-        Of the type `error`: the file cannot be read, has a field too many or too few, or one of another type.
+    `ignore` has names that the file has and the dataclass has not. Any other difference is an `error`.
     """
     stored = {name: value for name, value in read_json_object(path, error=error).items() if name not in ignore}
     hints = get_type_hints(kind)
@@ -203,13 +174,7 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_yaml(path: Path, *, parameter: str) -> Any:
-    """Return the value of a YAML file, None if it is empty; `parameter` is the one that names the file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is no YAML, has a name twice, or is nested too deeply.
-    """
+    """Return the value of a YAML file, None if it is empty; `parameter` is the one that names the file."""
     try:
         return yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=_OnceLoader)
     except RecursionError:

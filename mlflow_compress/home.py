@@ -18,16 +18,7 @@ def home(tracking_uri: str) -> Path:
 
     If ``MLFLOW_COMPRESS_HOME`` is set, it is that folder. Otherwise it is ``.mlflow_compress/``: next to the database
     of a SQLite store, or inside a plain folder of results. For every other store it is in the user's cache folder.
-
-    Parameters
-    ----------
-    tracking_uri : str
-        URI of the tracking store. The path in a SQLite URI must be absolute, because stages have other working folders.
-
-    Examples
-    --------
-    >>> home("sqlite:////data/mlflow.db")  # doctest: +SKIP
-    PosixPath('/data/.mlflow_compress')
+    The path in a SQLite URI must be absolute, because stages have other working folders.
     """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()

@@ -30,12 +30,8 @@ def keeps() -> bool:
 def kept(key: Hashable, make: Callable[[], T]) -> T:
     """Return the value of this key. It is made now, unless it was made before in a block of `keeping`.
 
-    Parameters
-    ----------
-    key : hashable
-        Everything that the value depends on; the first part names what it is.
-    make : callable
-        Makes the value. Nobody may change a value that is kept, but a budget, which is there to be shared.
+    The key has everything that the value depends on; its first part names what it is. Nobody may change a value that is
+    kept, except a budget, which is there to be shared.
     """
     if _values is None:
         return make()

@@ -197,7 +197,7 @@ def _decoded(loaded: Any, instructions: list[Instruction], config: JudgeConfig, 
     return GreedyAnswers(found.table)
 
 
-def _greedy_comparison_fingerprint(
+def _greedy_fingerprint(
     model: EngineModel, template: object, asked: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
     """Return everything that greedy answers and their scores depend on."""
@@ -228,7 +228,7 @@ def baseline_greedy(
         run.log_folder(states, STATES)
         RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
-    fingerprint = _greedy_comparison_fingerprint(base, base.tokenizer.chat_template, instructions, config)
+    fingerprint = _greedy_fingerprint(base, base.tokenizer.chat_template, instructions, config)
     run_id, _ = get_or_create_run(store, "baseline-greedy", model_label(config.source.model), fingerprint, work)
     return run_id, kept(("greedy", run_id), lambda: RunRecords.read(store.fetch(run_id, RECORDS)))
 
@@ -265,7 +265,7 @@ def variant_greedy(
             greedy_distances=GreedyDistances(distances.table),
         ).write(folder / RECORDS)
 
-    asked = _greedy_comparison_fingerprint(variant, base.tokenizer.chat_template, instructions, config)
+    asked = _greedy_fingerprint(variant, base.tokenizer.chat_template, instructions, config)
     label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
     fingerprint = {"stage": "greedy", **asked, "baseline": baseline_run}
     run_id, _ = get_or_create_run(store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
