@@ -66,7 +66,7 @@ def test_a_killed_writer_leaves_what_was_there_and_the_next_one_tidies_up(tmp_pa
     path = tmp_path / "file"
     atomic.write(path, b"before")
     killed = (
-        "import os, pathlib, signal, sys; from mlflow_compress import atomic\n"
+        "import os, pathlib, signal, sys; from mlflow_compress import files as atomic\n"
         "with atomic.writing(pathlib.Path(sys.argv[1])) as sink:\n"
         "    sink.write(b'half'); sink.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
