@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO
+from mlflow_compress.decide.scoreboard.scored_variant import BITS, DELTA
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"
 
-_BITS = "size/bits_per_weight"
-_SPEED, _MEMORY = "speed/decode_ratio_batch_1", "speed/memory_peak_ratio"
-_IN_SIGHT = ("size/ratio", run_names.KL, "distance/flips_pct", "quality/accuracy_delta", _BITS, _SPEED, _MEMORY)
+_COSTS = (BITS, DECODE_SPEEDUP, MEMORY_RATIO)
+_BARS = (KL, FLIPS, DELTA, RATIO, DECODE_SPEEDUP, MEMORY_RATIO)
 _SCATTERS = {
-    "KL by bits per weight": (_BITS, run_names.KL),
-    "Flips by bits per weight": (_BITS, "distance/flips_pct"),
-    "KL by decode speedup": (_SPEED, run_names.KL),
-    "KL by peak memory": (_MEMORY, run_names.KL),
+    "KL by bits per weight": (BITS, KL),
+    "Flips by bits per weight": (BITS, FLIPS),
+    "KL by decode speedup": (DECODE_SPEEDUP, KL),
+    "KL by peak memory": (MEMORY_RATIO, KL),
 }
-_BARS = (run_names.KL, "distance/flips_pct", "quality/accuracy_delta", "size/ratio", _SPEED, _MEMORY)
 
 
 def view_tag(key: str) -> str:
@@ -38,7 +38,7 @@ def _runs(evaluation: str) -> dict[str, object]:
     """Return the state of a page of runs: one evaluation's variants, sorted by KL."""
     return {
         "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
-        "orderByKey": f"metrics.`{run_names.KL}`",
+        "orderByKey": f"metrics.`{KL}`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -97,7 +97,7 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
     if evaluation is None:
         return
     views = {
-        LEADERBOARD: ("Leaderboard", _table(_IN_SIGHT, description=280)),
+        LEADERBOARD: ("Leaderboard", _table((RATIO, KL, FLIPS, DELTA, *_COSTS), description=280)),
         f"{LEADERBOARD}-all": (
             "All headline metrics",
             _table([*run_names.leaderboard(), run_names.ITEMS], description=200),
