@@ -18,7 +18,7 @@ import yaml
 from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "mlflow_compress" / "report" / "templates"
+TEMPLATES = ROOT / "mlflow_compress" / "reporting" / "templates"
 STAGES = ("quantize", "evaluate", "judge", "speed")
 FEW = {"method": "none", "judge": "false", "num_shuffles": "0"}
 
