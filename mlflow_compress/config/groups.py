@@ -125,10 +125,10 @@ class InferenceConfig(Group):
 class EngineConfig(Group):
     """Where models run when they are evaluated and answer."""
 
-    engine: Literal["local", "ray", "vllm"] = option(
+    engine: str = option(
         "local",
         "what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster, "
-        "'vllm' is vLLM with its own kernels",
+        "'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds",
     )
     workers: AutoOrCount = option(
         "auto", "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow"

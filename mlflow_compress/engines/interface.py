@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mlflow_compress.config import EngineConfig, InferenceConfig, ServedConfig, SourceConfig
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import (
     OptionBounds,
@@ -190,6 +191,20 @@ def engine(name: str) -> Callable[[C], C]:
     return decorate
 
 
-def engines_of_files() -> list[str]:
-    """Return the names that the parameter `engine` takes: engines that read folders."""
-    return [name for name, one in ENGINES.items() if not one.abilities.served]
+def engine_of_files(name: str) -> Engine:
+    """Return the engine that the parameter `engine` names: one that reads folders.
+
+    Raises
+    ------
+    ConfigError
+        There is none of this name; the message names those that there are.
+    """
+    if name in ENGINES.names() and ENGINES.get(name).abilities.served:
+        allowed = [known for known, one in ENGINES.items() if not one.abilities.served]
+        raise ConfigError(
+            "Unknown engine",
+            allowed=allowed,
+            got=name,
+            fix="A served model is named by its address: endpoint:https://...",
+        )
+    return ENGINES.get(name)

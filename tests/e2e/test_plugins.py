@@ -16,13 +16,14 @@ from tests.docs.blocks import DOCS, ROOT, blocks_of
 LISTED = """
 import json
 from mlflow_compress.compression import METHODS
+from mlflow_compress.engines.interface import ENGINES
 from mlflow_compress.item_families import ITEM_FAMILIES
 from mlflow_compress.judges import JUDGES
 from mlflow_compress.metrics import METRICS
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.task import FAMILIES
 registries = {"methods": METHODS, "metrics": METRICS, "tasks": TASKS, "families": FAMILIES, "items": ITEM_FAMILIES,
-              "judges": JUDGES}
+              "judges": JUDGES, "engines": ENGINES}
 print(json.dumps({name: registry.names() for name, registry in registries.items()}))
 """
 
@@ -89,6 +90,26 @@ print(json.dumps({"label": manifest.label, "method": manifest.method}))
 """
 
 
+RUN = """
+import json
+from mlflow_compress.commands.evaluate.models import engine_started, open_baseline
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.records import Request
+
+requests = [Request("t", "q", 0, o, o, "The king went", text, 1, 1) for o, text in enumerate((" home.", " away."))]
+found = {}
+for name in ("local", "small_batches"):
+    config = EvaluateConfig().with_values(engine=name)
+    with engine_started(config.running, config.source):
+        model = open_baseline(config)
+        scorer = model.scorer(model.load())
+        found[name] = scorer.score(requests)[0].column("loglik").tolist()
+        found[f"{name} identity"] = model.identity.get("engine")
+        found[f"{name} batches"] = scorer.config.batch_tokens
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that the page's package is installed into."""
@@ -114,6 +135,7 @@ def ask(installed: Path, code: str, *arguments: str) -> Any:
 def test_every_registry_lists_the_plugins(installed: Path) -> None:
     names = ask(installed, LISTED)
     assert "grid" in names["methods"] and "sums" in names["tasks"]
+    assert names["engines"] == ["endpoint", "local", "ray", "small_batches", "vllm"]
     assert "yes_no" in names["families"] and "yes_no" in names["items"]
     assert {"sure_flips", "brevity"} <= set(names["metrics"]) and "brevity" in names["judges"]
     assert "flips" in names["metrics"] and "rtn" in names["methods"]  # the package's own are still there
@@ -128,6 +150,13 @@ def test_task_and_metric_work_and_have_their_row_and_column(installed: Path) -> 
     assert found["rows"]["Sure answers flipped"][3].startswith("100.0 %")
     assert list(found["rows"])[:2] == ["Answers flipped", "Sure answers flipped"]
     assert found["leaderboard"][:2] == ["distance/flips_pct", "distance/sure_flips_pct"]
+
+
+def test_the_engine_runs_a_model_by_its_name(installed: Path) -> None:
+    found = ask(installed, RUN)
+    assert found["small_batches"] == pytest.approx(found["local"], abs=1e-5)
+    assert (found["local identity"], found["small_batches identity"]) == (None, "small_batches")
+    assert (found["local batches"], found["small_batches batches"]) == (None, 128)
 
 
 def test_the_judge_s_ratings_become_a_metric(installed: Path) -> None:

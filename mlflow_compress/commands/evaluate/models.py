@@ -15,7 +15,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
-from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, engines_of_files
+from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, engine_of_files
 from mlflow_compress.engines.local import LocalEngine, LocalModel
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
@@ -41,10 +41,7 @@ def recognised_in(folder: Path, model: EngineModel) -> None:
 @contextmanager
 def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> Iterator[Any]:
     """Within this block the engine of the parameters runs: see `Engine.started`. Blocks share it."""
-    allowed = engines_of_files()
-    if running.engine not in allowed:
-        raise ConfigError("Unknown engine", allowed=allowed, got=running.engine)
-    engine = ENGINES.get(running.engine)
+    engine = engine_of_files(running.engine)
     if engine.abilities.places_itself and source.device == BALANCED:
         raise ConfigError(
             f"Models are placed by engine={running.engine} itself", got="device=balanced", fix="Use engine=local"

@@ -59,6 +59,7 @@ from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.tracking.views import save_leaderboard
 from mlflow_compress.transport.addresses import VARIABLES, without_password
 
+_OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
 _OF_SERVED = ("checkpoint", "output_dir")  # parameters of the compression that a served variant may have
 
 
@@ -69,6 +70,10 @@ def check(config: MainConfig) -> dict[str, object]:
     So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
     torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
     """
+    if config.running.engine not in _OWN_ENGINES:
+        from mlflow_compress.engines.interface import engine_of_files  # imports torch
+
+        engine_of_files(config.running.engine)
     calibration, suite = _compression(config), suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
