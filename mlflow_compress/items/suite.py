@@ -81,7 +81,7 @@ class Suite:
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
     def rendered(self, prompt: Callable[[str], str]) -> Suite:
-        """Return the suite with the messages of chat tasks rendered as text, see `chat.rendered`."""
+        """Return the suite with the messages of chat tasks rendered as text."""
         return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:

@@ -87,7 +87,7 @@ class Task:
     # What is scored; empty for families with generated answers
     requests: tuple[Request, ...] = field(default=(), repr=False)
     answering: Answering | None = None  # How answers are generated; None where no answer is generated
-    # Whether prompts are user messages. `chat.rendered` turns them into the text that a model reads.
+    # Whether prompts are user messages. `suite.rendered` turns them into the text that a model reads.
     chat: bool = False
     # Texts whose every token is scored (rolling tasks, which have no items)
     documents: tuple[str, ...] = field(default=(), repr=False)

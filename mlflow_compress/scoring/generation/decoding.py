@@ -370,7 +370,7 @@ def _own_settings(loaded: CausalLM, ends: Collection[int]) -> Iterator[None]:
 
 
 class RemoteCausalLM(AnsweringModel, Protocol):
-    """Interface of a model that is not in this process, and decodes where it is (`cluster.remote_model`)."""
+    """Interface of a model that is not in this process, and decodes where it is (`engines.ray.remote_model`)."""
 
     def decode(
         self,

@@ -31,9 +31,9 @@ class LogitStats:
     argmax: Tensor  # The most probable token; at a tie the lowest id
     entropy: Tensor  # ``-sum p ln p`` in nats
     # Empty without a baseline. Else ``kl``, ``kl_reverse``, ``js``, ``tv``, float64 (see
-    # `row_divergence.distances_from_sums`); ``same_top``, whether the most probable token is the same; ``top10``, the
+    # `distances_from_sums`); ``same_top``, whether the most probable token is the same; ``top10``, the
     # share of the ten most probable tokens that both have; ``rbo10``, the rank-biased overlap of these ten (see
-    # `top_tokens.top_token_overlap`). A vocabulary of fewer than ten tokens is compared as a whole.
+    # `top_token_overlap`). A vocabulary of fewer than ten tokens is compared as a whole.
     distances: dict[str, Tensor]
 
 

@@ -137,7 +137,7 @@ def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
 
 @cached
 def _compare(base, variant, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
-    """Do the same for two models, and write the sums that `row_divergence.distances_from_sums` takes."""
+    """Do the same for two models, and write the sums that `distances_from_sums` takes."""
     for i in range(len(variant)):
         highest, total = _normalise_row(base[i], base_maxima[i], base_normal[i])
         _normalise_row(variant[i], maxima[i], normal[i])

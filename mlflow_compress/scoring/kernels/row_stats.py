@@ -11,19 +11,19 @@ import torch
 class RowStats(NamedTuple):
     """Sums over the vocabulary, row by row."""
 
-    maxima: torch.Tensor  # Highest logit of each block (see `top_tokens.block_maxima`); shape (n, n_blocks)
+    maxima: torch.Tensor  # Highest logit of each block (see `block_maxima`); shape (n, n_blocks)
     # ``ln sum e^x``, on the CPU; not finite where a logit is NaN or +inf, or no logit is finite; shape (n,)
     log_normaliser: torch.Tensor
     entropy: torch.Tensor  # ``-sum p ln p`` in nats, on the CPU; not finite where a token has probability 0; shape (n,)
     base_maxima: torch.Tensor | None = None  # The same of the baseline
     base_log_normaliser: torch.Tensor | None = None
-    distances: torch.Tensor | None = None  # As `row_divergence.distances_from_sums` returns them; shape (4, n)
+    distances: torch.Tensor | None = None  # As `distances_from_sums` returns them; shape (4, n)
 
 
 class KlRows(NamedTuple):
     """KL and most probable token, row by row; every tensor has shape (n,) and is on the CPU."""
 
-    kl: torch.Tensor  # As `row_divergence.distances_from_sums` returns it: NaN where the sum is not exact
+    kl: torch.Tensor  # As `distances_from_sums` returns it: NaN where the sum is not exact
     top: torch.Tensor  # The model's most probable token, at a tie the lowest id
     log_normaliser: torch.Tensor  # As in `RowStats`, of the model and of the baseline
     base_log_normaliser: torch.Tensor
