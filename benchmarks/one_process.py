@@ -82,7 +82,7 @@ class OneProcess:
 def _serve(line: Connection, environment: dict[str, str]) -> None:
     """Do jobs until the other end closes. Reload checks are forked from one helper, as in a sweep."""
     os.environ.update(environment)
-    from mlflow_compress.compression.reload_helper import reload_helper
+    from mlflow_compress.compression.pipeline import reload_helper
 
     with reload_helper():
         while True:

@@ -26,7 +26,7 @@ from mlflow_compress.compression.pipeline import quiet
 from mlflow_compress.compression.probe import ReloadReport
 from mlflow_compress.compression.reload_check import check_reload
 from mlflow_compress.models import architectures
-from mlflow_compress.models.architectures import bnb_4bit
+from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.placement import Offload
 
 TEXT = ["The miller of Oru keeps nine geese, and each goose has a name that only the miller knows. " * 400]
@@ -144,7 +144,7 @@ def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """
     options = architectures.loading_options(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-    bnb_4bit.expand(model)
+    packed_layers.expand(model)
     with torch.inference_mode():
         return model(input_ids=ids).logits
 

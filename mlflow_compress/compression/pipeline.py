@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
-from mlflow_compress.compression import reload_helper
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
-from mlflow_compress.models import stored_weights
+from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload
 from mlflow_compress.models.source_model import SourceModel, resolve
 
@@ -224,6 +223,7 @@ def compress_model(
     settings = chosen.Config() if config is None else config
     if type(settings) is not chosen.Config:
         raise ConfigError(f"The settings are not those of method {method!r}", got=type(settings).__qualname__)
+    label = variant_label(method, settings)
     chosen.require_backend(settings)
     if chosen.needs_calibration and not any(text.strip() for text in calibration):
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
@@ -253,12 +253,12 @@ def compress_model(
             folder=folder,
             offload=offload,
         )
-        manifest = _compress_and_verify(chosen, job)
+        manifest = _compress_and_verify(chosen, job, label)
         manifest.write(folder)
     return manifest
 
 
-def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig]) -> CheckpointManifest:
+def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig], label: str) -> CheckpointManifest:
     import torch
 
     start = time.perf_counter()
@@ -277,7 +277,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig])
     n_weights = sum(rows * columns for rows, columns in matrices.values())
     return CheckpointManifest(
         method=method.name,
-        label=variant_label(method.name, job.config),
+        label=label,
         settings=job.config.settings(),
         format=method.format_of(job.config),
         base_model=job.source.name,
@@ -309,7 +309,7 @@ def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> torch
 
     with METHODS.blaming(method.name):
         logits: object = method.compress(job)
-        if not stored_weights.weight_files(job.folder):
+        if not architectures.weight_files(job.folder):
             raise ValueError("compress() wrote no weights into job.folder")
         if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != (job.probe.n_positions,):
             shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -348,6 +348,53 @@ def _require_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) 
         )
 
 
+_process: subprocess.Popen[str] | None = None
+
+
+@contextmanager
+def reload_helper() -> Iterator[None]:
+    """Within this block, reload checks are forked from one helper process.
+
+    A check is as independent as one in a process that was started for it. The helper has never loaded a model, and
+    shares no memory with the process that compresses. Each check runs in a new child of the helper, which ends with it.
+    Only the import of the libraries is shared. Where processes cannot fork, each check starts a process of its own.
+    """
+    global _process
+    if _process is not None or not hasattr(os, "fork"):  # a block within a block uses the same helper
+        yield
+        return
+    started, environment = _reload_command(["--serve"])
+    _process = subprocess.Popen(
+        started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        yield
+    finally:
+        process, _process = _process, None
+        process.kill()
+        process.communicate()  # unlike Popen's own block, it closes the pipe of a helper that has ended before
+
+
+def _ask_helper(folder: Path, options: list[str]) -> str | None:
+    """Return what the check of a checkpoint has written; None where no helper runs."""
+    if _process is None or _process.stdin is None or _process.stdout is None:
+        return None
+    with contextlib.suppress(BrokenPipeError):  # the helper has ended: the answer says so
+        _process.stdin.write(json.dumps([str(folder), *options]) + "\n")
+        _process.stdin.flush()
+    answer: dict[str, Any] = json.loads(_process.stdout.readline() or '{"error": "the helper process has ended"}')
+    return json.dumps(answer)
+
+
+def _reload_command(options: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command of the reload check, and the environment in which it runs."""
+    package_root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
+    # The checkpoint is local: without network access, a request to the hub would only cost time.
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return [sys.executable, "-m", "mlflow_compress.compression.reload_check", *options], environment
+
+
 def reload_in_fresh_process(
     folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
 ) -> probe_module.ReloadReport:
@@ -366,9 +413,9 @@ def reload_in_fresh_process(
     options += ["--trust-remote-code"] if trust_remote_code else []
     if offload is not None:
         options += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
-    told, complaint = reload_helper.ask(folder, options), ""
+    told, complaint = _ask_helper(folder, options), ""
     if told is None:
-        command, environment = reload_helper.command([str(folder), *options])
+        command, environment = _reload_command([str(folder), *options])
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         told = done.stdout
         complaint = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -19,6 +19,7 @@ from typing import Any
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
+from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.placement import BALANCED, Offload
 
 
@@ -72,7 +73,7 @@ def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> An
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
-    architectures.expand(model)
+    packed_layers.expand(model)
     return model
 
 

@@ -37,7 +37,7 @@ class CompressionConfig(Group):
     """Which method, with which settings, calibrated on what."""
 
     method: str = option("awq", "compression method (mlflow-compress methods lists them)")
-    bits: str = option("auto", "bits per weight; 'auto' takes the method's default")
+    bits: AutoOrCount = option("auto", "bits per weight; 'auto' takes the method's default")
     group_size: str = option("auto", "weights that share one scale; 'auto' takes the method's default")
     calibration: str = option(
         "auto",

@@ -16,6 +16,7 @@ import torch
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.models import architectures, offloading
+from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.identity import (
     check_same_tokenizer,
     max_length,
@@ -221,7 +222,7 @@ def _decompress(model: Any) -> None:
         compressor.decompress_model(model=model)
         if with_hooks:
             offloading.as_accelerate(model)
-    architectures.expand(model)
+    packed_layers.expand(model)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlflow_compress.compression import compress_model, method_config, pipeline
-from mlflow_compress.models.architectures import bnb_4bit
+from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
@@ -66,7 +66,7 @@ def by_hand(weight: Any, state: Any, scales: np.ndarray[Any, Any]) -> np.ndarray
 @pytest.mark.parametrize("codes", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(6, 128), (8, 48), (7, 33), (5, 172)])
 def test_the_values_of_a_weight(shape: tuple[int, int], codes: str, double: bool) -> None:
-    bnb_4bit.import_offline()
+    packed_layers.import_offline()
     from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise
     from bitsandbytes.nn import Params4bit
 
@@ -75,7 +75,7 @@ def test_the_values_of_a_weight(shape: tuple[int, int], codes: str, double: bool
     weight = Params4bit(original, quant_type=codes, compress_statistics=double, requires_grad=False)._quantize("cpu")
     state = weight.quant_state
     scales = dequantize_blockwise(state.absmax, state.state2) + state.offset if double else state.absmax
-    found = bnb_4bit.values(weight)
+    found = packed_layers.bnb_4bit_weight(weight)
     assert found.numpy().tobytes() == by_hand(weight, state, scales.numpy()).tobytes()
     assert float((found - original).abs().max()) < 0.25 * float(original.abs().max())  # half of the widest gap
     if shape[1] % 64 == 0:  # there bitsandbytes' own function is right on every processor

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
-from mlflow_compress.models.architectures.noisy_logits import add_noise
-from mlflow_compress.models.architectures.quantized_cache import quantize_cache, rounded_cache
+from mlflow_compress.models.architectures.own_formats import add_noise, quantize_cache, rounded_cache
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.compression.methods.hqq import Hqq, half_quadratic
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures.hqq_packed import pack, unpack
+from mlflow_compress.models.architectures.own_formats import pack, unpack
 from tests.compress_models import check_here, make_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")

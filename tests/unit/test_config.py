@@ -57,7 +57,7 @@ def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:
 
 def test_python_values_do_as_well_as_text() -> None:
     asked = MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
-    assert asked.compression.bits == "4" and asked.evaluation.tasks == "demo,piqa"
+    assert asked.compression.bits == 4 and asked.evaluation.tasks == "demo,piqa"
     assert config.as_text(asked)["method_args"] == "sparsity=0.5,pattern=2:4"
 
 

@@ -15,9 +15,8 @@ from mlflow_compress.commands.report.scores import score_runs
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 from mlflow_compress.compression import compress_model
-from mlflow_compress.compression import reload_helper as reload_helper_module
-from mlflow_compress.compression.pipeline import reload_in_fresh_process
-from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.compression import pipeline as pipeline_module
+from mlflow_compress.compression.pipeline import reload_helper, reload_in_fresh_process
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
 from mlflow_compress.kept import keeping, keeps, kept
 from mlflow_compress.tracking import run_names
@@ -202,7 +201,7 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
 
 def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp_path: Path) -> None:
     with reload_helper():
-        helper = reload_helper_module._process
+        helper = pipeline_module._process
         assert helper is not None
         helper.kill()
         helper.wait()

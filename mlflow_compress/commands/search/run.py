@@ -40,7 +40,7 @@ from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
-from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
 from mlflow_compress.decide.cost_estimate import Estimation
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes, linear_mix

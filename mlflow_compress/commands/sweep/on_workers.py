@@ -11,7 +11,7 @@ from typing import Any
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, close_killed, make_variant
 from mlflow_compress.commands.sweep.plan import PreparedVariant
-from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers
 from mlflow_compress.errors import ConfigError, WorkerError

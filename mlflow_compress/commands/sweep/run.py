@@ -26,7 +26,7 @@ from mlflow_compress.commands.sweep.plan import (
     sweep_plan_text,
 )
 from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
-from mlflow_compress.compression.reload_helper import reload_helper
+from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.engines.ray.workers import Workers

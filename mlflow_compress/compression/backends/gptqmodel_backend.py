@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, MethodConfig
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import gptq_awq
+from mlflow_compress.models.architectures import packed_layers
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow_compress.models.source_model import SourceModel
 
 NAME = "gptqmodel"
-EXTRA, PACKAGES = gptq_awq.EXTRA, gptq_awq.PACKAGES
+EXTRA, PACKAGES = packed_layers.EXTRA, packed_layers.PACKAGES
 BATCH = 8
 CLIPPED = 64
 """Number of output features for which AWQ searches the clipping together."""
@@ -181,7 +181,7 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
     model = wrapped.model.eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float32)
-    gptq_awq.expand(model)
+    packed_layers.expand(model)
     return job.probe.logits(model)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
-from mlflow_compress.models.architectures import bnb_4bit
+from mlflow_compress.models.architectures import packed_layers
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float
 
     On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved
     after it is silently corrupt. So the model is saved before any forward pass. On a CPU its 4-bit layers are then
-    replaced by layers with the dequantized weights, which compute the logits (see `architectures.bnb_4bit`).
+    replaced by layers with the dequantized weights, which compute the logits (see `architectures.packed_layers`).
 
     Quantization starts from the stored weights in float32. Everything that is not quantized is stored in the base's
     dtype, without loss.
@@ -104,7 +104,7 @@ def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float
     import torch
     from transformers import BitsAndBytesConfig
 
-    bnb_4bit.import_offline()
+    packed_layers.import_offline()
     config = BitsAndBytesConfig(llm_int8_skip_modules=job.source.ignored, **options)
     model = job.source.load(job.device, quantization_config=config)
     _cast_unquantized(model, job.source.torch_dtype)
@@ -112,7 +112,7 @@ def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float
     model.save_pretrained(job.folder)
     job.source.tokenizer().save_pretrained(job.folder)
     _cast_unquantized(model, torch.float32)
-    bnb_4bit.expand(model)
+    packed_layers.expand(model)
     return job.probe.logits(model)
 
 

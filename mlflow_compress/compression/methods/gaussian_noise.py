@@ -54,7 +54,7 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
 
     def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> torch.Tensor:
         """Save the base with the settings in its configuration, and return its logits with noise."""
-        from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, add_noise
+        from mlflow_compress.models.architectures.own_formats import NoisyLogitsConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()
         model.config.quantization_config = NoisyLogitsConfig(**settings).to_dict()

@@ -52,14 +52,14 @@ class Hqq(Method[HqqConfig]):
         """Solve layer by layer, store the packed weights, and return the logits of the unpacked ones."""
         import torch
 
-        from mlflow_compress.models.architectures import hqq_packed
+        from mlflow_compress.models.architectures import own_formats
 
         config, model = job.config, job.source.load(job.device)
         packed: dict[str, dict[str, torch.Tensor]] = {}
         for name in job.source.linear:
             weight = model.get_submodule(name).weight.detach()
             levels, scale, zero = half_quadratic(weight, config.bits, config.group_size, config.norm, config.iterations)
-            packed[name] = hqq_packed.pack(levels, scale, zero, config.bits)
+            packed[name] = own_formats.pack(levels, scale, zero, config.bits)
             if not all(torch.isfinite(part).all() for part in packed[name].values()):
                 raise UnsupportedError(
                     f"The weights of {name} are so far from zero that their zero points exceed float16",
@@ -71,13 +71,13 @@ class Hqq(Method[HqqConfig]):
         for name, parts in packed.items():
             del state[f"{name}.weight"]
             state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-        model.config.quantization_config = hqq_packed.HqqPackedConfig(config.bits).to_dict()
+        model.config.quantization_config = own_formats.HqqPackedConfig(config.bits).to_dict()
         model.save_pretrained(job.folder, state_dict=state)
         job.source.tokenizer().save_pretrained(job.folder)
         cast_stored(model, torch.float32)
         for name, parts in packed.items():
             weight = model.get_submodule(name).weight
-            weight.data.copy_(hqq_packed.unpack(parts, config.bits, weight.shape[1]))
+            weight.data.copy_(own_formats.unpack(parts, config.bits, weight.shape[1]))
         return job.probe.logits(model)
 
 

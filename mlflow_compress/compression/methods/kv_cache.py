@@ -79,7 +79,7 @@ class KvCache(Method[KvCacheConfig]):
 
     def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
         """Save the base with the settings in its configuration, and return its logits with rounding."""
-        from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, quantize_cache
+        from mlflow_compress.models.architectures.own_formats import QuantizedCacheConfig, quantize_cache
 
         model, config = job.source.load(job.device), job.config
         group = config.cache_group

@@ -9,15 +9,15 @@ from typing import Any
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.models.architectures import bnb_4bit, gptq_awq
+from mlflow_compress.models.architectures import packed_layers
 
 SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 
 GGUF_NATIVE = "native_gguf"
 """Flag in the ``config.json`` of a GGUF checkpoint; true where llama.cpp computes the logits."""
 
-OWN_FORMATS = ("hqq_packed", "noisy_logits", "quantized_cache")
-"""Values of ``quant_method`` in our own checkpoints; each has a module of this name here."""
+OWN_FORMATS = HQQ_PACKED, NOISY_LOGITS, QUANTIZED_CACHE = "hqq_packed", "noisy_logits", "quantized_cache"
+"""Values of ``quant_method`` in our own checkpoints (module `own_formats`)."""
 
 COMPRESSED_TENSORS = "compressed-tensors"
 """``quant_method`` of the checkpoints that llm-compressor writes."""
@@ -41,8 +41,8 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     Where needed, this also registers our own model classes and formats with transformers. The configuration of a GGUF
     file is the ``config.json`` next to it, which is more complete than the file. Its weights are expanded to floats; if
     the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ files use the
-    plain torch kernel, whose layers `expand` then replaces, as it does with those of bitsandbytes on a CPU. Quantized
-    experts stay linear layers (`linear_experts`).
+    plain torch kernel, whose layers `packed_layers.expand` then replaces, as it does with those of bitsandbytes on a
+    CPU. Quantized experts stay linear layers (`linear_experts`).
 
     Raises
     ------
@@ -58,8 +58,8 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     method = quant_method(folder)
     if method in OWN_FORMATS:
         register_formats()
-    if method == bnb_4bit.QUANT_METHOD:
-        bnb_4bit.import_offline()
+    if method == packed_layers.BITSANDBYTES:
+        packed_layers.import_offline()
     files = weight_files(folder)
     if method == COMPRESSED_TENSORS and _has_quantized_experts(files):
         from mlflow_compress.models.architectures import linear_experts  # imports torch
@@ -67,7 +67,7 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
         register_formats()
         return {"use_safetensors": True, **linear_experts.loading_options(folder, trust_remote_code=trust_remote_code)}
     if not files or files[0].suffix != ".gguf":
-        packed = gptq_awq.loading_options(folder, method, trust_remote_code=trust_remote_code)
+        packed = packed_layers.gptq_awq_options(folder, method, trust_remote_code=trust_remote_code)
         return {"use_safetensors": True, **packed}
     if is_native_gguf(folder):
         from mlflow_compress.models.architectures import native_gguf
@@ -99,16 +99,6 @@ def is_native_gguf(folder: Path) -> bool:
     return bool(_settings(Path(folder)).get(GGUF_NATIVE))
 
 
-def expand(model: Any) -> None:
-    """Replace packed layers by plain linear layers with the dequantized weights.
-
-    This concerns GPTQ and AWQ layers, and 4-bit bitsandbytes layers on a CPU. Their own kernels round activations in a
-    way that depends on the processor.
-    """
-    gptq_awq.expand(model)
-    bnb_4bit.expand(model)
-
-
 def require_complete(info: Mapping[str, Any], folder: Path) -> None:
     """Raise `CheckpointError` where a checkpoint has no values for some parameters: transformers makes them random.
 
@@ -132,18 +122,10 @@ def register_formats() -> None:
     from transformers.quantizers import auto
 
     from mlflow_compress.models.architectures import linear_experts
-    from mlflow_compress.models.architectures.hqq_packed import HqqPackedConfig, HqqPackedQuantizer
-    from mlflow_compress.models.architectures.noisy_logits import NoisyLogitsConfig, NoisyLogitsQuantizer
-    from mlflow_compress.models.architectures.quantized_cache import QuantizedCacheConfig, QuantizedCacheQuantizer
+    from mlflow_compress.models.architectures.own_formats import CLASSES
 
-    classes = (
-        (HqqPackedConfig, HqqPackedQuantizer),
-        (NoisyLogitsConfig, NoisyLogitsQuantizer),
-        (QuantizedCacheConfig, QuantizedCacheQuantizer),
-    )
     experts = (linear_experts.LinearExpertsConfig, linear_experts.LinearExpertsQuantizer)
-    names = (*OWN_FORMATS, linear_experts.QUANT_METHOD)
-    for name, (config, quantizer) in zip(names, (*classes, experts), strict=True):
+    for name, (config, quantizer) in {**CLASSES, linear_experts.QUANT_METHOD: experts}.items():
         if name not in auto.AUTO_QUANTIZER_MAPPING:
             auto.register_quantization_config(name)(config)
             auto.register_quantizer(name)(quantizer)

@@ -1,0 +1,178 @@
+"""Packed layers of GPTQ and AWQ files, and of 4-bit bitsandbytes on a CPU, are replaced by their dequantized weights.
+
+By default, transformers uses the kernel that gptqmodel prefers on a device, and most of these kernels round activations
+to 16 bits. bitsandbytes 0.50 has two CPU kernels for its 4-bit layers, and the processor decides which one runs. The
+AVX512-BF16 kernel rounds activations to bfloat16, fails for some shapes, and has crashed with SIGFPE. On import,
+bitsandbytes also looks for a third kernel on a hub. So the checkpoint itself is measured here, and not a kernel.
+bitsandbytes' layers on a GPU stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_compress.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import torch
+
+BITSANDBYTES = "bitsandbytes"
+"""Its ``quant_method``."""
+
+KERNELS = {"gptq": "torch", "awq": "torch_awq"}
+"""Transformers' name of the plain kernel, by ``quant_method``."""
+
+EXTRA = "gptqmodel"
+PACKAGES = ("gptqmodel", "optimum")
+
+
+def expand(model: Any) -> None:
+    """Replace each packed layer by a plain one with its dequantized weights, in the model's dtype.
+
+    Everything else stays as it is. Save a model before: expanded layers are not stored packed.
+    """
+    from torch import nn
+
+    kinds: list[tuple[type[Any], Any]] = []
+    if "gptqmodel" in sys.modules:  # a model with such layers has imported it; importing it patches transformers
+        from gptqmodel.nn_modules.qlinear import BaseQuantLinear
+
+        kinds.append((BaseQuantLinear, gptq_awq_weight))
+    if "bitsandbytes" in sys.modules:
+        from bitsandbytes.nn import Linear4bit
+
+        kinds.append((Linear4bit, lambda packed: bnb_4bit_weight(packed.weight)))
+    for name, packed in list(model.named_modules()) if kinds else ():
+        dequantized = next((weight for kind, weight in kinds if isinstance(packed, kind)), None)
+        if dequantized is None or (dequantized is not gptq_awq_weight and packed.weight.device.type != "cpu"):
+            continue
+        weight, bias = dequantized(packed), packed.bias
+        plain = nn.Linear(packed.in_features, packed.out_features, bias=bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight.to(model.dtype), requires_grad=False)
+        if bias is not None:
+            plain.bias = nn.Parameter(bias.detach().to(model.dtype), requires_grad=False)
+        model.set_submodule(name, plain.train(packed.training))
+
+
+def require_packages(folder: Path) -> None:
+    """Raise `MissingDependencyError` naming the extra where one of `PACKAGES` is not installed."""
+    missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"GPTQ and AWQ checkpoints need packages that are not installed: {', '.join(missing)}",
+            got=str(folder),
+            fix=f"Run: pip install -e '.[{EXTRA}]' (in the project's folder)",
+        )
+
+
+def gptq_awq_options(folder: Path, quant_method: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that choose the plain kernel; empty for other formats."""
+    if quant_method not in KERNELS:
+        return {}
+    require_packages(folder)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    config.quantization_config["backend"] = KERNELS[quant_method]
+    return {"config": config}
+
+
+def gptq_awq_weight(packed: Any) -> torch.Tensor:
+    """Return ``scale * (level - zero)`` in float32 from the stored scale, shape (out_features, in_features)."""
+    import torch
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    scales = packed.scales.float()
+    if isinstance(packed, AwqTorchLinear):
+        weight = dequantize_gemm(packed.qweight, packed.qzeros, scales, packed.bits, packed.group_size)
+    else:
+        assert type(packed) is TorchLinear, type(packed)
+        if packed.qzero_format() == 1:  # zero points minus one, as in files; the loader has already added one
+            convert_gptq_v1_to_v2_format_module(packed, packed.bits, packed.pack_dtype)
+        packed.scales = scales
+        weight = TorchLinear.dequantize_weight(packed)  # the class's function: the instance's would be compiled first
+    weight = weight.detach().T.contiguous()
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def import_offline() -> None:
+    """Import bitsandbytes, if it is installed, without its search for a kernel on a hub and the warning about it.
+
+    Later imports use the loaded package. If it is already loaded, nothing happens.
+    """
+    if "bitsandbytes" in sys.modules or importlib.util.find_spec("bitsandbytes") is None:
+        return
+    with _hidden("kernels"), _silent("bitsandbytes.backends.cpu.ops"):
+        importlib.import_module("bitsandbytes")
+
+
+def bnb_4bit_weight(weight: Any) -> torch.Tensor:
+    """Return a dequantized 4-bit weight: ``code[level] * scale``, one float32 product per value.
+
+    Computed here in torch, because bitsandbytes' own function depends on the processor. With AVX-512 it gave wrong
+    values where a row is shorter than a block (48 and 64), and for odd row lengths it first compiles a kernel.
+
+    Parameters
+    ----------
+    weight : bitsandbytes.nn.Params4bit
+        Quantized, and not yet repacked by a forward pass.
+
+    Returns
+    -------
+    torch.Tensor
+        In the dtype from which it was quantized, shape (out_features, in_features).
+    """
+    import torch
+
+    state = weight.quant_state
+    assert not getattr(state, "packing_format_for_cpu", False), "a forward pass has repacked this weight"
+    packed = weight.data.view(torch.uint8).reshape(-1)
+    levels = torch.stack([packed >> 4, packed & 15], dim=1).reshape(-1)[: prod(state.shape)]
+    scales = state.absmax
+    if state.nested:
+        inner = state.state2
+        scales = _scale_blocks(inner.code.float()[scales.long()], inner.absmax, inner.blocksize) + state.offset
+    found = _scale_blocks(state.code.float()[levels.long()], scales, state.blocksize)
+    return found.reshape(state.shape).to(state.dtype)
+
+
+def _scale_blocks(numbers: torch.Tensor, scales: torch.Tensor, blocksize: int) -> torch.Tensor:
+    """Return the flat `numbers`, each times the scale of its block of `blocksize`; the last block may be shorter."""
+    return numbers * scales.float().repeat_interleave(blocksize)[: len(numbers)]
+
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Within this block, importing the package fails as if it were not installed."""
+    loaded = {name: module for name, module in sys.modules.items() if name.split(".")[0] == package}
+    for name in loaded:
+        del sys.modules[name]
+    sys.modules[package] = None  # type: ignore[assignment]  # Python's mark for a module that cannot be imported
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        sys.modules.update(loaded)
+
+
+@contextlib.contextmanager
+def _silent(logger: str) -> Iterator[None]:
+    """Within this block, the logger is disabled."""
+    muted = logging.getLogger(logger)
+    before, muted.disabled = muted.disabled, True
+    try:
+        yield
+    finally:
+        muted.disabled = before
